@@ -60,7 +60,7 @@ def _bodies(vector: Vector, zeros: float, bytes_max: int) -> bytes:
     slicing = Slicing(vector.size, -(-vector.size // count))
     room = min(BODY_BYTES, bytes_max // slicing.count - head)
     places = order(MODEL_HASH, 0, vector.size)
-    slices = encode_vector(vector, places, slicing, zeros, max(room, 2))
+    slices = encode_vector(vector, places, slicing, zeros, max(room, 2))[0]
     bodies = [write_chunk(0, item) for item in slices]
     return b"".join(LENGTH.pack(len(body)) + body for body in bodies)
 

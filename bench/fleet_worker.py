@@ -126,7 +126,7 @@ def _variants(number: int, plan: Plan, rng: np.random.Generator) -> list[Frames]
     order(MODEL, number, DIMENSION)
     common = rng.laplace(size=DIMENSION)
     vectors = [0.01 * (common + rng.laplace(size=DIMENSION)) for _ in range(VARIANTS)]
-    return [encode_update(v.astype(np.float32), MODEL, number, plan) for v in vectors]
+    return [list(encode_update(v.astype(np.float32), MODEL, number, plan)[0]) for v in vectors]
 
 
 def peak_mb() -> float:

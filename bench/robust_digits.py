@@ -272,7 +272,7 @@ class Fleet:
 
     def _update(self, index: int, vector: Vector, number: int, report: Evaluation) -> Update:
         """Code an update as a board does, and keep what was left out."""
-        chunks = encode_update(vector.astype(np.float32), MODEL_HASH, number, self.plan)
+        chunks = encode_update(vector.astype(np.float32), MODEL_HASH, number, self.plan)[0]
         sent = read_chunks(map(read_chunk, chunks), self.plan.up)
         self.rests[index] = vector - to_vector(
             update_delta_q24(chunks, MODEL_HASH, number, self.plan)

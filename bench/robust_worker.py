@@ -93,7 +93,7 @@ class Liar(Board):
         self.member.residual = self.rest
         own = self.train(number, plan) + self.rest
         rest = self.model_hash, number, plan
-        self.rest = own - to_vector(update_delta_q24(encode_update(own, *rest), *rest))
+        self.rest = own - to_vector(update_delta_q24(encode_update(own, *rest)[0], *rest))
         vector = self.attack(Seen(own, [board.sent for board in self.honest], number))
         self.member.residual = np.zeros_like(own)
         self.member.submit(number, vector.astype(np.float32), self._clock())

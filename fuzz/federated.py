@@ -73,7 +73,7 @@ def _counted(address: int = 1) -> Counted:
 
 def _global_update(*rows: Counted) -> list[bytes]:
     """The first global update of a run on `wire.PLAN`, in fragments."""
-    chunks = encode_step(np.ones(wire.DIMENSION, np.float32), wire.MODEL, 1, wire.PLAN)
+    chunks = encode_step(np.ones(wire.DIMENSION, np.float32), wire.MODEL, 1, wire.PLAN)[0]
     adapter = global_delta_q24(chunks, wire.MODEL, 1, wire.PLAN).astype(np.int32)
     name = hash_adapter(genesis(wire.MODEL, RUN, wire.PLAN), 1, adapter)
     content = write_global_update(GlobalUpdate(1, name, wire.MODEL[:8], False, 5000, rows, chunks))

@@ -29,7 +29,7 @@ def chunks(count: int = 4) -> list[bytes]:
     """Chunks of updates for `PLAN`."""
     rng = np.random.default_rng(1)
     vectors = [rng.standard_normal(DIMENSION).astype(np.float32) * 0.1 for _ in range(count)]
-    return [body for vector in vectors for body in encode_update(vector, MODEL, 0, PLAN)]
+    return [body for vector in vectors for body in encode_update(vector, MODEL, 0, PLAN)[0]]
 
 
 def controls() -> list[bytes]:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ternmesh.errors import WireError
 from ternmesh.generator import derive_key, seeded_signs
-from ternmesh.types import Vector
+from ternmesh.types import Trits, Vector
 
 NAME_BITS = 16
 NAME_BYTES = 2
@@ -81,26 +81,30 @@ def expected_share(size: int, size_max: int) -> float:
     return 18.5 / (span + 8) if NAME_BITS < span <= SPAN_MAX else 0.0
 
 
-def encode(values: Vector, size_max: int) -> tuple[float, bytes]:
-    """The scale of the codewords nearest to `values` (float32), and at most `size_max` bytes.
+def encode(values: Vector, size_max: int) -> tuple[float, bytes, Trits]:
+    """The scale of the codewords nearest to `values` (float32), their names, and their trits.
 
-    Only where `expected_share` is not 0.
+    The names take at most `size_max` bytes. Only where `expected_share` is not 0.
     """
     book = _book(values.size, size_max // NAME_BYTES)
     chunks = np.zeros((-(-values.size // book.span), book.span), dtype=np.float32)
     chunks.reshape(-1)[: values.size] = values
     found = [book.nearest(chunks[at : at + BATCH]) for at in range(0, len(chunks), BATCH)]
     names, products = map(np.concatenate, zip(*found, strict=True))
-    return float(products.sum(dtype=np.float64)) / values.size, names.astype("<u2").tobytes()
+    scale = float(products.sum(dtype=np.float64)) / values.size
+    return scale, names.astype("<u2").tobytes(), _trits(book, names, values.size)
 
 
-def decode(data: bytes, size: int) -> NDArray[np.int8]:
+def decode(data: bytes, size: int) -> Trits:
     """The trits (int8, `size`) that the names in `data` stand for; WireError."""
     count = len(data) // NAME_BYTES
     book = _book(size, count) if count and size else None
     if book is None or book.span > SPAN_MAX or len(data) != NAME_BYTES * -(-size // book.span):
         raise WireError("coding", f"{len(data)} bytes of names do not make a slice of {size}")
-    names = np.frombuffer(data, dtype="<u2").astype(np.int64)
+    return _trits(book, np.frombuffer(data, dtype="<u2").astype(np.int64), size)
+
+
+def _trits(book: Book, names: NDArray[np.int64], size: int) -> Trits:
     return book.codewords(names).reshape(-1)[:size].astype(np.int8)
 
 

@@ -10,7 +10,7 @@ al., "Error feedback fixes SignSGD", ICML 2019.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -85,6 +85,10 @@ class Hypervector:
         """trit * scale of each coordinate, in slice order."""
         return self.trits * self.slicing.spread(self.scales)
 
+    def only(self, counted: NDArray[np.bool_]) -> "Hypervector":
+        """The same with no other slices than the counted ones."""
+        return replace(self, scales=self.scales * counted, present=self.present & counted)
+
 
 def choose_span(dimension: int, room: int, zeros: float) -> int:
     """The span for which coded slices fit in `room` bytes and fill as few frames as possible."""
@@ -120,15 +124,21 @@ def encode_vector(
     zeros: float,
     room: int,
     scale_max: int = SCALE_MAX,
-) -> list[Slice]:
-    """All slices of `vector`, each in at most `room` bytes; CodecError for NaN or infinity.
+) -> tuple[list[Slice], Hypervector]:
+    """All slices of `vector`, each in at most `room` bytes, and what a receiver decodes from them.
+
+    CodecError for NaN or infinity.
 
     `zeros` is the fraction of values that become zero. Scales are limited to `scale_max` (units of
     2**-24); the part of a value above the limit stays in the residual.
     """
     highest = floor_scale(scale_max)
-    parts = slicing.cut(vector, order)
-    return [_encode_slice(index, part, zeros, room, highest) for index, part in enumerate(parts)]
+    slices, decoded = [], []
+    for index, part in enumerate(slicing.cut(vector, order)):
+        item, trits = _encode_slice(index, part, zeros, room, highest)
+        slices.append(item)
+        decoded.append((index, trits, decode_scale(item.scale)))
+    return slices, gather(decoded, slicing)
 
 
 def decode_slice(item: Slice, slicing: Slicing) -> tuple[Trits, int]:
@@ -170,7 +180,9 @@ def ternarise(values: Vector, kept: int) -> tuple[Trits, float]:
     return trits, float(magnitudes[largest].mean(dtype=np.float64)) if largest.size else 0.0
 
 
-def _encode_slice(index: int, values: Vector, zeros: float, room: int, highest: int) -> Slice:
+def _encode_slice(
+    index: int, values: Vector, zeros: float, room: int, highest: int
+) -> tuple[Slice, Trits]:
     kept = max(1, round((1.0 - zeros) * values.size))
     while True:
         trits, scale = ternarise(values, kept)
@@ -178,21 +190,27 @@ def _encode_slice(index: int, values: Vector, zeros: float, room: int, highest: 
         if len(coded.data) <= room:
             break
         kept = kept * room // len(coded.data)
-    scale, coded = _best_code(values, scale, coded)
-    return Slice(index, min(encode_scale(scale), highest), coded)  # larger codes, larger scales
+    scale, coded, trits = _best_code(values, scale, coded, trits)
+    # Larger codes are larger scales.
+    return Slice(index, min(encode_scale(scale), highest), coded), trits
 
 
-def _best_code(values: Vector, scale: float, coded: Coded) -> tuple[float, Coded]:
-    """Scale and code by the codebook if it captures more energy in as many bytes, else as given."""
+def _best_code(
+    values: Vector, scale: float, coded: Coded, trits: Trits
+) -> tuple[float, Coded, Trits]:
+    """Scale, code and trits by the codebook if it captures more energy in as many bytes.
+
+    Else as given.
+    """
     if not coded.count:
-        return scale, coded
+        return scale, coded, trits
     room = len(coded.data)
     values = values / np.float32(scale)  # in this unit `coded` captures an energy of `count`
     energy = float(np.square(values, dtype=np.float64).sum())
     if codebook.expected_share(values.size, room) * energy <= coded.count:
-        return scale, coded  # skip the search: it is expected to capture less
-    book_scale, indices = codebook.encode(values, room)
+        return scale, coded, trits  # skip the search: it is expected to capture less
+    book_scale, names, codewords = codebook.encode(values, room)
     is_better = values.size * book_scale * book_scale > coded.count
     if not is_better or encode_scale(book_scale * scale) == 0:
-        return scale, coded
-    return book_scale * scale, Coded(values.size, CODEBOOK, indices)
+        return scale, coded, trits
+    return book_scale * scale, Coded(values.size, CODEBOOK, names), codewords

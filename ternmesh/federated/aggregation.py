@@ -35,29 +35,30 @@ from ternmesh.wire.global_update import (
 from ternmesh.wire.update import MODEL_SIZE, ROUND_BITS, Chunk, read_chunk, write_chunk
 
 
-def encode_update(vector: Vector, model_hash: bytes, round_number: int, plan: Plan) -> list[bytes]:
-    """Return the chunks of a node's update for a round, as frame bodies."""
+def encode_update(
+    vector: Vector, model_hash: bytes, round_number: int, plan: Plan
+) -> tuple[tuple[bytes, ...], Hypervector]:
+    """Return the chunks of a node's update for a round, as frame bodies, and what they carry."""
     zeros = plan.up_zeros_permille
     return _write(vector, model_hash, round_number, plan, plan.up, zeros, plan.scale_max)
 
 
 def encode_step(
     vector: Vector, model_hash: bytes, version: int, plan: Plan, *, has_probe: bool = False
-) -> tuple[bytes, ...]:
-    """Return the chunks of the global update to `version`, as frame bodies.
+) -> tuple[tuple[bytes, ...], Hypervector]:
+    """Return the chunks of the global update to `version`, as frame bodies, and what they carry.
 
     Beside a probe it carries fewer nonzeros, so that both together have as many bytes.
     """
     zeros = plan.zeros_beside_probe_permille if has_probe else plan.down_zeros_permille
-    return tuple(_write(vector, model_hash, version, plan, plan.down, zeros, SCALE_MAX))
+    return _write(vector, model_hash, version, plan, plan.down, zeros, SCALE_MAX)
 
 
 def update_delta_q24(
     chunks: Iterable[bytes], model_hash: bytes, round_number: int, plan: Plan
 ) -> DeltaQ24:
     """Return the sum of the given chunks of an update, in the order of the adapter vector."""
-    vector = read_chunks(map(read_chunk, chunks), plan.up)
-    return scatter(vector.delta_q24(), order(model_hash, round_number, plan.dimension))
+    return scattered(read_chunks(map(read_chunk, chunks), plan.up), model_hash, round_number)
 
 
 def global_delta_q24(
@@ -70,7 +71,12 @@ def global_delta_q24(
     vector = read_chunks(read, plan.down)
     if len(chunks) != plan.down.count or not vector.present.all():
         raise WireError("reference", f"a global update of this run has {plan.down.count} chunks")
-    return scatter(vector.delta_q24(), order(model_hash, version, plan.dimension))
+    return scattered(vector, model_hash, version)
+
+
+def scattered(vector: Hypervector, model_hash: bytes, number: int) -> DeltaQ24:
+    """Return what a hypervector of a round or version carries, in the order of the adapter."""
+    return scatter(vector.delta_q24(), order(model_hash, number, vector.slicing.dimension))
 
 
 def read_step(
@@ -159,8 +165,8 @@ def make_step(
     Return its chunks as frame bodies, its step, and the host's new residual.
     """
     corrected = add_residual(residual, combined)
-    chunks = encode_step(corrected, model_hash, version, plan, has_probe=has_probe)
-    delta_q24 = global_delta_q24(chunks, model_hash, version, plan)
+    chunks, carried = encode_step(corrected, model_hash, version, plan, has_probe=has_probe)
+    delta_q24 = scattered(carried, model_hash, version)
     return chunks, delta_q24, settle_residual(corrected, to_vector(delta_q24))
 
 
@@ -172,7 +178,9 @@ def _write(
     slicing: Slicing,
     zeros: int,
     scale_max: int,
-) -> list[bytes]:
+) -> tuple[tuple[bytes, ...], Hypervector]:
     places = order(model_hash, number, plan.dimension)
-    slices = encode_vector(vector, places, slicing, zeros / PERMILLE, plan.chunk_room, scale_max)
-    return [write_chunk(number, item) for item in slices]
+    slices, carried = encode_vector(
+        vector, places, slicing, zeros / PERMILLE, plan.chunk_room, scale_max
+    )
+    return tuple(write_chunk(number, item) for item in slices), carried

@@ -7,6 +7,7 @@ frame reports a change that a crash could undo.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ternmesh.codec.encoder import Hypervector
 from ternmesh.federated.evaluation import NOT_EVALUATED, Evaluation
 from ternmesh.plan import Plan
 from ternmesh.security.sealing import Change
@@ -81,12 +82,14 @@ class Pending:
     """An update that no global update has settled yet.
 
     `corrected` (float32, D) is the vector it was made from: the residual plus the delta.
+    `carried` is what the chunks carry; None if the update was read from disk.
     """
 
     round: int
     corrected: Vector
     digest: bytes
     bodies: tuple[bytes, ...]  # manifest first, then the chunks in order
+    carried: Hypervector | None = None
 
 
 @dataclass(frozen=True, slots=True)

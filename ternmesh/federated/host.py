@@ -280,7 +280,7 @@ class HostProtocol(HostRun):
             self.phase = RUN_LEGAL[self.phase][RunStep.ENOUGH_JOINED]
             if self.model_q24.any():  # it is of another run: version 1 takes it along
                 self._round.silent.update(self.nodes)  # nobody was asked for an update
-                chunks = encode_step(0 * self.residual, self._model_hash, 1, self.plan)
+                chunks, _ = encode_step(0 * self.residual, self._model_hash, 1, self.plan)
                 self._publish(1, chunks, Count([], {}, {}), now)
             self._lead_on(now)
         elif self.phase == OPEN and not (self._is_held or self._is_waiting(now)):

@@ -5,22 +5,22 @@ from dataclasses import replace
 
 import numpy as np
 
-from ternmesh.codec.encoder import settle_residual
+from ternmesh.codec.encoder import Hypervector, settle_residual
 from ternmesh.codec.scale import Q24_MAX, UNIT, to_float, to_vector
 from ternmesh.errors import WireError
-from ternmesh.federated.aggregation import encode_update, update_delta_q24
+from ternmesh.federated.aggregation import encode_update, read_chunks, scattered
 from ternmesh.federated.events import Pending
 from ternmesh.plan import PERMILLE, Plan
 from ternmesh.types import DeltaQ24, ModelQ24, Vector
 from ternmesh.wire.control import Receipt
 from ternmesh.wire.global_update import Counted
 from ternmesh.wire.update import (
+    DIGEST_SIZE,
     MODEL_SIZE,
     Manifest,
     read_bitmap,
-    read_counted,
+    read_chunk,
     read_manifest,
-    update_digest,
     update_hash,
     write_manifest,
 )
@@ -60,18 +60,18 @@ def make_update(
     `evaluation` is that of the global adapter before. `sign` gets a manifest and the hash of all
     chunks, and returns the signed manifest.
     """
-    chunks = encode_update(corrected, model_hash, round_number, plan)
-    digest = update_digest(chunks)
+    chunks, carried = encode_update(corrected, model_hash, round_number, plan)
+    whole = update_hash(chunks)
     head = Manifest(
         round_low=round_number & 0xFFFF,
         model=model_hash[:MODEL_SIZE],
         samples=samples,
-        digest=digest,
+        digest=whole[:DIGEST_SIZE],
         chunks=len(chunks),
         evaluation=evaluation,
     )
-    head = sign(head, update_hash(chunks))
-    return Pending(round_number, corrected, digest, (write_manifest(head), *chunks))
+    bodies = (write_manifest(sign(head, whole)), *chunks)
+    return Pending(round_number, corrected, head.digest, bodies, carried)
 
 
 def sign_again(pending: Pending, sign: Sign) -> Pending:
@@ -107,10 +107,16 @@ def settle_update(
     for entry in counted:
         mine = entry.address == address and entry.round == pending.round
         if mine and entry.digest == pending.digest:
-            chunks = read_counted(pending.bodies[1:], entry.have)
-            delta_q24 = update_delta_q24(chunks, model_hash, pending.round, plan)
+            carried = pending.carried or read_chunks(map(read_chunk, pending.bodies[1:]), plan.up)
+            carried = only_counted(carried, entry.have)
+            delta_q24 = scattered(carried, model_hash, pending.round)
             residual = settle_residual(pending.corrected, to_vector(delta_q24))
     return residual
+
+
+def only_counted(carried: Hypervector, have: bytes) -> Hypervector:
+    """Return the slices of an update whose chunks the bitmap `have` names. Raises WireError."""
+    return carried.only(np.array(read_bitmap(have, carried.slicing.count).tolist(), dtype=np.bool_))
 
 
 def keep_own(

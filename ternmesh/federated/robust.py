@@ -29,7 +29,7 @@ from ternmesh.codec.encoder import Hypervector, scatter
 from ternmesh.codec.permutation import order
 from ternmesh.codec.scale import UNIT, to_vector
 from ternmesh.errors import RuleError
-from ternmesh.federated.aggregation import encode_update, update_delta_q24
+from ternmesh.federated.aggregation import encode_update, scattered
 from ternmesh.federated.evaluation import NOT_EVALUATED, Evaluation
 from ternmesh.federated.reputation import PROBE_FIRST, REPORTS_MIN, Reputations, cosine
 from ternmesh.federated.rules import AggregationSettings, Context, Weights, check_count, is_rooted
@@ -206,10 +206,11 @@ class RobustAggregation:
         lengths = [np.linalg.norm(self._memory.total(address)) for address in self.influence]
         vector = self._memory.total(due)
         rest = self._model_hash, version, self._plan
-        sent = to_vector(update_delta_q24(encode_update(vector, *rest), *rest))
+        _, carried = encode_update(vector, *rest)
+        sent = to_vector(scattered(carried, self._model_hash, version))
         usual = lower_median(np.array(lengths))
         factor = usual / max(UNIT, float(np.linalg.norm(sent)))
-        return tuple(encode_update(vector * np.float32(factor), *rest))
+        return encode_update(vector * np.float32(factor), *rest)[0]
 
     def _is_proven(self, address: int) -> bool:
         """Whether a node may weigh more than the median; without reputations all may."""

@@ -11,7 +11,6 @@ import hashlib
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import compress
 
 from bitarray import bitarray
 from bitarray.util import zeros
@@ -216,8 +215,3 @@ def read_bitmap(data: bytes, count: int) -> bitarray:
     if len(data) != -(-count // 8) or bits[count:].any():
         raise WireError("bitmap", f"these {len(data)} bytes are not a bitmap of {count} chunks")
     return bits[:count]
-
-
-def read_counted(chunks: Sequence[bytes], have: bytes) -> list[bytes]:
-    """The chunks that the bitmap `have` names; WireError."""
-    return list(compress(chunks, read_bitmap(have, len(chunks))))

@@ -315,13 +315,13 @@ def test_a_board_whose_training_diverged_sends_nothing(value: float) -> None:
     vector = np.zeros(100, np.float32)
     vector[50] = value
     with pytest.raises(CodecError):
-        encode_update(vector, bytes(32), 0, plan)
+        encode_update(vector, bytes(32), 0, plan)[0]
 
 
 def test_no_share_outweighs_what_the_plan_allows() -> None:  # R4.1-5
     loud = make_plan(100, rounds=1, local_steps=1, learning_rate=0.1, scale_max=60.0)
     plan = make_plan(100, rounds=1, local_steps=1, learning_rate=0.1, scale_max=1.0)
-    (chunk,) = encode_update(np.full(100, 50, np.float32), bytes(32), 0, loud)
+    (chunk,) = encode_update(np.full(100, 50, np.float32), bytes(32), 0, loud)[0]
     with pytest.raises(WireError) as caught:
         UpdateReassembler(plan, bytes(8), 0).add(chunk)
     assert caught.value.reason == "scale"

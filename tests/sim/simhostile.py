@@ -18,7 +18,7 @@ class Hostile:
     def __init__(self, rng: random.Random, plan: Plan) -> None:
         self.rng, self.plan = rng, plan
         ones = np.ones(plan.dimension, np.float32)
-        self.good_share = encode_update(ones, MODEL, 0, plan)[0]
+        self.good_share = encode_update(ones, MODEL, 0, plan)[0][0]
 
     def for_host(self, version: int, names: dict[int, str]) -> tuple[str, bytes]:
         """A frame that the host must refuse, whatever it knows, and who brings it."""

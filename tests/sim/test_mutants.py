@@ -50,12 +50,13 @@ def settles_without_the_list(patch: pytest.MonkeyPatch) -> None:
 
 def settles_whole_packets(patch: pytest.MonkeyPatch) -> None:
     """The list is looked at, the bitmap in it is not."""
-    patch.setattr(local_update, "read_counted", lambda chunks, have: list(chunks))
+    patch.setattr(local_update, "only_counted", lambda carried, have: carried)
 
 
 def settles_nothing(patch: pytest.MonkeyPatch) -> None:
     """What was counted stays in the residual: it is sent twice."""
-    patch.setattr(local_update, "read_counted", lambda chunks, have: [])
+    none = np.zeros(1, np.bool_)
+    patch.setattr(local_update, "only_counted", lambda carried, have: carried.only(none))
 
 
 def counts_duplicates_twice(patch: pytest.MonkeyPatch) -> None:

@@ -35,12 +35,12 @@ def message_bytes(bodies: list[bytes]) -> int:
 
 def up_and_down(plan: Plan, vector: np.ndarray) -> tuple[int, int]:
     """What a packet and a reference of `vector` take as messages."""
-    chunks = encode_update(vector, MODEL, 3, plan)
+    chunks = encode_update(vector, MODEL, 3, plan)[0]
     head = Manifest(3, MODEL[:8], 100, bytes(4), len(chunks))
     up = message_bytes([write_manifest(head), *chunks])
     have = b"\xff" * -(-plan.up.count // 8)
     counted = tuple(Counted(node, 70_000, bytes(4), have) for node in (1, 2))
-    step = encode_step(vector, MODEL, 3, plan)
+    step = encode_step(vector, MODEL, 3, plan)[0]
     content = certify(
         write_global_update(GlobalUpdate(70_000, bytes(16), MODEL[:8], False, 10**6, counted, step))
     )

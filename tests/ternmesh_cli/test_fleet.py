@@ -299,7 +299,7 @@ def bad_frames(address: int, version: int) -> dict[str, list[bytes]]:
     package = load_model_package("keyword")
     plan = plan_of(RunConfig(rounds=ROUNDS, announce_s=ANNOUNCE_S), package.dimension)
     model, vector = package.model_hash(), np.ones(package.dimension, dtype=np.float32) * 0.01
-    chunks = encode_update(vector, model, version, plan)
+    chunks = encode_update(vector, model, version, plan)[0]
     head = Manifest(version, model[:8], 100, update_digest(chunks), len(chunks))
     scale = CHUNK_HEAD_SIZE - 5  # the offset of the scale in a chunk
     absurd = encode_scale(60.0).to_bytes(2, "little")
@@ -321,8 +321,8 @@ def bad_frames(address: int, version: int) -> dict[str, list[bytes]]:
             sealed(chunks[0][:scale] + absurd + chunks[0][scale + 2 :]),
             sealed(chunks[0][:scale] + b"\xff\xff" + chunks[0][scale + 2 :]),  # a NaN, if it could
         ],
-        "old round": [sealed(encode_update(vector, model, version - 1, plan)[0])],
-        "future round": [sealed(encode_update(vector, model, version + 9, plan)[0])],
+        "old round": [sealed(encode_update(vector, model, version - 1, plan)[0][0])],
+        "future round": [sealed(encode_update(vector, model, version + 9, plan)[0][0])],
         "unknown node": [sealed(chunks[0], to=999)],
     }
 

@@ -230,7 +230,7 @@ def packet() -> tuple[list[bytes], Manifest]:
     vector = ((numbers / 2**32 - 0.5) ** 3).astype(np.float32)
     slices = encoder.encode_vector(
         vector, permutation.order(MODEL, 5, 3000), PLAN.up, 0.9, PLAN.chunk_room
-    )
+    )[0]
     chunks = [write_chunk(5, item) for item in slices]
     digest = update_digest(chunks)
     return chunks, Manifest(5, MODEL[:8], 120, digest, len(chunks))

@@ -11,10 +11,11 @@ from ternmesh.errors import WireError
 def test_the_nearest_codewords_capture_what_is_expected(size: int, room: int) -> None:
     values = np.random.default_rng(0).standard_normal(size).astype(np.float32)
     expected = codebook.expected_share(size, room)
-    scale, data = codebook.encode(values, room)
+    scale, data, coded = codebook.encode(values, room)
     assert 0 < len(data) <= room
     trits = codebook.decode(data, size)
     assert set(np.unique(trits)) == {-1, 1}
+    assert np.array_equal(trits, coded)
     rest = values - scale * trits
     arrived = 1 - np.square(rest).sum() / np.square(values).sum()
     assert arrived == pytest.approx(size * scale**2 / np.square(values).sum(), abs=1e-5)
@@ -25,7 +26,7 @@ def test_codewords_are_found_again() -> None:
     names = np.array([0, 1, 2, 3, 12345, 65535], "<u2")
     for span in (33, 64, 1024):
         trits = codebook.decode(names.tobytes(), 6 * span)
-        scale, data = codebook.encode(2 * trits.astype(np.float32), len(names) * 2)
+        scale, data, _ = codebook.encode(2 * trits.astype(np.float32), len(names) * 2)
         assert data == names.tobytes()
         assert scale == pytest.approx(2)
 

@@ -50,7 +50,10 @@ def test_no_share_exceeds_its_room(dimension: int, zeros: float, room: int, seed
     slicing = Slicing(dimension, choose_span(dimension, room, zeros))
     places = order(b"m" * 32, 0, dimension)
     for name, vector in vectors(dimension, seed).items():
-        slices = encode_vector(vector, places, slicing, zeros, room)
+        slices, carried = encode_vector(vector, places, slicing, zeros, room)
+        decoded = gather([(s.index, *decode_slice(s, slicing)) for s in slices], slicing)
+        assert np.array_equal(carried.delta_q24(), decoded.delta_q24()), name
+        assert carried.present.all()
         assert [item.index for item in slices] == list(range(slicing.count)), name
         for item in slices:
             assert len(item.coded.data) <= room, name
@@ -67,7 +70,7 @@ def test_no_share_exceeds_its_room(dimension: int, zeros: float, room: int, seed
 def test_a_span_far_too_wide_still_fits() -> None:  # R2.5-4
     """A plan may be wrong about the density: then the slices hold more zeros."""
     vector = np.random.default_rng(0).standard_normal(50_000).astype(np.float32)
-    [item] = encode_vector(vector, np.arange(50_000), Slicing(50_000, 50_000), 0.0, 140)
+    [item] = encode_vector(vector, np.arange(50_000), Slicing(50_000, 50_000), 0.0, 140)[0]
     assert item.coded.count > 0
     assert 130 < len(item.coded.data) <= 140
 
@@ -86,7 +89,9 @@ def test_the_usual_update_fits_the_frames_that_were_planned() -> None:
     dimension, room = 16_934, 160
     span = choose_span(dimension, room, 0.9)
     vector = np.random.default_rng(0).standard_t(3, dimension).astype(np.float32)
-    slices = encode_vector(vector, order(b"m", 3, dimension), Slicing(dimension, span), 0.9, room)
+    slices = encode_vector(vector, order(b"m", 3, dimension), Slicing(dimension, span), 0.9, room)[
+        0
+    ]
     full = [item for item in slices if item.coded.count == round(0.1 * span)]
     assert len(full) >= len(slices) - 2
 
@@ -119,7 +124,7 @@ def test_a_value_below_one_unit_is_not_sent() -> None:  # R2.5-4
 
 
 def test_huge_values_saturate() -> None:
-    [item] = encode_vector(np.full(4, 1e30, np.float32), np.arange(4), Slicing(4, 4), 0.0, 140)
+    [item] = encode_vector(np.full(4, 1e30, np.float32), np.arange(4), Slicing(4, 4), 0.0, 140)[0]
     assert decode_slice(item, Slicing(4, 4))[1] == SCALE_MAX
 
 
@@ -127,7 +132,7 @@ def captured(vector: np.ndarray, zeros: float) -> tuple[float, set[int]]:
     """The share of the energy that arrives, and the codings that were chosen."""
     dimension, room = vector.size, 160
     slicing = Slicing(dimension, choose_span(dimension, room, zeros))
-    slices = encode_vector(vector, np.arange(dimension), slicing, zeros, room)
+    slices = encode_vector(vector, np.arange(dimension), slicing, zeros, room)[0]
     decoded = gather([(s.index, *decode_slice(s, slicing)) for s in slices], slicing)
     rest = vector - decoded.delta_q24() * UNIT
     codings = {item.coded.coding for item in slices}
@@ -155,7 +160,7 @@ def test_values_of_which_some_stand_out_go_by_sparse_code() -> None:  # R2.5-2
 def test_nan_and_infinity_are_refused(bad: float) -> None:
     vector = np.array([bad, 1.0], np.float32)
     with pytest.raises(CodecError, match="NaN"):
-        encode_vector(vector, np.arange(2), Slicing(2, 2), 0.0, 140)
+        encode_vector(vector, np.arange(2), Slicing(2, 2), 0.0, 140)[0]
 
 
 @given(st.integers(0, 2**32), st.sampled_from([0.5, 0.9, 0.99]), st.floats(0, 0.6))
@@ -168,7 +173,7 @@ def test_nothing_is_lost(seed: int, zeros: float, loss: float) -> None:
         delta = (rng.standard_t(3, 700) * 0.01).astype(np.float32)
         places = order(b"m" * 32, round_number, 700)
         corrected = add_residual(residual, delta)
-        slices = encode_vector(corrected, places, slicing, zeros, 100)
+        slices = encode_vector(corrected, places, slicing, zeros, 100)[0]
         kept = [s for s in slices if rng.random() >= loss]
         parts = [(s.index, *decode_slice(s, slicing)) for s in kept]
         arrived = to_vector(scatter(gather(parts, slicing).delta_q24(), places))

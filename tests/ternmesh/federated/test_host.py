@@ -44,7 +44,7 @@ New = Callable[..., Any]
 
 def packet(bench: Any, address: int, number: int = 0, seed: int = 0) -> list[bytes]:
     """The sealed frames of a good update: manifest first."""
-    chunks = encode_update(bench.delta(seed), MODEL, number, bench.plan)
+    chunks = encode_update(bench.delta(seed), MODEL, number, bench.plan)[0]
     digest = update_digest(chunks)
     head = Manifest(number & 0xFFFF, MODEL[:8], 10, digest, len(chunks))
     bodies = [write_manifest(head), *chunks]
@@ -509,7 +509,7 @@ def test_shares_of_a_reference_name_its_version(bench: Any) -> None:  # R4.5-1
     bench.take(HOST)
     made: Any = bench.last(HOST, GlobalUpdateMade)
     assert made.version == 1
-    chunks = encode_step(np.ones(1500, np.float32), MODEL, 70_001, bench.plan)
+    chunks = encode_step(np.ones(1500, np.float32), MODEL, 70_001, bench.plan)[0]
     assert read_chunk(chunks[0]).round_low == 70_001 - 65_536
 
 

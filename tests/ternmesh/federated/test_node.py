@@ -122,7 +122,7 @@ def test_only_the_list_settles(bench: Any) -> None:  # R6.3-4
 
 def new_step(bench: Any, *rows: Counted, model: bytes = MODEL[:8]) -> GlobalUpdate:
     """The first global update, as a host would make it of one update."""
-    chunks = encode_step(bench.delta(9), MODEL, 1, bench.plan)
+    chunks = encode_step(bench.delta(9), MODEL, 1, bench.plan)[0]
     zeros = np.zeros(bench.plan.dimension, np.int32)
     adapter = add_q24(zeros, global_delta_q24(chunks, MODEL, 1, bench.plan))
     name = hash_adapter(genesis(MODEL, bench.host.run, bench.plan), 1, adapter)

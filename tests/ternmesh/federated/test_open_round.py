@@ -17,7 +17,7 @@ MODEL = bytes(range(32))
 PLAN = make_plan(3000, rounds=5, local_steps=1, learning_rate=0.1, frame_mtu=164, up_zeros=0.5)
 CHUNKS = encode_update(
     np.random.default_rng(0).normal(0, 0.01, 3000).astype(np.float32), MODEL, 0, PLAN
-)
+)[0]
 HEAD = Manifest(0, MODEL[:8], 10, update_digest(CHUNKS), len(CHUNKS))
 
 

@@ -32,12 +32,14 @@ def vector_of(seed: int) -> np.ndarray:
 
 
 def packet(vector: np.ndarray, round_number: int = 4, chunks: slice = slice(None)) -> Hypervector:
-    bodies = encode_update(vector, MODEL, round_number, PLAN)[chunks]
+    bodies = encode_update(vector, MODEL, round_number, PLAN)[0][chunks]
     return read_chunks(map(read_chunk, bodies), PLAN.up)
 
 
 def decoded(vector: np.ndarray, round_number: int = 4) -> np.ndarray:
-    return update_delta_q24(encode_update(vector, MODEL, round_number, PLAN), MODEL, 4, PLAN) * UNIT
+    return (
+        update_delta_q24(encode_update(vector, MODEL, round_number, PLAN)[0], MODEL, 4, PLAN) * UNIT
+    )
 
 
 def new(name: str = "weighted_mean", byzantine: int = 0, memory: float = 0.0) -> RobustAggregation:
@@ -100,7 +102,7 @@ def test_a_chunk_that_few_delivered_is_the_mean_over_those(name: str) -> None:  
     mean = new(name).combine(
         [Update(1, 100, packet(a)), Update(2, 100, packet(b, chunks=slice(1, None)))], 4
     )
-    first = update_delta_q24(encode_update(a, MODEL, 4, PLAN)[:1], MODEL, 4, PLAN) * UNIT
+    first = update_delta_q24(encode_update(a, MODEL, 4, PLAN)[0][:1], MODEL, 4, PLAN) * UNIT
     assert np.allclose(mean[first != 0], first[first != 0], atol=1e-6)
     assert not new(name).combine([], 4).any()
 
@@ -201,7 +203,7 @@ def test_sparse_packets_of_honest_nodes_show_in_their_memory() -> None:
         for i in range(7):
             sign = -1 if i < 2 else 1
             wanted = residuals[i] + sign * truth + 0.5 * vector_of(100 * round_number + i)
-            bodies = encode_update(wanted, MODEL, round_number, plan)
+            bodies = encode_update(wanted, MODEL, round_number, plan)[0]
             residuals[i] = wanted - (
                 update_delta_q24(bodies, MODEL, round_number, plan) * UNIT
             ).astype(np.float32)
@@ -363,7 +365,7 @@ def run_with_a_liar(
         vectors = [vector_of(0) + 0.5 * vector_of(10 * version + i) for i in range(4)]
         vectors[2] = -vectors[2]
         bodies = [
-            encode_update(vector.astype(np.float32), MODEL, version, PLAN) for vector in vectors
+            encode_update(vector.astype(np.float32), MODEL, version, PLAN)[0] for vector in vectors
         ]
         packets = [read_chunks(map(read_chunk, body), PLAN.up) for body in bodies]
         updates = [told(Update(i + 1, 100, p), effect) for i, p in enumerate(packets)]
@@ -399,7 +401,7 @@ def test_a_probe_is_as_long_as_the_usual_memory() -> None:
     aggregation = new(memory=0.9)
     vectors = [vector_of(0), vector_of(1), 0.1 * vector_of(2)]
     for version in range(4):
-        bodies = [encode_update(vector, MODEL, version, PLAN) for vector in vectors]
+        bodies = [encode_update(vector, MODEL, version, PLAN)[0] for vector in vectors]
         packets = [read_chunks(map(read_chunk, body), PLAN.up) for body in bodies]
         updates = [told(Update(i + 1, 100, p), None) for i, p in enumerate(packets)]
         aggregation.combine(updates, version)
@@ -447,7 +449,7 @@ def test_nodes_that_send_the_same_are_seen() -> None:
     aggregation = new(memory=0.9)
     for version in range(3):
         vectors = [vector_of(3 * version + i) for i in range(3)]
-        bodies = [encode_update(v, MODEL, version, PLAN) for v in (*vectors, vectors[2])]
+        bodies = [encode_update(v, MODEL, version, PLAN)[0] for v in (*vectors, vectors[2])]
         packets = [read_chunks(map(read_chunk, body), PLAN.up) for body in bodies]
         aggregation.combine([Update(i + 1, 100, p) for i, p in enumerate(packets)], version)
     assert aggregation.reputations.copies == {1: 1, 2: 1, 3: 2, 4: 2}
@@ -495,9 +497,9 @@ def test_a_global_update_with_a_probe_is_no_longer_than_others(up_zeros: float) 
     )
     vector = np.random.default_rng(0).normal(0, 0.01, 15_000).astype(np.float32)
     usual, beside = (
-        sum(map(len, encode_step(vector, MODEL, 4, plan, has_probe=has_probe)))
+        sum(map(len, encode_step(vector, MODEL, 4, plan, has_probe=has_probe)[0]))
         for has_probe in (False, True)
     )
-    probe = sum(2 + len(body) for body in encode_update(vector, MODEL, 4, plan))
+    probe = sum(2 + len(body) for body in encode_update(vector, MODEL, 4, plan)[0])
     assert usual / 4 < beside
     assert beside + probe <= 1.01 * usual, "the length of a code is estimated"

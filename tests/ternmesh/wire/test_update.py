@@ -19,7 +19,6 @@ from ternmesh.wire.update import (
     read_bitmap,
     read_chunk,
     read_contributions,
-    read_counted,
     read_manifest,
     update_digest,
     update_hash,
@@ -221,8 +220,6 @@ def test_a_bitmap_reads_as_written(count: int, data: st.DataObject) -> None:
     bitmap = write_bitmap(indices, count)
     assert len(bitmap) == -(-count // 8)
     assert set(read_bitmap(bitmap, count).search(1)) == indices
-    chunks = [bytes([i % 256]) for i in range(count)]
-    assert read_counted(chunks, bitmap) == [chunks[i] for i in sorted(indices)]
 
 
 def test_chunk_0_is_the_lowest_bit() -> None:
