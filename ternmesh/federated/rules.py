@@ -26,7 +26,6 @@ BLOCK = 1 << 15  # coordinates of one product
 SORT_BLOCK = 1 << 12  # coordinates that are sorted at once
 WEISZFELD_STEPS, WEISZFELD_SMALLEST = 100, 1e-6
 CLIPPING_STEPS = 3
-BUCKET = 2  # updates in one bucket
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +56,6 @@ def mean(updates: Updates, weights: Weights, context: Context) -> Vector:
 def weighted_mean(updates: Updates, weights: Weights, context: Context) -> Vector:
     """The mean weighted by samples (FedAvg; McMahan et al., AISTATS 2017)."""
     return _combine(updates, weights)
-
-
-def majority_vote(updates: Updates, weights: Weights, context: Context) -> Vector:
-    """The sign of the sum of signs, times the median of the members' mean magnitudes.
-
-    signSGD with majority vote (Bernstein et al., ICLR 2019).
-    """
-    votes = np.sign(updates)
-    counts = np.maximum(1, np.abs(votes).sum(axis=1))
-    magnitude = np.median(np.abs(updates).sum(axis=1, dtype=np.float64) / counts)
-    return _narrow(np.sign(votes.sum(axis=0)) * magnitude)
 
 
 def median(updates: Updates, weights: Weights, context: Context) -> Vector:
@@ -120,32 +108,6 @@ def multi_krum(updates: Updates, weights: Weights, context: Context) -> Vector:
     return _combine(updates, chosen)
 
 
-def bulyan(updates: Updates, weights: Weights, context: Context) -> Vector:
-    """Krum again and again for n - 2f updates; of these the values nearest the median, without 2f.
-
-    El Mhamdi et al., "The hidden vulnerability of distributed learning in Byzantium", ICML 2018.
-    """
-    f = context.byzantine
-    squares = _squares(updates)
-    left = list(range(len(updates)))
-    chosen: list[int] = []
-    while len(chosen) < len(updates) - 2 * f:
-        scores = _krum_scores(squares[np.ix_(left, left)], f)
-        chosen.append(left.pop(int(np.argmin(scores))))
-    kept = len(chosen) - 2 * f
-
-    def near_median(values: Updates) -> Updates:
-        # The `kept` nearest to the median are neighbours: the window of the least total distance.
-        distances = np.abs(values - _middle(values)[:, None])
-        sums = np.cumsum(np.pad(distances, ((0, 0), (1, 0))), axis=1, dtype=np.float64)
-        first = np.argmin(sums[:, kept:] - sums[:, :-kept], axis=1)
-        near = np.take_along_axis(values, first[:, None] + np.arange(kept), axis=1)
-        middle: Updates = near.mean(axis=1)
-        return middle
-
-    return _by_coordinate(updates[chosen], near_median)
-
-
 def centered_clipping(updates: Updates, weights: Weights, context: Context) -> Vector:
     """Move from the step before by the mean of clipped differences, three times.
 
@@ -158,14 +120,6 @@ def centered_clipping(updates: Updates, weights: Weights, context: Context) -> V
         factors = _limit(norms, float(np.median(norms)))
         center = center + _combine(differences, factors) * np.float32(factors.mean())
     return _narrow(center)
-
-
-def normalized_mean(updates: Updates, weights: Weights, context: Context) -> Vector:
-    """The mean of directions, times the median norm (normalised gradients; arXiv 2408.09539)."""
-    norms = _norms(updates)
-    shares = np.divide(1.0, norms, out=np.zeros_like(norms), where=norms > 0)
-    factor = np.median(norms) * shares.sum() / len(updates)
-    return _combine(updates, shares) * np.float32(factor) if shares.any() else _zeros(updates)
 
 
 def root_of_trust(updates: Updates, weights: Weights, context: Context) -> Vector:
@@ -181,7 +135,7 @@ def root_of_trust(updates: Updates, weights: Weights, context: Context) -> Vecto
     norms, root_norm = _norms(updates), float(np.linalg.norm(root))
     trust = np.maximum(0.0, updates @ root / np.maximum(norms * root_norm, 1e-30))
     if not trust.any():
-        return _zeros(updates)
+        return np.zeros_like(root)
     shares = np.divide(trust, norms, out=np.zeros_like(norms), where=norms > 0)
     return _combine(updates, shares) * np.float32(root_norm * shares.sum() / trust.sum())
 
@@ -196,32 +150,6 @@ def nnm(updates: Updates, weights: Weights, context: Context) -> tuple[Updates, 
     mixing = np.zeros((n, n), np.float32)
     mixing[np.arange(n)[:, None], nearest] = 1 / kept
     return mixing @ updates, np.ones(n)
-
-
-def bucketing(updates: Updates, weights: Weights, context: Context) -> tuple[Updates, Weights]:
-    """Means of pairs drawn at random (Karimireddy et al., ICLR 2022)."""
-    groups = -(-len(updates) // BUCKET)
-    places = context.rng.permutation(len(updates)) % groups
-    mixing = np.zeros((groups, len(updates)), np.float32)
-    mixing[places, np.arange(len(updates))] = 1.0
-    totals = mixing.sum(axis=1)
-    return (mixing / totals[:, None]) @ updates, mixing @ weights
-
-
-def arc(updates: Updates, weights: Weights, context: Context) -> tuple[Updates, Weights]:
-    """Clip the floor(2f/n (n - f)) longest to the next norm (Allouah et al., ICLR 2025)."""
-    n, f = len(updates), context.byzantine
-    clipped = int(2 * f / n * (n - f))
-    norms = _norms(updates)
-    limit = float(np.sort(norms)[n - clipped - 1])
-    return updates * _limit(norms, limit)[:, None].astype(np.float32), weights
-
-
-def clipping(updates: Updates, weights: Weights, context: Context) -> tuple[Updates, Weights]:
-    """Clip every update to the median norm."""
-    norms = _norms(updates)
-    limit = float(np.sort(norms)[(len(norms) - 1) // 2])  # of two in the middle, the smaller
-    return updates * _limit(norms, limit)[:, None].astype(np.float32), weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,19 +179,16 @@ RULES: Mapping[str, Rule] = {
     for rule in (
         mean,
         weighted_mean,
-        majority_vote,
         median,
         trimmed_mean,
         geometric_median,
         krum,
         multi_krum,
-        bulyan,
         centered_clipping,
-        normalized_mean,
         root_of_trust,
     )
 }
-PRE_STEPS: Mapping[str, PreStep] = {step.__name__: step for step in (nnm, bucketing, arc, clipping)}
+PRE_STEPS: Mapping[str, PreStep] = {nnm.__name__: nnm}
 
 # The least n for f, by name: a * f + b
 _LEAST: Mapping[str, tuple[int, int]] = {
@@ -273,17 +198,14 @@ _LEAST: Mapping[str, tuple[int, int]] = {
     "centered_clipping": (2, 1),
     "krum": (2, 3),
     "multi_krum": (2, 3),
-    "bulyan": (4, 3),
     "nnm": (2, 1),
-    "arc": (2, 1),
 }
 
 
 def least_members(name: str, byzantine: int) -> int:
     """The least number of updates with which the rule called `name` withstands `byzantine`."""
     parts = [_LEAST[part] for part in name.split("+") if part in _LEAST]
-    least = max((a * byzantine + b for a, b in parts), default=1)
-    return least * BUCKET if "bucketing" in name.split("+") else least
+    return max((a * byzantine + b for a, b in parts), default=1)
 
 
 def is_rooted(name: str) -> bool:
@@ -383,10 +305,6 @@ def _middle(values: Updates) -> Updates:
     n = values.shape[1]
     middle: Updates = (values[:, (n - 1) // 2] + values[:, n // 2]) / np.float32(2)
     return middle
-
-
-def _zeros(updates: Updates) -> Vector:
-    return np.zeros(updates.shape[1], np.float32)
 
 
 def _narrow(vector: NDArray[np.floating]) -> Vector:

@@ -32,7 +32,7 @@ def test_the_example_keeps_the_half_that_agrees() -> None:
 
 
 def test_pre_steps_stand_before_a_rule_of_a_file() -> None:
-    rule = load_rule("clipping+nearest_half", str(EXAMPLE))
+    rule = load_rule("nnm+nearest_half", str(EXAMPLE))
     assert rule(np.eye(4, dtype=np.float32), np.ones(4), Context()).shape == (4,)
 
 
@@ -82,7 +82,7 @@ def test_the_settings_name_the_rule(tmp_path: Path) -> None:
     ("lines", "said"),
     [
         ('aggregation = "best"', "there is no aggregation rule 'best'"),
-        ('aggregation = "bulyan"\nbyzantine = 3\nnodes_max = 14', "bulyan then needs 15 nodes"),
+        ('aggregation = "krum"\nbyzantine = 3\nnodes_max = 8', "krum then needs 9 nodes"),
         ("byzantine = -1", "byzantine"),
         ("memory = 1.0", "memory"),
     ],

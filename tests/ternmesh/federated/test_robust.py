@@ -464,7 +464,7 @@ def test_memory_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not memory.total(3).any()
 
 
-@pytest.mark.parametrize("name", ["weighted_mean", "median", "majority_vote", "geometric_median"])
+@pytest.mark.parametrize("name", ["weighted_mean", "median", "geometric_median"])
 def test_a_round_of_excluded_nodes_alone_moves_nothing(name: str) -> None:
     aggregation = new(name, memory=0.9)
     aggregation.reputations.fixed = {1: 0.0, 2: 0.0}
