@@ -18,8 +18,8 @@ import numpy as np
 from bench.rollback import Maker
 from edge.config import DataConfig, EvaluateConfig, NodeConfig, ReleasesConfig
 from edge.releases.incoming import Incoming
+from edge.releases.signatures import release_check
 from edge.releases.store import Releases
-from edge.releases.watch import release_check
 from host.config import RunConfig, plan_of, settings_of
 from host.releases import FOLDER, NEW, Publisher, signed_here
 from host.runs import continue_or_begin

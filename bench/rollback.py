@@ -39,9 +39,11 @@ from ternmesh.release import (
 )
 from ternmesh.security.identity import ENTROPY_SIZE, Identity, Role, make_identity
 from ternmesh.security.signatures import Signers, sign_release
+from ternmesh_cli import keys
 from ternmesh_cli.demo.fleet import HOST
 from ternmesh_cli.keys import keyring_at
 from ternmesh_cli.workers import Worker, python
+from ternmesh_service.control_socket import INSTALLED
 from tests.mosquitto import Mosquitto
 
 QUICK = ("signed by a stranger", "loss out of bounds")
@@ -318,6 +320,7 @@ def _give(board: Worker, release: Path, version: int, bad: Bad) -> None:
         folder = board.folder / "releases"
         shutil.copytree(release, folder / "copied")
         (folder / "copied").rename(folder / str(version))
+        assert keys.read(board.folder / CONFIG).ask({INSTALLED: "look"})
     for _ in range(bad.deaths):
         trial = _wait_for_trial(board)
         if bad.dies == "trial":

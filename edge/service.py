@@ -23,12 +23,12 @@ from edge.node import Node
 from edge.onnx.session import LoadedModel, load_model
 from edge.releases.incoming import Incoming
 from edge.releases.rollout import settle
+from edge.releases.signatures import release_check
 from edge.releases.store import Releases
-from edge.releases.watch import ReleaseWatch, release_check
 from edge.report import status, summary, values
 from ternmesh_service.backup import answer_backup
 from ternmesh_service.config_file import control_path, package_folder
-from ternmesh_service.control_socket import BACKUP, DATA, ControlServer, Relay
+from ternmesh_service.control_socket import BACKUP, DATA, INSTALLED, ControlServer, Relay
 from ternmesh_service.keyring import Keyring, NoKeyring, choose_keyring, hop_keys, opened
 from ternmesh_service.metrics import served_metrics
 from ternmesh_service.mqtt_health import served_health
@@ -80,11 +80,18 @@ def _run_releases(
 
 
 def _answer(
-    state: StateFile, node: Node, parts: Mapping[str, Callable[[], Any]], request: Mapping[str, Any]
+    state: StateFile,
+    node: Node,
+    incoming: Incoming | None,
+    parts: Mapping[str, Callable[[], Any]],
+    request: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The answer to a request over the control socket; `parts` is more of the status."""
     if BACKUP in request:
         return answer_backup(state, node.config.security.path(state.folder), request)
+    if INSTALLED in request and incoming is not None:
+        incoming.look()
+        return {"waits": incoming.waits}
     if DATA in request:
         buffer = getattr(node.data.feed, "buffer", None)
         return answer_data(buffer, request, node.scores, present_model(node))
@@ -130,7 +137,6 @@ def _serve(
     keys = hop_keys(keyring, config.name, config.link.gateway)
     transport = make_transport(config.link, config.name, state, keys)
     store, relay = NodeStore(state), Relay()
-    watch = None if releases is None else ReleaseWatch(releases)
     try:
         last = store.load(package.model_hash(), package.dimension, package.adapter_key())
         data = with_knowledge(config, package, open_data(config, package, state), store)
@@ -151,7 +157,7 @@ def _serve(
             parts = {
                 "transport": transport.status,
                 "security": keyring.status,
-                "releases": lambda: None if watch is None else watch.report,
+                "releases": lambda: incoming and incoming.installed,
                 "incoming": lambda: incoming and incoming.report(time.monotonic()),
                 "predict": lambda: None,
                 "knowledge": lambda: data.knowledge and data.knowledge.status(),
@@ -160,11 +166,11 @@ def _serve(
                 from edge.predict.service import predicting  # with asyncio, which takes memory
 
                 parts["predict"] = stack.enter_context(predicting(config, loaded, node))
-            answer = partial(_answer, state, node, parts)
+            answer = partial(_answer, state, node, incoming, parts)
             manager.ready()
             _log.info("%s is ready: %d samples", config.name, len(data.training))
             while not stop.is_set():
-                if watch is not None and watch.sees_new_release():
+                if incoming is not None and incoming.waits:
                     _log.info("a release was installed: %s restarts with it", config.name)
                     break
                 node.turn()

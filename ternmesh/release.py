@@ -179,6 +179,7 @@ class Standing:
     floor: int = 0  # versions up to this one are not tried (again)
     attempts: int = 0  # trials of the current release that have begun
     bad: tuple[tuple[int, str], ...] = ()  # failed versions with the reason
+    tried: int = 0  # a version that has passed its trial before it was installed
 
     @property
     def on_trial(self) -> bool:

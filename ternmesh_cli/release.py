@@ -3,7 +3,7 @@
 import argparse
 import json
 import sys
-import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ from ternmesh.security.signatures import (
 from ternmesh_cli import keys
 from ternmesh_cli.process import Subcommands, add_config, add_json, add_option, number, path, real
 from ternmesh_service.config_file import package_folder
-from ternmesh_service.control_socket import PUBLISHED, ControlError
+from ternmesh_service.control_socket import INSTALLED, PUBLISHED, ControlError
 from ternmesh_service.release_files import entry_of
 
 if TYPE_CHECKING:
@@ -219,27 +219,15 @@ def _check(arguments: argparse.Namespace) -> int:
 
 def _install(arguments: argparse.Namespace) -> int:
     config, releases = _board(arguments.config)
-    source = arguments.release
-    if source.is_file():
-        with tempfile.TemporaryDirectory() as scratch:
-            manifest = releases.install(_unpacked(source, Path(scratch, "release")))
-    else:
-        manifest = releases.install(source)
+    manifest = releases.install(arguments.release)
     if config.releases.insecure:
         print(UNSIGNED, file=sys.stderr)
-    print(f"{_named(manifest)} is installed: a running node tries it within seconds")
+    answer = None
+    with suppress(ControlError):  # a node that is busy sees the release at its next start
+        answer = keys.read(arguments.config).ask({INSTALLED: "look"})
+    when = "at its next start" if answer is None else "now"
+    print(f"{_named(manifest)} is installed: the node tries it {when}")
     return 0
-
-
-def _unpacked(file: Path, folder: Path) -> Path:
-    """The release in a file, as files in a folder; `install` checks who has signed it."""
-    from edge.files import read_file
-    from edge.releases.store import accept_unsigned
-    from ternmesh.release import OBJECT_MAX
-    from ternmesh_service.release_files import extract
-
-    extract(read_file(file, OBJECT_MAX), folder, [], accept_unsigned)
-    return folder
 
 
 def _pack(arguments: argparse.Namespace) -> int:
@@ -348,7 +336,7 @@ def _board(path: Path) -> "tuple[NodeConfig, Releases]":
 
 def _signed_in(path: Path) -> "Verify":
     """What accepts only manifests that the fleet of this configuration has signed."""
-    from edge.releases.watch import signed_by
+    from edge.releases.signatures import signed_by
 
     fleet = keys.fleet_of(path)
     return signed_by(fleet.signers, fleet.name)

@@ -31,6 +31,7 @@ DATA = "data"  # the request about samples of a node
 SLOW = {BACKUP, DATA}  # requests that write much
 SLOW_S = 600.0  # for such a request
 BOARDS = "boards"  # the request about the boards of a host, with a name or `all`
+INSTALLED = "installed"  # the request that a node takes the releases that a person installed
 PUBLISHED = "published"  # the request about a host's release: publish, progress or withdraw
 RETURN = "return_to"  # the request that a host goes back to an older version
 PATH_MAX = 107  # bytes in the address of a Unix socket

@@ -1,8 +1,9 @@
 """A release that comes over the link: its symbols on disk, its trial, its installation.
 
 The folder `incoming/` beside the installed releases holds the offer, the symbols with a CRC each,
-and what was unpacked of them, which the node does not switch to before the host says so. All slow
-work is done in one thread: the node goes on to predict and to learn.
+and what was unpacked of them, which moves to the installed releases once it has passed its trial
+here and the host says so. All slow work is done in one thread: the node goes on to predict and to
+learn.
 """
 
 import json
@@ -20,7 +21,7 @@ from typing import Any
 from edge.config import NodeConfig
 from edge.errors import BoardFault, NoData
 from edge.files import read_optional
-from edge.releases.rollout import try_release
+from edge.releases.rollout import report, try_release
 from edge.releases.store import Releases, load_release
 from ternmesh.errors import ModelPackageError, TernmeshError, WireError
 from ternmesh.federated.release_transfer import NAME_SIZE, ReleaseReceiver, layout_of
@@ -62,13 +63,16 @@ Outcome = tuple[int, str]  # the next state, and a reason
 class Incoming:
     """The release that the host offers, on this board. `model` is the folder of the model in use.
 
-    The node's thread calls `take` with bodies and `turn` in its loop; statuses go to `send`.
+    The node's thread calls `take` with bodies and `turn` in its loop; statuses go to `send`. Once a
+    release `waits`, from the link or from a person, the node restarts with it.
     """
 
     def __init__(
         self, config: NodeConfig, releases: Releases, verify: Verify, model: Path, rng: Random
     ) -> None:
         self.send: Callable[[bytes], None] = lambda _body: None
+        self.waits = False  # a release is installed that is newer than all that have run
+        self.installed: dict[str, Any] | None = None  # for the status
         self._config = config
         self._releases = releases
         self._verify = verify
@@ -84,6 +88,7 @@ class Incoming:
     def open(self, name: str, now: float) -> None:
         """Go on with what is on disk; `name` is that of the model."""
         self._name = name
+        self.look()
         self._folder.mkdir(parents=True, exist_ok=True)
         receiver = self._receiver
         try:
@@ -102,8 +107,23 @@ class Incoming:
         if receiver.state == RECEIVING:
             for symbol in self._symbols(offer):
                 receiver.add(symbol)
+        elif receiver.state == REFUSED and (self._folder / CANDIDATE).exists():
+            receiver.state, receiver.reason = HELD, ""  # the board's fault may be gone
         self._judge(offer)
         receiver.answer_soon(now)
+
+    def look(self) -> None:
+        """See what is installed; what of it is not taken is logged with the reason."""
+        try:
+            standing = self._releases.standing()
+            signed, refused = self._releases.survey(standing.floor)
+        except BoardFault as error:
+            _log.warning("no new release can be seen: %s", error)
+            return
+        for version, reason in refused.items():
+            _log.warning("release %d is not taken: %s", version, reason)
+        self.installed = report(standing, refused)
+        self.waits = bool(signed)
 
     def take(self, body: bytes, now: float) -> None:
         """Take an offer or a symbol. WireError."""
@@ -128,7 +148,9 @@ class Incoming:
         try:
             if self._outcome:
                 self._thread = None
+                self._attempts = 0  # the node has survived
                 self._become(*self._outcome.pop(), now)
+                self.look()
             if receiver.offer is not None and self._thread is None:
                 self._work(receiver.offer)
             if self._file is not None and receiver.is_due(now):
@@ -182,7 +204,7 @@ class Incoming:
             receiver.reason = f"this board has had version {standing.floor}"
         elif receiver.state == RECEIVING:
             used = sum(path.stat().st_size for path in self._model.iterdir() if path.is_file())
-            needed = 3 * offer.size + 2 * used + SPARE_BYTES
+            needed = 2 * offer.size + used + SPARE_BYTES
             free = shutil.disk_usage(self._folder).free
             if free < needed:
                 receiver.state = REFUSED
@@ -193,7 +215,7 @@ class Incoming:
         receiver = self._receiver
         if receiver.state == RECEIVING and not any(receiver.needs):
             self._begin(self._assemble, offer)
-        elif offer.stage == ACTIVE and receiver.state in (HELD, GOOD):
+        elif offer.stage == ACTIVE and receiver.state == GOOD:
             self._begin(self._install, offer)
         elif offer.stage != WITHDRAWN and receiver.state == HELD and receiver.may_try:
             self._attempts += 1  # on disk before the trial begins: it may kill the node
@@ -232,7 +254,6 @@ class Incoming:
         manifest = extract(data, target, held, self._verify)
         if (manifest.name, manifest.version) != (offer.name, offer.version):
             raise ModelPackageError("the release is not the one of its offer")
-        load_release(target, manifest)
         (self._folder / SYMBOLS).unlink(missing_ok=True)
         return HELD, ""
 
@@ -245,7 +266,7 @@ class Incoming:
         return GOOD, ""
 
     def _install(self, _offer: Offer) -> Outcome:
-        self._releases.install(self._folder / CANDIDATE)
+        self._releases.adopt(self._folder / CANDIDATE)
         return RUNNING, ""  # the node restarts with it
 
     def _symbols(self, offer: Offer) -> Sequence[Symbol]:

@@ -86,7 +86,7 @@ def _open(
             f"that [security] requires into {releases.folder / str(standing.current)}, change "
             "[security] back, or install a newer release"
         ) from error
-    if standing.on_trial:
+    if standing.on_trial and standing.tried != standing.current:
         try_release(config, loaded, manifest, beat)
     return loaded
 

@@ -11,7 +11,8 @@ import logging
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 from edge.errors import BoardFault, ModelError
@@ -23,6 +24,7 @@ from ternmesh.release import (
     FILES,
     MANIFEST,
     MANIFEST_MAX,
+    OBJECT_MAX,
     SIGNATURES,
     SIGNATURES_MAX,
     FileEntry,
@@ -35,6 +37,7 @@ from ternmesh.release import (
     read_manifest,
     write_manifest,
 )
+from ternmesh_service.release_files import extract
 from ternmesh_store.files import copy_file, replace_file, sync_folder
 
 STANDING = "standing.json"
@@ -137,49 +140,67 @@ class Releases:
         return read_manifest(content)
 
     def install(self, source: Path) -> ReleaseManifest:
-        """Copy the release in `source` into a new folder; if it is bad, nothing changes.
+        """Install the release in a folder or in one file; if it is bad, nothing changes.
 
-        Only the files of a fixed list are copied. The folder's name is the version.
+        Only the files of a fixed list are copied. The new folder's name is the version.
         """
-        manifest = self.read(source)
         with self._locked():
-            floor = self.standing().floor
-            known = max(self.survey(floor)[0], default=floor)
-            # Also not one that was bad by mistake: a newer release may have replaced it.
-            if manifest.version <= known:
-                here = self.folder / str(manifest.version) / MANIFEST
-                if read_optional(here, MANIFEST_MAX) == write_manifest(manifest):
-                    raise ModelError(f"{source} is installed here already: there is nothing to do")
-                raise ModelError(
-                    f"{source} is version {manifest.version} of {manifest.name}: this board has "
-                    f"had {known}, and never goes back: make it again with a higher version"
-                )
             unfinished = self.folder / UNFINISHED
+            shutil.rmtree(unfinished, ignore_errors=True)
             try:
-                shutil.rmtree(unfinished, ignore_errors=True)
-                unfinished.mkdir()
-                self._copy(source, unfinished, manifest)
-                if self.read(unfinished) != manifest:
-                    raise ModelError(f"{source} has changed while it was copied: try again")
+                if source.is_file():
+                    manifest = extract(read_file(source, OBJECT_MAX), unfinished, [], self._verify)
+                else:
+                    manifest = self._copy(source, unfinished)
+                self._check_newer(manifest, source)
                 load_release(unfinished, manifest)
-                unfinished.rename(self.folder / str(manifest.version))
-                sync_folder(self.folder)
+                self._place(unfinished, manifest)
             except ModelError as error:  # the copy goes; the fault is in what was copied
                 raise type(error)(str(error).replace(str(unfinished), str(source))) from error
             except OSError as error:
                 raise ModelError(f"cannot install {source} into {self.folder}: {error}") from error
             finally:
                 shutil.rmtree(unfinished, ignore_errors=True)
-            self._prune(manifest.version)
         return manifest
 
-    def _copy(self, source: Path, target: Path, manifest: ReleaseManifest) -> None:
-        for name, entry in zip(FILES, manifest.files, strict=True):
-            copy_file(source / name, target / name, entry.size)
+    def adopt(self, candidate: Path) -> None:
+        """Move the release in `candidate` here, which has passed its trial; OSError."""
+        with self._locked():
+            manifest = self.read(candidate)
+            self._check_newer(manifest, candidate)
+            self._place(candidate, manifest)
+        self.change(partial(replace, tried=manifest.version))
+
+    def _check_newer(self, manifest: ReleaseManifest, source: Path) -> None:
+        floor = self.standing().floor
+        known = max(self.survey(floor)[0], default=floor)
+        # Also not one that was bad by mistake: a newer release may have replaced it.
+        if manifest.version > known:
+            return
+        here = self.folder / str(manifest.version) / MANIFEST
+        if read_optional(here, MANIFEST_MAX) == write_manifest(manifest):
+            raise ModelError(f"{source} is installed here already: there is nothing to do")
+        raise ModelError(
+            f"{source} is version {manifest.version} of {manifest.name}: this board has "
+            f"had {known}, and never goes back: make it again with a higher version"
+        )
+
+    def _copy(self, source: Path, target: Path) -> ReleaseManifest:
+        """Copy a release; its signatures are checked before anything large is copied."""
+        target.mkdir()
         copy_file(source / MANIFEST, target / MANIFEST, MANIFEST_MAX)
         if (source / SIGNATURES).exists():
             copy_file(source / SIGNATURES, target / SIGNATURES, SIGNATURES_MAX)
+        manifest = self.read(target)
+        for name, entry in zip(FILES, manifest.files, strict=True):
+            copy_file(source / name, target / name, entry.size)
         sync_folder(target)
+        return manifest
+
+    def _place(self, checked: Path, manifest: ReleaseManifest) -> None:
+        checked.rename(self.folder / str(manifest.version))
+        sync_folder(self.folder)
+        self._prune(manifest.version)
 
     def _prune(self, newest: int) -> None:
         """Remove the oldest releases, but not those in use; other folders stay."""

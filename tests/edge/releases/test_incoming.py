@@ -16,12 +16,13 @@ from edge.config import DataConfig, EvaluateConfig, NodeConfig, ReleasesConfig
 from edge.errors import NotSigned
 from edge.onnx.session import LoadedModel
 from edge.releases import incoming as module
-from edge.releases.incoming import FOLDER, STATE, SYMBOLS, Incoming
+from edge.releases.incoming import CANDIDATE, FOLDER, STATE, SYMBOLS, Incoming
+from edge.releases.rollout import settle
 from edge.releases.store import Releases, accept_unsigned
 from ternmesh.errors import WireError
 from ternmesh.federated.release_transfer import NAME_SIZE, layout_of
 from ternmesh.link.erasure_code import encode_symbols
-from ternmesh.release import Verify, succeed
+from ternmesh.release import Verify
 from ternmesh.wire.release import (
     ACTIVE,
     EVERYBODY,
@@ -55,6 +56,7 @@ class Board:
         )
         self.model = model
         self.verify: Verify = accept_unsigned
+        self.trials = 0
         self.rng = np.random.default_rng(0)
         self.now = 0.0
         self.begin()
@@ -106,9 +108,14 @@ def board(tiny: LoadedModel, tiny_data: dict[str, Any], tmp_path: Path) -> Board
 
 
 @pytest.fixture(autouse=True)
-def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+def fast(monkeypatch: pytest.MonkeyPatch, board: Board) -> None:
     """The child's answer without the child: `test_trial` has that."""
-    monkeypatch.setattr("edge.releases.rollout.try_model", lambda *_, **__: 0.010)
+
+    def try_model(*_: object, **__: object) -> float:
+        board.trials += 1
+        return 0.010
+
+    monkeypatch.setattr("edge.releases.rollout.try_model", try_model)
 
 
 def test_it_is_tried_and_then_installed_when_the_host_says_so(
@@ -122,12 +129,71 @@ def test_it_is_tried_and_then_installed_when_the_host_says_so(
     assert board.settle()["state"] == "tried good"
     assert board.releases.installed() == [], "the node does not switch to it yet"
     board.incoming.take(write_offer(replace(offer, stage=ACTIVE, number=3)), board.now)
+    assert not board.incoming.waits
     assert board.settle()["state"] == "running"
+    assert board.incoming.waits, "the node restarts with it"
     assert board.releases.installed() == [2]
-    board.releases.begin()
-    board.releases.change(succeed)
+    assert not (board.releases.folder / FOLDER / CANDIDATE).exists(), "it was moved, not copied"
+    assert settle(board.config, board.releases).folder == board.releases.folder / "2"
+    assert board.trials == 1
+    assert board.releases.standing().last_good == 2
     board.begin()
     assert board.settle()["state"] == "running"
+    assert not board.incoming.waits
+
+
+def test_a_late_board_tries_it_too_before_it_runs_it(board: Board, new_release: Release) -> None:
+    board.offer(new_release(2), stage=ACTIVE)
+    board.symbols()
+    while board.settle()["state"] != "running":
+        pass
+    assert board.trials == 1
+
+
+def test_a_release_that_a_person_installs_is_seen_when_the_node_is_told(
+    board: Board, new_release: Release, caplog: pytest.LogCaptureFixture
+) -> None:
+    (board.releases.folder / "20251122").mkdir(parents=True)
+    board.incoming.look()
+    assert "release 20251122 is not taken: " in caplog.text
+    assert board.incoming.installed is not None
+    assert [item["version"] for item in board.incoming.installed["not_taken"]] == [20251122]
+    board.releases.install(new_release(2))
+    assert not board.incoming.waits
+    board.incoming.look()
+    assert board.incoming.waits
+    board.releases.begin()
+    board.incoming.look()
+    assert not board.incoming.waits
+    assert board.incoming.installed["current"] == 2
+
+
+def test_a_folder_that_cannot_be_read_for_a_while_ends_nothing(
+    board: Board, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = board.incoming.installed
+    away = board.releases.folder.rename(board.releases.folder.with_name("away"))
+    board.releases.folder.write_bytes(b"")
+    board.incoming.look()
+    assert "no new release can be seen: " in caplog.text
+    assert board.incoming.installed == before
+    board.releases.folder.unlink()
+    away.rename(board.releases.folder)
+
+
+def test_a_fault_of_the_board_is_forgiven_at_its_next_start(
+    board: Board, new_release: Release, tmp_path: Path
+) -> None:
+    data = (tmp_path / "data.npz").rename(tmp_path / "away.npz")
+    for number in range(1, 6):
+        board.offer(new_release(2), number=number) if number == 1 else board.begin()
+        board.symbols()
+        report = board.settle()
+        assert report["state"] == "refused"
+        assert "data.npz" in report["reason"]
+    data.rename(tmp_path / "data.npz")
+    board.begin()
+    assert board.settle()["state"] == "tried good"
 
 
 def test_a_kill_costs_what_was_not_written(board: Board, new_release: Release) -> None:

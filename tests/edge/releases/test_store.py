@@ -107,7 +107,7 @@ SPOILT = {
     "a changed model": (spoil_model, "forward.onnx is not"),
     "a longer adapter": (lengthen, "it has more than the 72 bytes"),
     "a missing file": (lambda folder: (folder / FORWARD).unlink(), "cannot install"),
-    "a missing manifest": (lambda folder: (folder / MANIFEST).unlink(), "cannot be read"),
+    "a missing manifest": (lambda folder: (folder / MANIFEST).unlink(), "cannot install"),
     "another size": (other_entry(size=73), "adapter.f32 is not the file"),
     "another hash": (other_entry(sha256=bytes(32)), "adapter.f32 is not the file"),
     "another name": (spoil_manifest, "another model than its manifest says"),
