@@ -5,7 +5,7 @@ import importlib
 import inspect
 from pathlib import Path
 
-from bench.result import show
+from bench.result import commit, is_clean, show
 
 NAMES = (
     "demo",
@@ -67,13 +67,16 @@ def main() -> None:
     if arguments.name == "readme":
         module.main(check=arguments.check)
         return
+    measured = commit()
+    if arguments.keep and not is_clean(measured):
+        parser.error("--keep needs a clean tree: commit the changes first")
     accepted = inspect.signature(module.measure).parameters
     options = {
         name: value
         for name, value in vars(arguments).items()
         if name in accepted and value is not None
     }
-    show(module.measure(**options), keep=arguments.keep)
+    show(module.measure(**options), measured=measured, keep=arguments.keep)
 
 
 if __name__ == "__main__":

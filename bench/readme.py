@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from bench.result import RESULTS
+from bench.result import RESULTS, Figure, is_clean
 
 README, ALL = RESULTS.parents[1] / "README.md", RESULTS / "README.md"
 HEADLINE_PAGE, FLOWER = RESULTS.parent / "results.md", RESULTS.parent / "flower.md"
@@ -90,6 +90,11 @@ def main(*, check: bool) -> None:
             sys.exit(f"{path} differs from docs/results: run `python -m bench readme`")
     if check:
         print("the documents' figures match docs/results")
+        for bench, result in sorted(newest().items()):
+            if not is_clean(result["commit"]):
+                print(
+                    f"  {bench}: {result['commit']} is no commit of this repository: measure anew"
+                )
 
 
 def headlines(chosen: Sequence[tuple[str, str, str]]) -> str:
@@ -120,11 +125,11 @@ def newest() -> dict[str, dict[str, Any]]:
 
 
 def _measured(result: dict[str, Any], name: str) -> tuple[str, str, str]:
-    figure = result["figures"][name]
-    low, high = figure["ci95"] or (None, None)
-    missed = " (missed)" if figure["holds"] is False else ""
-    interval = "" if low is None else f"{low:.4g} to {high:.4g}"
-    return f"{figure['value']:.4g}", interval, (figure["limit"] or "") + missed
+    kept = result["figures"][name]
+    figure = Figure(kept["value"], kept["limit"], kept["ci95"])
+    interval = f"{figure.ci95[0]:.4g} to {figure.ci95[1]:.4g}" if figure.ci95 else ""
+    verdict = {None: "", True: "", False: " (missed)", "not shown": " (not shown)"}[figure.holds]
+    return f"{figure.value:.4g}", interval, (figure.limit or "") + verdict
 
 
 def _where(result: dict[str, Any]) -> str:

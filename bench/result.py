@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -29,12 +29,17 @@ class Figure:
     ci95: tuple[float, float] | None = None
 
     @property
-    def holds(self) -> bool | None:
-        """Whether the value meets the limit; None where there is none."""
+    def holds(self) -> bool | Literal["not shown"] | None:
+        """Whether value and interval meet the limit.
+
+        "not shown" where the limit is within the interval; None where there is no limit.
+        """
         if self.limit is None:
             return None
         sign, bound = self.limit[:2], float(self.limit[2:])
-        return self.value >= bound if sign == ">=" else self.value <= bound
+        ends = self.ci95 or (self.value, self.value)
+        met = {end >= bound if sign == ">=" else end <= bound for end in ends}
+        return met.pop() if len(met) == 1 else "not shown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,19 +81,23 @@ def items_figure(values: ArrayLike, limit: str | None = None) -> Figure:
     return Figure(float(table.mean()), limit, (float(low), float(high)))
 
 
-def show(result: Result, *, keep: bool) -> None:
-    """Print the table and the JSON line; with `keep`, also write the dated file."""
+def show(result: Result, *, measured: str, keep: bool) -> None:
+    """Print the table and the JSON line; with `keep`, also write the dated file.
+
+    `measured` is the commit that the tree was at when the measurement began.
+    """
     coarse = " (quick: coarse figures)" if result.quick else ""
     print(f"\n{result.bench}{coarse}, on {_cpu_model()}, {os.cpu_count()} cores")
     for name, figure in result.figures.items():
         interval = f"  [{figure.ci95[0]:.4g}, {figure.ci95[1]:.4g}]" if figure.ci95 else ""
-        verdict = {None: "", True: f"  {figure.limit} holds", False: f"  {figure.limit} MISSED"}
-        print(f"  {name:32} {figure.value:>12.5g}{interval}{verdict[figure.holds]}")
+        verdict = {None: "", True: "holds", False: "MISSED", "not shown": "NOT SHOWN"}[figure.holds]
+        aim = f"  {figure.limit} {verdict}" if figure.limit else ""
+        print(f"  {name:32} {figure.value:>12.5g}{interval}{aim}")
     for name, value in result.peers.items():
         print(f"  peer {name:27} {value:>12.5g}")
     for note in result.notes:
         print(f"  note: {note}")
-    content = _content(result)
+    content = _content(result, measured)
     if keep:
         RESULTS.mkdir(parents=True, exist_ok=True)
         path = RESULTS / f"{content['date']}-{result.bench}.json"
@@ -97,14 +106,14 @@ def show(result: Result, *, keep: bool) -> None:
     print(json.dumps(content))
 
 
-def _content(result: Result) -> dict[str, Any]:
+def _content(result: Result, measured: str) -> dict[str, Any]:
     figures = {
         name: {**asdict(figure), "holds": figure.holds} for name, figure in result.figures.items()
     }
     return {
         "bench": result.bench,
         "date": datetime.now(UTC).date().isoformat(),
-        "commit": commit(),
+        "commit": measured,
         "machine": machine(),
         "quick": result.quick,
         "figures": figures,
@@ -115,15 +124,20 @@ def _content(result: Result) -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The commit that is measured, with '+' where the tree has changes (kept results are none)."""
+    """The commit of the tree, with '+' where the tree has changes (kept results are none)."""
     head = _git("rev-parse", "--short=12", "HEAD")
     changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs/results")
     return head + "+" * bool(changed) or "unknown"
 
 
-def _git(*ask: str) -> str:
-    root = Path(__file__).parents[1]
-    command = ["git", "-C", str(root), *ask]
+def is_clean(measured: str) -> bool:
+    """Whether a result's commit is in this repository, with nothing changed beside it."""
+    known = _git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{measured}^{{commit}}")
+    return bool(known)
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(Path(__file__).parents[1]), *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 

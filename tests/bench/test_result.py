@@ -6,7 +6,7 @@ import pytest
 
 from bench import result
 from bench.m3 import lost
-from bench.result import items_figure
+from bench.result import Figure, items_figure
 
 
 def test_a_kept_result_does_not_change_what_is_measured(
@@ -29,8 +29,18 @@ def test_a_kept_result_does_not_change_what_is_measured(
     assert len(head) == 12
     kept.write_text("2")
     assert result.commit() == head
+    assert result.is_clean(head)
     code.write_text("2")
     assert result.commit() == f"{head}+"
+    assert not result.is_clean(f"{head}+")
+    assert not result.is_clean("0123456789ab")
+
+
+def test_an_aim_within_the_interval_is_not_shown() -> None:
+    assert [Figure(2.0, aim).holds for aim in (None, ">=2", "<=1")] == [None, True, False]
+    aims = (">=0.5", ">=2", ">=4", "<=0.5", "<=2", "<=3")
+    verdicts = [Figure(2.0, aim, (1.0, 3.0)).holds for aim in aims]
+    assert verdicts == [True, "not shown", False, False, "not shown", True]
 
 
 def test_an_interval_covers_the_items_as_well_as_the_seeds() -> None:
@@ -53,5 +63,5 @@ def test_points_lost_are_paired_by_seed_and_item() -> None:
     base = [{"right": "1110"}, {"right": "1111"}]
     figure = lost(base, [{"right": "1100"}, {"right": "0111"}], "<=30")
     assert figure.value == 25.0
-    assert figure.holds
+    assert figure.holds == "not shown"
     assert lost(base, base, "<=0").ci95 == (0.0, 0.0)
