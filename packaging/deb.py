@@ -43,7 +43,7 @@ def make_deb(root: Path, target: Target, out: Path, compression: str) -> Path:
     documents = root / DOCUMENTS
     for guide in (ROOT / "docs").glob("*.md"):
         write(documents / guide.name, guide.read_bytes())
-    for example in sorted((HERE / "examples").glob("*.toml")):
+    for example in sorted((HERE / "examples").iterdir()):
         write(root / EXAMPLES / example.name, example.read_bytes())
     stamp = datetime.fromtimestamp(date, UTC).strftime("%a, %d %b %Y %H:%M:%S +0000")
     entry = f"ternmesh ({version}) unstable; urgency=medium\n\n  * See changelog.gz.\n\n"

@@ -1,6 +1,6 @@
 """`ternmesh firmware`: radio modems are found, set up alike, compared, brought back, measured.
 
-SD cards and flashing have files of their own.
+Flashing has a file of its own.
 """
 
 import argparse
@@ -34,7 +34,6 @@ from ternmesh.link.airtime import SPREADING_FACTORS
 from ternmesh.link.regions import REGIONS
 from ternmesh_cli import process
 from ternmesh_cli.firmware_flash import add_flash_arguments
-from ternmesh_cli.firmware_image import add_image_arguments
 from ternmesh_cli.html_report import svg
 from ternmesh_cli.process import ExitCode, add_option, number, real
 from transports.base import HOST
@@ -108,7 +107,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_speed(row)
     process.add_json(row, "print a JSON list")
 
-    add_image_arguments(rows)
     add_flash_arguments(rows)
 
 

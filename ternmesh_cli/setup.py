@@ -10,7 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -62,17 +62,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     enrolling.add_argument("--code", help=what)
     what = "trust the host with this public line, which begins with TM1:"
     enrolling.add_argument("--trust", metavar="LINE", help=what)
-    what = "on the host, with its --config: make and enrol many boards, from a table with the "
-    what += "column name, and others named as the options above; DIR gets a folder for each card"
-    enrolling.add_argument("--bulk", nargs=2, type=process.path, metavar=("CSV", "DIR"), help=what)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Write settings, make keys, enrol and start, as far as none of it is done yet."""
-    if arguments.bulk is not None:
-        from ternmesh_cli.setup_bulk import run_bulk
-
-        return run_bulk(arguments)
     kind = "host" if arguments.host else "node"
     questions: tuple[Question, ...] = HOST if arguments.host else BOARD
     path: Path = arguments.config or default_config(kind)
@@ -80,7 +73,9 @@ def run(arguments: argparse.Namespace) -> int:
     state = STATE / kind if path.parent.resolve() == SETTINGS else Path(f"{path.stem}-state")
     given = {q.key: getattr(arguments, q.key) for q in questions}
     refused = {q.key for q in (*BOARD, *HOST)} - given.keys()
-    refuse(arguments, refused | ({"code", "trust"} if arguments.host else set()), kind)
+    for key in sorted(refused | ({"code", "trust"} if arguments.host else set())):
+        if getattr(arguments, key) is not None:
+            raise ConfigError(f"--{key.replace('_', '-')} is not for a {kind}: leave it out")
     files = {key: getattr(arguments, key) for key in FILES if getattr(arguments, key)}
     if not path.exists() or files or any(value is not None for value in given.values()):
         ask = None if arguments.yes or not sys.stdin.isatty() else _ask
@@ -124,13 +119,6 @@ def run(arguments: argparse.Namespace) -> int:
         _systemctl("enable", "--now", f"ternmesh-{kind}")
         print(f"started      ternmesh-{kind}; look: ternmesh status --config {path}")
     return 0
-
-
-def refuse(arguments: argparse.Namespace, keys: Collection[str], kind: str) -> None:
-    """ConfigError for one of these options, which have no effect."""
-    for key in sorted(keys):
-        if getattr(arguments, key) is not None:
-            raise ConfigError(f"--{key.replace('_', '-')} is not for a {kind}: leave it out")
 
 
 def default_config(kind: str) -> Path:
@@ -179,7 +167,6 @@ def install(
     answers: Answers,
     files: Mapping[str, Path],
     user: pwd.struct_passwd | None = None,
-    zoo: Path | None = None,
 ) -> bool:
     """Put checked settings at `path`, and the files for the broker beside them; ConfigError.
 
@@ -187,7 +174,7 @@ def install(
     """
     name = answers.get("name", kind)
     names = {f"{key}_file": f"{name}{CREDENTIALS}" if key == LOGIN else AUTHORITY for key in files}
-    text = setup_text.write(kind, state, answers, names, zoo)
+    text = setup_text.write(kind, state, answers, names)
     is_new = not path.exists()
     if not is_new and read_toml(read_settings(path)) != read_toml(text):
         raise ConfigError(

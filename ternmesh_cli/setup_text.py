@@ -69,15 +69,10 @@ def is_port(link: str) -> bool:
     return link.startswith("/")
 
 
-def write(
-    kind: str, state: str, answers: Answers, files: Mapping[str, str], zoo: Path | None = None
-) -> str:
-    """The text of a settings file; ConfigError.
-
-    `zoo` holds the shipped clips. That of a .deb stays where it is when Python is upgraded.
-    """
-    fixed = Path(sys.prefix, "zoo")
-    zoo = zoo or (fixed if fixed.is_dir() else package_path("keyword").parent)
+def write(kind: str, state: str, answers: Answers, files: Mapping[str, str]) -> str:
+    """The text of a settings file; ConfigError."""
+    fixed = Path(sys.prefix, "zoo")  # the clips of a .deb stay there when Python is upgraded
+    zoo = fixed if fixed.is_dir() else package_path("keyword").parent
     name, model, link = answers.get("name"), answers["model"], answers["link"]
     model = str(Path(model).absolute()) if Path(model).is_dir() else model
     tables: dict[str, dict[str, object]]

@@ -216,4 +216,4 @@ def test_the_package_completes_our_commands(deb):
     assert texts["zsh"].startswith("#compdef ternmesh")
     for text in texts.values():
         assert "doctor" in text
-        assert "--bulk" in text
+        assert "--trust" in text

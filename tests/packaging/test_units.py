@@ -1,6 +1,5 @@
 """The units of systemd: their hardening, their settings, and the exit codes that they know."""
 
-import os
 import re
 import shutil
 import subprocess
@@ -111,25 +110,3 @@ def test_guide_and_help_have_each_exit_code(capsys: pytest.CaptureFixture[str]) 
     for code in ExitCode:
         assert f"\n  {int(code)}  {code.sentence}\n" in f"{shown}\n"
         assert f"\n| {int(code)} | {code.sentence} |" in guide
-
-
-def test_what_was_copied_onto_a_card_gets_its_owner_at_the_start(tmp_path):
-    """The files of `ternmesh setup --bulk` are root's, where the user of the units is not known."""
-    if os.geteuid() != 0 or shutil.which("systemd-tmpfiles") is None:
-        pytest.skip("needs root and systemd-tmpfiles")
-    for name in ("etc/ternmesh", "var/lib/ternmesh/node"):
-        (tmp_path / name).mkdir(parents=True)
-    (tmp_path / "etc/passwd").write_text("root:x:0:0::/:/bin/sh\nternmesh:x:990:991::/:/bin/sh\n")
-    (tmp_path / "etc/group").write_text("root:x:0:\nternmesh:x:991:\n")
-    modes = {
-        "etc/ternmesh/node.toml": (0, 991, 0o640),
-        "etc/ternmesh/ada.credentials.toml": (990, 991, 0o600),
-        "var/lib/ternmesh/node/identity": (990, 991, 0o600),
-    }
-    for name in modes:
-        (tmp_path / name).touch(0o600)
-    file = UNITS / "ternmesh.tmpfiles"
-    subprocess.run(["systemd-tmpfiles", "--create", f"--root={tmp_path}", file], check=True)
-    for name, wanted in modes.items():
-        found = (tmp_path / name).stat()
-        assert (found.st_uid, found.st_gid, found.st_mode & 0o777) == wanted, name

@@ -23,7 +23,7 @@ def test_bash_completes_commands_options_and_choices(capsys):
     script = capsys.readouterr().out
     assert complete(script, "ternmesh", "do") == {"doctor"}
     assert complete(script, "ternmesh", "enrol", "re") == {"revoke"}
-    assert "--bulk" in complete(script, "ternmesh", "setup", "--b")
+    assert "--trust" in complete(script, "ternmesh", "setup", "--t")
     assert complete(script, "ternmesh", "logs", "-p", "war") == {"warning"}
     assert "_shtab_ternmesh_node___config_COMPGEN=_shtab_compgen_files" in script
 

@@ -1,11 +1,9 @@
-"""`ternmesh setup` as an owner uses it: flags, a terminal, a second call, many boards at once."""
+"""`ternmesh setup` as an owner uses it: flags, a terminal, a second call."""
 
-import json
 import os
 import pty
 import pwd
 import select
-import shutil
 import stat
 import subprocess
 import sys
@@ -24,7 +22,7 @@ from host.config import RunConfig, read_host_config
 from host.service import run_host
 from ternmesh.config import ConfigError
 from ternmesh_cli import setup, setup_text
-from ternmesh_cli.main import main
+from ternmesh_cli.main import main, make_parser
 from ternmesh_service.control_socket import ControlError, ask
 from ternmesh_store.state_file import StateFile
 
@@ -384,7 +382,7 @@ def test_any_answers_are_settings_as_given_or_an_error(name, link, data, model, 
         kept = setup.find_answers(setup_text.BOARD, answers | (radio if link[0] == "/" else {}))
     except ConfigError:
         return
-    text = setup_text.write("node", "s", kept, {}, Path("/zoo"))
+    text = setup_text.write("node", "s", kept, {})
     content = tomllib.loads(text)
     assert content["name"] == name.strip()
     assert content["link"]["fleet"] == fleet.strip()
@@ -393,117 +391,13 @@ def test_any_answers_are_settings_as_given_or_an_error(name, link, data, model, 
     assert found == link.strip()
 
 
-# Many boards
-
-
-def table(*rows: str, head: str = "name,data") -> Path:
-    Path("boards.csv").write_text("\n".join([head, *rows, ""]))
-    return Path("boards.csv")
-
-
-BULK = ("--config", "host.toml", "--bulk", "boards.csv", "cards", "--link", "mqtt://x")
-
-
-def test_fifty_boards_are_made_and_enrolled_at_once(run, host, folder):
-    table(*(f"board-{number},theo" for number in range(50)))
-    code, said = run(*BULK)
-    assert code == 0, said
-    assert "50 boards are enrolled in attic" in said
-    listed = json.loads(run("--config", "host.toml", "--json", command="enrol list")[1])
-    assert len(listed["members"]) == 50
-    fleet = StateFile(folder / "host-state").stored_fleet()
-    for number in range(50):
-        card = folder / "cards" / f"board-{number}"
-        config = read_node_config(card / "etc/ternmesh/node.toml")
-        assert (config.name, config.link.fleet) == (f"board-{number}", "attic")
-        assert config.state_dir == "/var/lib/ternmesh/node"
-        assert (config.data.path or "").startswith("/opt/ternmesh/zoo/fsdd/")
-        state = card / "var/lib/ternmesh/node"
-        assert StateFile(state).stored_fleet() == fleet
-        assert stat.S_IMODE(state.stat().st_mode) == 0o700
-        assert {stat.S_IMODE(p.stat().st_mode) for p in state.iterdir()} == {0o600}
-        wants = card / "etc/systemd/system/multi-user.target.wants/ternmesh-node.service"
-        assert os.readlink(wants) == "/usr/lib/systemd/system/ternmesh-node.service"
-    assert stat.S_IMODE((folder / "cards").stat().st_mode) == 0o700
-    assert not (folder / "cards/.new").exists()
-
-
-def test_a_longer_table_adds_boards_and_keeps_the_keys_of_the_others(run, host, folder):
-    table("ada,theo")
-    assert run(*BULK)[0] == 0
-    (folder / "cards.new").mkdir()  # a folder of the owner
-    identity = folder / "cards/ada/var/lib/ternmesh/node/identity"
-    before = identity.read_bytes()
-    Path("boards.csv").write_bytes(b"\xef\xbb\xbfname,data\r\nada,theo\r\n\r\nbob,nicolas\r\n")
-    code, said = run(*BULK)
-    assert (code, "2 boards are enrolled" in said) == (0, True)
-    assert identity.read_bytes() == before
-    table("ada,nicolas")
-    code, said = run(*BULK)
-    assert (code, "line 2: " in said, "with other settings" in said) == (2, True, True)
-    shutil.rmtree(folder / "cards/ada")  # it is on its card
-    table("ada,theo", "cleo,theo")
-    code, said = run(*BULK)
-    assert (code, "line 2: ada is enrolled, and not in cards" in said) == (2, True)
-    assert sorted(path.name for path in folder.glob("cards/[!.]*")) == ["bob"]
-    assert (folder / "cards.new").is_dir()
-    code, said = run(*BULK, "--fleet", "other")
-    assert (code, "--fleet is not for a table of boards" in said) == (2, True)
-
-
-@pytest.mark.parametrize(
-    ("rows", "sentence"),
-    [
-        (("ada,theo", "../../x,theo"), "line 3: name: "),
-        (("ada,theo", "ada,theo"), "line 3: ada is there twice"),
-        (("ada,theo", "bob,"), "line 3: --data is missing"),
-        (("ada,theo", ",theo"), "line 3: --name is missing"),
-        (("ada,theo", "bob,clips"), "line 3: 'clips': a path on the board begins with /"),
-        (("ada,theo", "bob,/home/pi/clips"), "line 3: a service sees no file in /home"),
-        (("ada,theo", "bob,theo,x"), "line 3: it has more or fewer cells"),
-        (("ada,theo", '"bob'), "is no table"),
-        ((), "names no board"),
-    ],
-)
-def test_one_wrong_line_is_named_and_nothing_is_made(run, host, folder, rows, sentence):
-    table(*rows)
-    code, said = run(*BULK)
-    assert code == 2
-    assert sentence in said
-    assert not list(folder.glob("cards/[!.]*"))
-    assert not (folder / "cards/.new").exists()
-    assert run("--config", "host.toml", command="enrol list")[1].count("node") == 0
-
-
-def test_two_boards_with_one_radio_address_are_refused(run, host, folder):
-    table("ada,3", "bob,3", head="name,address")
-    law = ("--region", "EU868", "--frequency", "869.525", "--data", "theo")
-    code, said = run(*BULK[:-1], "/dev/ttyUSB0", *law)
-    assert (code, "line 3: address 3 on 869.525 MHz is there twice" in said) == (2, True), said
-
-
-def test_a_setting_that_the_reader_refuses_is_named_with_its_line(run, host, folder):
-    table("ada,theo,mqtt://x", "bob,theo,http://x", head="name,data,link")
-    code, said = run(*BULK)
-    assert code == 2
-    assert "boards.csv: line 3: " in said
-    assert "does not begin with mqtt://" in said
-    assert list((folder / "cards").glob("[!.]*")) == []
-    assert not (folder / "cards/.new").exists()
-    table("ada,theo", head="name,colour")
-    assert "line 1: colour is no column" in run(*BULK)[1]
-
-
-def test_a_name_that_another_key_has_enrols_nobody(run, host, folder):
-    assert run("--config", "node.toml", *BOARD)[0] == 0
-    line = identity(run("--config", "node.toml", *BOARD)[1])
-    assert run("--config", "host.toml", line, command="enrol add")[0] == 0
-    table("bob,theo", "ada,theo")
-    code, said = run(*BULK)
-    assert code == 2
-    assert "boards.csv: line 3: ada is enrolled, and not in cards: take the line away" in said
-    assert not list((folder / "cards").glob("[!.]*"))
-    assert "bob" not in run("--config", "host.toml", command="enrol list")[1]
+def test_the_first_boot_of_a_card_calls_setup_with_options_that_it_knows():
+    text = (ROOT / "packaging/examples/user-data").read_text()
+    words = next(
+        line for line in text.splitlines() if line.lstrip().startswith("ternmesh ")
+    ).split()
+    parsed = make_parser(words[1:-1]).parse_args(words[1:-1])
+    assert (words[-1], parsed.code, parsed.name, parsed.yes) == ("&&", "CODE", "NAME", True)
 
 
 def test_many_lines_in_a_file_are_enrolled_together_or_not_at_all(run, host, folder):
