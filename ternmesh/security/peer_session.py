@@ -73,13 +73,59 @@ class _Session:
     def cipher(self, counter: int, *, is_out: bool) -> Ccm:
         """The cipher of one direction around this counter."""
         name = is_out, counter >> GENERATION_BITS
-        found = self.ciphers.get(name)
-        if found is None:
+        cipher = self.ciphers.get(name)
+        if cipher is None:
             if len(self.ciphers) > 3:
                 del self.ciphers[next(iter(self.ciphers))]
             secret = self.secret_out if is_out else self.secret_in
-            found = self.ciphers[name] = Ccm(traffic_key(secret, counter))
-        return found
+            cipher = self.ciphers[name] = Ccm(traffic_key(secret, counter))
+        return cipher
+
+
+class _Keys:
+    """The keys between this process and the processes of one peer, and the newest of their ciphers.
+
+    `ephemeral` is the private key of this process. SecurityError if the identities share no secret.
+    """
+
+    def __init__(
+        self, own: Identity, other: PublicIdentity, fleet: bytes, suite: int, ephemeral: bytes
+    ) -> None:
+        self._own = own
+        self._other = other
+        self._fleet = fleet
+        self._suite = suite
+        self._ephemeral = ephemeral
+        self._pair = pair_secret(own, other, fleet)
+        self._openings: dict[tuple[bytes, bytes], Ccm] = {}  # by sender and its ephemeral key
+        self.derived: dict[bytes, _Session] = {}  # not adopted yet, by the peer's ephemeral key
+
+    @property
+    def public(self) -> bytes:
+        """The public key of this process."""
+        return exchange_key(self._ephemeral)
+
+    def derive(self, key: bytes) -> _Session:
+        """A new session with the peer's process that has this ephemeral key; WireError."""
+        own, other = self._own, self._other
+        try:
+            secrets = session_secrets(own, other, self._fleet, self._suite, self._ephemeral, key)
+        except SecurityError as error:
+            raise WireError("unknown key", str(error)) from error
+        if len(self.derived) >= DERIVED_MAX:
+            del self.derived[next(iter(self.derived))]
+        self.derived[key] = _Session(key, *secrets, Window(0))
+        return self.derived[key]
+
+    def opening(self, sender: bytes, key: bytes) -> Ccm:
+        """The cipher that makes the tag over the ephemeral key of a sender."""
+        cipher = self._openings.get((sender, key))
+        if cipher is None:
+            if len(self._openings) > 3:
+                del self._openings[next(iter(self._openings))]
+            cipher = Ccm(opening_key(self._pair, self._suite, sender, key))
+            self._openings[sender, key] = cipher
+        return cipher
 
 
 class PeerSession:
@@ -105,19 +151,14 @@ class PeerSession:
         self.changed = False  # the state must be stored
         self.clones = 0  # how often two senders with one key, or an old state, were seen
         self.highest = 0 if state is None else state.highest  # counter of the peer's process
-        self._own = own
-        self._fleet = fleet
-        self._suite = suite
-        self._ephemeral = ephemeral
-        self._pair = pair_secret(own, other, fleet)
+        self._own = own.public.fingerprint
+        self._keys = _Keys(own, other, fleet, suite, ephemeral)
         self._current: _Session | None = None
         self._before: _Session | None = None  # the one before, for late frames
         self._candidate = b""  # the ephemeral key to answer to, which proves nothing yet
         self._answered: set[bytes] = set()  # candidates since the session began
         self._answering = b""  # the candidate for which the next sync is
         self._ended: deque[bytes] = deque(maxlen=KEYS_KEPT)  # ephemeral keys of past sessions
-        self._derived: dict[bytes, _Session] = {}  # not adopted yet, by the peer's ephemeral key
-        self._openings: dict[tuple[bytes, bytes], Ccm] = {}  # by sender and its ephemeral key
         self._exchanges: Counter[bool] = Counter()  # since the last refill, see `_check_exchange`
         self._refill_at = 0.0
         self._bad_in_a_row = 0
@@ -198,11 +239,10 @@ class PeerSession:
 
         It is an opening, without `body`, while no ephemeral key of the peer is known.
         """
-        key = exchange_key(self._ephemeral)
+        key = self._keys.public
         high = (counter >> COUNTER_BITS).to_bytes(HIGH_SIZE, "little")
         head += key + high
-        own = self._own.public.fingerprint
-        head += self._opening(own, key).seal(nonce(address, counter), head, b"")
+        head += self._keys.opening(self._own, key).seal(nonce(address, counter), head, b"")
         session = self._current
         if self._answering and body[0] in KINDS:
             session = self._session_of(self._answering)
@@ -280,7 +320,7 @@ class PeerSession:
     def _check_opening(self, key: bytes, number: bytes, head: bytes, tag: bytes) -> None:
         """Check the tag over an ephemeral key: a stranger must not cost a key exchange."""
         try:
-            self._opening(self.other.fingerprint, key).open(number, head, tag)
+            self._keys.opening(self.other.fingerprint, key).open(number, head, tag)
         except SealError:
             self.is_strange = True
             self._note_bad()
@@ -324,7 +364,7 @@ class PeerSession:
             self._ask_at = 0.0
             self._ask_s = ASK_FIRST_S
         self.highest = max(counter, session.window.highest)
-        self._derived.pop(session.ephemeral, None)
+        self._keys.derived.pop(session.ephemeral, None)
         self._candidate = b""
         self._take(session, counter, sealed)
 
@@ -370,28 +410,8 @@ class PeerSession:
         for known in (self._current, self._before):
             if known is not None and known.ephemeral == key:
                 return known
-        return self._derived.get(key)
+        return self._keys.derived.get(key)
 
     def _session_of(self, key: bytes) -> _Session:
         """The session with the peer's process that has this ephemeral key; WireError."""
-        if (known := self._known(key)) is not None:
-            return known
-        own, other = self._own, self.other
-        try:
-            secrets = session_secrets(own, other, self._fleet, self._suite, self._ephemeral, key)
-        except SecurityError as error:
-            raise WireError("unknown key", str(error)) from error
-        if len(self._derived) >= DERIVED_MAX:
-            del self._derived[next(iter(self._derived))]
-        self._derived[key] = _Session(key, *secrets, Window(0))
-        return self._derived[key]
-
-    def _opening(self, sender: bytes, key: bytes) -> Ccm:
-        """The cipher that makes the tag over the ephemeral key of a sender."""
-        found = self._openings.get((sender, key))
-        if found is None:
-            if len(self._openings) > 3:
-                del self._openings[next(iter(self._openings))]
-            found = Ccm(opening_key(self._pair, self._suite, sender, key))
-            self._openings[sender, key] = found
-        return found
+        return self._known(key) or self._keys.derive(key)
