@@ -7,6 +7,7 @@
     ├── ModelPackageError   a model package with a wrong description, or with other files
     ├── RuleError           an aggregation rule that cannot be used with these updates
     ├── SecurityError       an identity, code or member list that cannot be used (operator input)
+    ├── StateError          a step that the state of a node or a run does not allow (our own error)
     └── ConfigError         a configuration that cannot be used (ternmesh.config)
 
 ValueError is for wrong arguments in our own code.
@@ -43,3 +44,7 @@ class RuleError(TernmeshError):
 
 class SecurityError(TernmeshError):
     """An identity, a code or a member list cannot be used; the message says what to do."""
+
+
+class StateError(TernmeshError):
+    """A step that the state of a node or a run does not allow; the message names both."""

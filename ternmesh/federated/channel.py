@@ -5,6 +5,7 @@ must save before it sends.
 """
 
 from collections import Counter, deque
+from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 from ternmesh.federated.events import REFUSED_SHOWN_MAX, Refused, SessionEvent
@@ -23,11 +24,21 @@ class Channel(Generic[Event]):
         self.outgoing = SealedQueue(counter, security.sealing)
         self.refused: Counter[str] = Counter()  # by reason
         self.events: deque[Event | SessionEvent] = deque()  # what the program has to save
+        self._in_clear: list[tuple[str, list[bytes]]] = []  # frames without a seal, by peer
         self.sealing.bind(run)
 
     def next_event(self) -> Event | SessionEvent | None:
         """The next event to save or handle; None if there are no more."""
         return self.outgoing.next_event(self.events)
+
+    def send_in_clear(self, peer: str, frames: Sequence[bytes]) -> None:
+        """Send frames without a seal, to a peer that shares no keys with this end."""
+        self._in_clear.append((peer, list(frames)))
+
+    def frames_to_send(self) -> list[tuple[str, list[bytes]]]:
+        """Frames by peer. Call this after the events are on disk."""
+        in_clear, self._in_clear = self._in_clear, []
+        return in_clear + self.outgoing.drain()
 
     def show_refusal(self, peer: str, reason: str) -> None:
         """Count a refused frame, and report it unless too many events wait."""

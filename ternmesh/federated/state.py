@@ -4,10 +4,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TypeVar
 
 import numpy as np
 
 from ternmesh.codec.encoder import zero_residual
+from ternmesh.errors import StateError
 from ternmesh.federated.events import Pending
 from ternmesh.federated.rules import AggregationSettings
 from ternmesh.plan import Plan
@@ -20,8 +22,18 @@ LATE_KEPT = 16  # deadlines in whose time a node that is on time makes up for a 
 # Each receipt looks at all partial aggregates: more nodes than this take minutes.
 NODES_AGGREGATED_MAX = 2730
 
-# Phases. A table has, for each phase, the steps that it allows and the phase after each. A step
-# that a phase does not have must not be taken: the end looks the table up before it takes one.
+State = TypeVar("State", bound=Enum)
+Step = TypeVar("Step", bound=Enum)
+
+
+def next_state(legal: Mapping[State, Mapping[Step, State]], state: State, step: Step) -> State:
+    """Return the state after a step. Raises StateError if the state does not allow the step.
+
+    `legal` has, for each state, the steps that it allows and the state after each.
+    """
+    if step not in legal[state]:
+        raise StateError(f"a step that is not allowed in the state {state.value!r}: {step.value}")
+    return legal[state][step]
 
 
 class NodePhase(Enum):
