@@ -9,7 +9,6 @@ from bench.result import commit, is_clean, show
 
 NAMES = (
     "demo",
-    "bundle",
     "train_step",
     "footprint",
     "codec",
@@ -17,13 +16,9 @@ NAMES = (
     "zeroth_order",
     "code",
     "link",
-    "link_kill",
     "ble",
-    "serial",
     "mqtt",
     "seal",
-    "adversary",
-    "rollback",
     "release",
     "crash",
     "soak",

@@ -1,8 +1,7 @@
-"""A fleet whose processes are killed all the time, and disks that lose power at every write.
+"""A fleet whose processes are killed all the time: no promise breaks.
 
 Host, boards and mosquitto are real processes; seeded SIGKILLs hit several at once, also while they
-start. An end is a fork of a process with all imports done, so that it serves soon. The second part
-is `bench.torn_disk`.
+start. An end is a fork of a process with all imports done, so that it serves soon.
 """
 
 import logging
@@ -23,7 +22,7 @@ import numpy as np
 
 import edge.service
 import host.service
-from bench import promises, torn_disk
+from bench import promises
 from bench.processes import CLIPS, CONFIG, MODEL
 from bench.result import Figure, Result
 from models.zoo import fsdd_path
@@ -203,7 +202,7 @@ def opened(folder: Path) -> Iterator[StateFile]:
 
 
 def measure(*, quick: bool) -> Result:
-    """Both parts; the first prints a line for each run."""
+    """Runs of a fleet until so many processes were killed; prints a line for each."""
     kills, rounds = (KILLS_QUICK, ROUNDS_QUICK) if quick else (KILLS, ROUNDS)
     found, faults = Counter[str](), Counter[str]()
     starts_s: list[float] = []
@@ -213,7 +212,6 @@ def measure(*, quick: bool) -> Result:
         found += counts
         faults += broken
         print(f"{time.monotonic() - begun:.0f} s: {dict(found)}, {dict(faults)}", flush=True)
-    disk = torn_disk.measure(quick=quick)
     figures = {
         "kills": Figure(found["kills"], None if quick else ">=1000"),
         "violations": Figure(faults.total(), "<=0"),
@@ -221,10 +219,9 @@ def measure(*, quick: bool) -> Result:
         "rounds": Figure(found["rounds"]),
         "start_s_mean": Figure(float(np.mean(starts_s))),
         "start_s_p99": Figure(float(np.percentile(starts_s, 99))),
-        **disk.figures,
     }
-    details = {"kills": dict(found), "faults": dict(faults), **disk.details}
-    return Result("crash", figures, {}, (*NOTES, *disk.notes), details, quick)
+    details = {"kills": dict(found), "faults": dict(faults)}
+    return Result("crash", figures, {}, NOTES, details, quick)
 
 
 def kill_fleet(

@@ -28,13 +28,12 @@ HEADLINES = (
     ("release", "air_ratio", "400 kB to ten boards, radio, 20 % loss: bytes on air over one copy"),
     ("link", "efficiency_300kb_loss20_keys", "radio, 20 % loss: useful bytes of those on the air"),
     ("seal", "frame_overhead_bytes", "bytes that security adds to a frame"),
-    ("bundle", "uplink_ratio", "gateway of three boards: bytes up over those without merging"),
     ("pipeline", "speedup_80mbit_subspace", "pipeline, 80 Mbit/s links: times uncompressed speed"),
     ("pipeline", "speedup_linkbound", "the same over links that slow the uncompressed run 16.4x"),
     ("split", "activation_ratio", "split training: float32 bytes over bytes of a sample"),
     ("footprint", "idle_mib", "a board's process at rest, MiB resident"),
     ("footprint", "training_mib", "a board's process at its peak in training, MiB resident"),
-    ("crash", "violations", "broken promises: 1,000 kill -9 of host, boards, broker; torn disks"),
+    ("crash", "violations", "broken promises: 1,000 kill -9 of host, boards, broker"),
 )
 # Those of HEADLINES that README shows.
 SHOWN = (

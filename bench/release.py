@@ -16,9 +16,8 @@ import onnx
 from onnx import numpy_helper
 
 from bench.processes import CONFIG, RUN, ProcessFleet, kill9, started, wait
-from bench.release_radios import COMPARED_S, LOSS, SPEED, VERSION, Table, radios
+from bench.release_radios import COMPARED_S, LOSS, SPEED, VERSION, Maker, Table, radios
 from bench.result import Figure, Result
-from bench.rollback import TABLES, Maker
 from ternmesh.model_package import FORWARD, read_model_package, write_model_package
 from ternmesh.release import DESCRIPTION
 from ternmesh.security.identity import Role
@@ -29,6 +28,7 @@ from transports.base import HOST
 
 BOARDS, BYTES, BIG = 10, 400_000, 5_000_000
 QUICK_BOARDS, QUICK_BYTES, QUICK_BIG = 3, 20_000, 500_000
+TABLES = {"releases": {"dir": "releases", "memory_mib": 256, "cpu_s": 5}}
 KILLS, KILLS_BROKER = 14, 6  # of boards and the host in turn
 NOTES = (
     f"radios: emulated modems (RNode's dialect) on pseudo-terminals, SF7, EU868 at 10 %, {SPEED:g} "

@@ -5,18 +5,21 @@ Keys, state files, link, airtime ledger, pseudo-terminals, emulated modems. Upda
 
 import os
 import random
+import shutil
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bench.rollback import Maker
+from bench.processes import MODEL
 from edge.config import DataConfig, EvaluateConfig, NodeConfig, ReleasesConfig
+from edge.files import entry_of
 from edge.releases.incoming import Incoming
 from edge.releases.signatures import release_check
 from edge.releases.store import Releases
@@ -24,14 +27,15 @@ from host.config import RunConfig, plan_of, settings_of
 from host.releases import FOLDER, NEW, Publisher, signed_here
 from host.runs import continue_or_begin
 from host.service import HostService
+from models.zoo import package_path
 from ternmesh.federated.events import NodeEvent, WorkReady
 from ternmesh.federated.node import NodeProtocol
 from ternmesh.link.airtime import LoraSetting
 from ternmesh.model_package import ADAPTER, read_model_package
-from ternmesh.release import DESCRIPTION
-from ternmesh.security.identity import Role
+from ternmesh.release import DESCRIPTION, FILES, MANIFEST, SIGNATURES, make_manifest, write_manifest
+from ternmesh.security.identity import Identity, Role
 from ternmesh.security.keyed_sealing import SYNC_OVERHEAD
-from ternmesh.security.signatures import SIGNED_HEAD
+from ternmesh.security.signatures import SIGNED_HEAD, Signers, sign_release
 from ternmesh.timers import Random
 from ternmesh.wire.frame import FRAME_OVERHEAD
 from ternmesh.wire.release import OFFER, STATUS, SYMBOL
@@ -58,7 +62,36 @@ DIMENSION, TRAINING_S, DEADLINE_S = 2000, 900.0, 3600.0
 PATIENCE_S, TURN_S = 600.0, 0.002
 COMPARED_S = 240.0  # how long rounds are counted, and the run without a release
 RADIO = LoraSetting(7, 125, 1, 12)
+LIMITS = 100.0, 60.0  # the largest loss, and the longest seconds of a step
 Table = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Maker:
+    """Makes releases in `folder`, signed by `own` for the fleet with this digest."""
+
+    folder: Path
+    own: Identity
+    fleet: bytes
+    rng: np.random.Generator
+
+    def package(self, version: int) -> Path:
+        """A copy of the shipped model package, to be changed."""
+        folder = self.folder / f"package-{version}"
+        shutil.copytree(package_path(MODEL), folder)
+        return folder
+
+    def signed(self, version: int, package: Path) -> Path:
+        """A signed release of a package."""
+        loaded = read_model_package((package / DESCRIPTION).read_bytes())
+        entries = tuple(entry_of(package / name) for name in FILES)
+        release = self.folder / f"release-{version}"
+        shutil.copytree(package, release)
+        manifest = write_manifest(make_manifest(loaded, version, entries, LIMITS))
+        (release / MANIFEST).write_bytes(manifest)
+        signature = sign_release(self.own, self.fleet, manifest, Signers((self.own.public,)))
+        (release / SIGNATURES).write_bytes(signature)
+        return release
 
 
 def wide(folder: Path, inputs: int, rng: np.random.Generator) -> Path:
