@@ -1,6 +1,6 @@
 """`ternmesh firmware`: radio modems are found, set up alike, compared, brought back, measured.
 
-Flashing has a file of its own.
+Images for microcontrollers have a file of their own.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from ternmesh.config import ConfigError
 from ternmesh.link.airtime import SPREADING_FACTORS
 from ternmesh.link.regions import REGIONS
 from ternmesh_cli import process
-from ternmesh_cli.firmware_flash import add_flash_arguments
+from ternmesh_cli.firmware_image import add_image_arguments
 from ternmesh_cli.html_report import svg
 from ternmesh_cli.process import ExitCode, add_option, number, real
 from transports.base import HOST
@@ -107,7 +107,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_speed(row)
     process.add_json(row, "print a JSON list")
 
-    add_flash_arguments(rows)
+    add_image_arguments(rows)
 
 
 def _add_fleet(parser: argparse.ArgumentParser) -> None:

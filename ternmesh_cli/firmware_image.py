@@ -1,20 +1,21 @@
-"""`ternmesh firmware pack|sign|flash|slots|revert`: firmware of microcontrollers."""
+"""`ternmesh firmware pack|sign|unpack`: firmware of microcontrollers, signed by the fleet.
+
+The vendors' tools write it: esptool, smpmgr, or a copy to the drive of a UF2 bootloader.
+"""
 
 import argparse
 import hashlib
-import json
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
 
-from firmware_tools.errors import FirmwareError
-from firmware_tools.flash.image import (
+from firmware_tools.image import (
     ESP,
     IMAGE_MAX,
     METHODS,
     UF2,
     Image,
-    Progress,
     read_image,
     read_version,
     text_of,
@@ -30,7 +31,7 @@ UNSIGNED = "the signature of this firmware is not checked"
 FILE_MAX = IMAGE_MAX + 1024  # bytes
 
 
-def add_flash_arguments(rows: Subcommands) -> None:
+def add_image_arguments(rows: Subcommands) -> None:
     row = rows.add("pack", "write firmware as one file, with what it is and for which board", _pack)
     what = "an image for an ESP, a UF2 file, or an image that imgtool has signed for MCUboot"
     row.add_argument("data", type=process.path, metavar="DATA", help=what)
@@ -47,28 +48,17 @@ def add_flash_arguments(rows: Subcommands) -> None:
     _add_file(row)
     release.add_signer(row)
 
-    row = rows.add("flash", "write firmware to the board that is connected", _flash)
+    row = rows.add("unpack", "check a signed file, and take out the firmware to flash", _unpack)
     _add_file(row)
-    what = "the microcontroller: a serial port, udp:ADDRESS, or the folder of a UF2 drive"
-    row.add_argument("target", metavar="TARGET", help=what)
+    row.add_argument("--out", type=process.path, required=True, metavar="DATA", help="a new file")
     trust = row.add_mutually_exclusive_group(required=True)
     what = "host.toml or that of any end of the fleet, which must have signed the file"
     trust.add_argument("--config", type=process.path, metavar="FILE", help=what)
     trust.add_argument("--insecure", action="store_true", help="also a file that nobody signed")
 
-    row = rows.add("slots", "show the images that a board with MCUboot has", _slots)
-    _add_target(row)
-    process.add_json(row, "print a JSON list")
-    row = rows.add("revert", "start the other image of a board with MCUboot again", _revert)
-    _add_target(row)
-
 
 def _add_file(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=process.path, metavar="FILE", help="made by `pack`")
-
-
-def _add_target(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("target", metavar="TARGET", help="a serial port, or udp:ADDRESS")
 
 
 def _address(text: str) -> int:
@@ -105,78 +95,25 @@ def _sign(arguments: argparse.Namespace) -> int:
     return ExitCode.DONE
 
 
-def _flash(arguments: argparse.Namespace) -> int:
-    data = read_file(arguments.file, FILE_MAX)  # once: what is checked is what is written
+def _unpack(arguments: argparse.Namespace) -> int:
+    data = read_file(arguments.file, FILE_MAX)  # once: what is checked is what is taken out
     if arguments.insecure:
         print(UNSIGNED, file=sys.stderr)
     else:
         digest = hashlib.sha256(data).digest()
         release.check_file(arguments.file, digest, arguments.config, FIRMWARE)
     image = read_image(data)
-    progress = _shown if sys.stderr.isatty() else _hidden
-    try:
-        said = _written(image, arguments.target, progress)
-    except FirmwareError as error:
-        if not isinstance(error.__cause__, KeyboardInterrupt):
-            raise
-        process.complain(error)
-        return ExitCode.INTERRUPTED
-    print(f"{_said(image)}: {said}")
+    replace_file(arguments.out, image.data)
+    print(f"{arguments.out}: {_said(image)}; flash it with")
+    print(f"  {_command(image, arguments.out)}")
     return ExitCode.DONE
 
 
-def _written(image: Image, target: str, progress: Progress) -> str:
-    is_drive = Path(target).is_dir()
-    if is_drive != (image.method == UF2):
-        needed = "a serial port" if is_drive else "the folder of the board's drive"
-        raise FirmwareError(f"{image.label} is written by {image.method}: TARGET must be {needed}")
-    if is_drive:
-        from firmware_tools.flash import uf2
-
-        return uf2.flash(image, Path(target), progress)
+def _command(image: Image, file: Path) -> str:
+    """How the tool of the vendor writes an image."""
+    name = shlex.quote(str(file))
     if image.method == ESP:
-        from firmware_tools.flash import esp
-
-        return esp.flash(image, target, progress)
-    from firmware_tools.flash import smp
-
-    return smp.flash(image, target, progress)
-
-
-def _hidden(done: int, total: int) -> None:
-    pass
-
-
-def _shown(done: int, total: int) -> None:
-    end = "\n" if done == total else ""
-    print(f"\r{100 * done // total:3} %", end=end, file=sys.stderr, flush=True)
-
-
-def _slots(arguments: argparse.Namespace) -> int:
-    from firmware_tools.flash.smp import slots
-
-    rows = [
-        {
-            "slot": slot.number,
-            "version": text_of(slot.version) if slot.version else None,
-            "hash": slot.digest.hex(),
-            "active": slot.active,
-            "confirmed": slot.confirmed,
-            "pending": slot.pending,
-        }
-        for slot in slots(arguments.target)
-    ]
-    if arguments.json:
-        print(json.dumps(rows))
-        return ExitCode.DONE
-    for row in rows:
-        flags = [name for name in ("active", "confirmed", "pending") if row[name]]
-        print(f"slot {row['slot']}  {row['version']}  {str(row['hash'])[:16]}  {' '.join(flags)}")
-    return ExitCode.DONE
-
-
-def _revert(arguments: argparse.Namespace) -> int:
-    from firmware_tools.flash.smp import revert
-
-    print(revert(arguments.target))
-    return ExitCode.DONE
+        return f"esptool --chip {image.board} --port PORT write-flash {image.address:#x} {name}"
+    if image.method == UF2:
+        return f"cp {name} DRIVE"
+    return f"smpmgr --port PORT upgrade --slot 1 {name}"
