@@ -13,7 +13,6 @@ NAMES = (
     "footprint",
     "codec",
     "m3",
-    "zeroth_order",
     "code",
     "link",
     "ble",

@@ -1,10 +1,9 @@
 """One way to train, one model, one process: prints step time, memory and loss as JSON.
 
-`python -m bench.train_step_worker ENGINE MODEL THREADS FOLDER`. ENGINE is torch, onnxruntime,
-zeroth_order (one pair of forward passes: time grows with the probes, memory does not) or export,
-which writes what the others read to FOLDER; MODEL is keyword or encoder: BERT of 22 M parameters
-with random weights, LoRA of rank 8 and a trained head. Only torch and export import torch, so the
-memory of the others is that of a board.
+`python -m bench.train_step_worker ENGINE MODEL THREADS FOLDER`. ENGINE is torch, onnxruntime or
+export, which writes what the others read to FOLDER; MODEL is keyword or encoder: BERT of 22 M
+parameters with random weights, LoRA of rank 8 and a trained head. Only torch and export import
+torch, so the memory of the others is that of a board.
 """
 
 import importlib
@@ -56,21 +55,15 @@ def _mib(field: str) -> float:
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(field))
 
 
-def _onnxruntime_step(engine: str, _: str, threads: int, folder: Path) -> tuple[Step, float]:
-    from edge.onnx.session import Inference, TrainStep, load_model
+def _onnxruntime_step(_: str, __: str, threads: int, folder: Path) -> tuple[Step, float]:
+    from edge.onnx.session import TrainStep, load_model
 
     package = load_model(folder).package
     with np.load(folder / "batch.npz") as data:
         batch = {spec.name: data[spec.name] for spec in package.batch_inputs}
     vector = np.load(folder / "vector.npy")
     before_mib = _mib("VmRSS")
-    if engine == "onnxruntime":
-        run = TrainStep(folder, package, threads).run
-    else:
-        from edge.zeroth_order import ZerothOrder
-
-        forward = Inference(folder, package, threads)
-        run = ZerothOrder(forward, package, probes=1, epsilon=1e-3, seed=b"bench").run
+    run = TrainStep(folder, package, threads).run
     return lambda: run(vector, batch), before_mib
 
 

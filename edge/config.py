@@ -21,10 +21,8 @@ from transports.mqtt.topics import check_topic
 ADAPTER = "current.onnx_adapter"
 PREDICT_SOCKET = "predict.sock"  # in the state_dir
 NEWEST, BEST = "newest", "best"
-GRADIENT, ZEROTH_ORDER = "gradient", "zeroth_order"
 
 _OF_SOURCE = needs("source")
-_OF_PROBES = needs("mode", ZEROTH_ORDER)
 
 _log = logging.getLogger(__name__)
 
@@ -96,11 +94,9 @@ class TrainingConfig:
 
     No round begins with fewer than `samples_min` samples. In a run without an end, `news_min` newly
     labelled samples are news (`ternmesh.federated.news`). With `keep_moments`, Adam keeps its state
-    between rounds; `clip_norm` 0 means no limit. With `mode` "zeroth_order" the board runs only
-    forward.onnx and estimates each gradient from `probes` pairs of predictions, at the adapter plus
-    and minus `epsilon` times a random direction (`edge.zeroth_order`). `provider` is where
-    onnxruntime runs the model (`edge.onnx.session.choose_providers`). The adapter's tensors with
-    names in `personal`, or that match a pattern there, never leave the board (`edge.personal`).
+    between rounds; `clip_norm` 0 means no limit. `provider` is where onnxruntime runs the model
+    (`edge.onnx.session.choose_providers`). The adapter's tensors with names in `personal`, or that
+    match a pattern there, never leave the board (`edge.personal`).
     """
 
     provider: str = field(default="auto", metadata=choices("auto", "cpu", "cuda", "tensorrt"))
@@ -111,9 +107,6 @@ class TrainingConfig:
     keep_moments: bool = False
     clip_norm: float = field(default=0.0, metadata=limits(0.0, 1e6))
     weight_decay: float = field(default=0.0, metadata=limits(0.0, 1.0))
-    mode: str = field(default=GRADIENT, metadata=choices(GRADIENT, ZEROTH_ORDER))
-    probes: int = field(default=1, metadata=limits(1, 10_000) | _OF_PROBES)
-    epsilon: float = field(default=0.001, metadata=limits(1e-6, 1.0) | _OF_PROBES)
     personal: tuple[str, ...] = ()
 
 

@@ -160,7 +160,7 @@ def sample_losses(metric: str, output: Array, target: Array) -> NDArray[np.float
     if output.ndim != 2 or target.shape != output.shape[:1]:
         raise ModelError(
             f"a cross-entropy takes logits [n, classes] and targets [n], not {output.shape} and "
-            f'{target.shape}: set training.mode = "gradient"'
+            f"{target.shape}"
         )
     classes = target.astype(np.int64)
     if classes.min() < 0 or classes.max() >= output.shape[1]:

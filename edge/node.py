@@ -31,11 +31,10 @@ from edge.evaluation import (
     write_best,
 )
 from edge.event_log import EventLog
-from edge.onnx.session import Arrays, Inference, LoadedModel, trim_memory, write_adapter
+from edge.onnx.session import Arrays, Inference, LoadedModel, TrainStep, trim_memory, write_adapter
 from edge.personal import take_up
 from edge.resources import SHORT_OF_MEMORY, Throttle
 from edge.trainer import AdamSettings, Trainer, round_rng
-from edge.zeroth_order import make_step
 from ternmesh.codec.scale import to_float
 from ternmesh.errors import CodecError
 from ternmesh.federated.evaluation import Evaluation, Values, write_values
@@ -123,7 +122,7 @@ class Node:
         self.silent_rounds = 0  # rounds whose delta was too small for an update
         self.wanted: int | None = None  # the round to begin as soon as there is enough data
         self.news = News(config.training.news_min)  # read in `start`
-        self._step = make_step(config, loaded)
+        self._step = TrainStep(loaded.folder, package, training.threads, training.provider)
         adam = AdamSettings(weight_decay=training.weight_decay, clip_norm=training.clip_norm)
         self.trainer = Trainer(
             self._step, data.samples, package.batch, adam, keep_moments=training.keep_moments

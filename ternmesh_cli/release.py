@@ -204,7 +204,7 @@ def _check(arguments: argparse.Namespace) -> int:
     manifest = Releases(folder.parent, verify).read(folder)
     load_release(folder, manifest)
     limits = TrialLimits(memory_mib=arguments.memory_mib)
-    latency_s = try_model(folder, limits, with_gradient=True)
+    latency_s = try_model(folder, limits)
     size = sum(entry.size for entry in manifest.files)
     print(f"{_named(manifest)}, model {manifest.model.hex()[:16]}, {size:,} bytes")
     latency_max_ms = manifest.latency_max * LATENCY_UNIT * 1e3

@@ -13,17 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from edge.config import ZEROTH_ORDER, NodeConfig
+from edge.config import NodeConfig
 from edge.data.node_data import open_knowledge
 from edge.data.sources import open_folder
 from edge.errors import BoardFault, ModelError, NoData, NotSigned
 from edge.evaluation import spread
-from edge.onnx.session import LoadedModel, load_model
+from edge.onnx.session import LoadedModel, TrainStep, load_model
 from edge.personal import find_places
 from edge.releases.store import Releases
 from edge.releases.trial import TrialLimits, try_model
 from edge.trainer import Dataset, Step
-from edge.zeroth_order import make_step
 from ternmesh.errors import TernmeshError
 from ternmesh.release import (
     LATENCY_UNIT,
@@ -100,12 +99,8 @@ def try_release(
     """Raise unless the release keeps the limits of its manifest on this board."""
     find_places(loaded.package, config.training.personal)
     limits = TrialLimits(memory_mib=config.releases.memory_mib, cpu_s=config.releases.cpu_s)
-    latency_s = try_model(
-        loaded.folder,
-        limits,
-        with_gradient=config.training.mode != ZEROTH_ORDER,
-        threads=config.training.threads,
-    )
+    training = config.training
+    latency_s = try_model(loaded.folder, limits, threads=training.threads)
     if latency_s > manifest.latency_max * LATENCY_UNIT:
         raise ModelError(
             f"a step takes {latency_s * 1e3:.0f} ms, and the manifest allows "
@@ -118,7 +113,7 @@ def try_release(
         _log.info("the loss of the release is not checked: [evaluate] names no data for it")
         return
     held_out = open_folder(Path(config.evaluate.path), loaded.package, config.evaluate)
-    step = make_step(config, loaded)
+    step = TrainStep(loaded.folder, loaded.package, training.threads, training.provider)
     loss = mean_loss(step, loaded, held_out, config.evaluate.samples_max, beat)
     if not loss <= manifest.loss_max * LOSS_UNIT:  # also refuses NaN
         raise ModelError(

@@ -2,7 +2,7 @@
 
 Whatever kills the child (exhausted memory, a crash of onnxruntime, an endless loop) is an error in
 the parent. The child runs this module as a program: `python -m edge.releases.trial FOLDER
-WITH_GRADIENT THREADS MEMORY_MIB CPU_S`.
+THREADS MEMORY_MIB CPU_S`.
 """
 
 import json
@@ -36,13 +36,12 @@ class TrialLimits:
     wall_s: float = 120.0
 
 
-def try_model(folder: Path, limits: TrialLimits, *, with_gradient: bool, threads: int = 1) -> float:
-    """The seconds of one step on zeros with the model in `folder`; ModelError if it fails.
+def try_model(folder: Path, limits: TrialLimits, *, threads: int = 1) -> float:
+    """The seconds of one training step on zeros with the model in `folder`; ModelError if it fails.
 
-    A step is a training step, or a prediction without `with_gradient`. BoardFault if the process
-    cannot be started.
+    BoardFault if the process cannot be started.
     """
-    numbers = (int(with_gradient), threads, limits.memory_mib, limits.cpu_s)
+    numbers = (threads, limits.memory_mib, limits.cpu_s)
     # -P: no module is imported from the current directory.
     program = [sys.executable, "-P", "-m", "edge.releases.trial", str(folder.resolve())]
     try:
@@ -85,12 +84,12 @@ def _read_answer(folder: Path, answer: bytes) -> float:
 def main() -> int:
     """The child process: prints {"latency_s": seconds} or {"error": sentence} as JSON."""
     folder, *numbers = sys.argv[1:]
-    with_gradient, threads, memory_mib, cpu_s = map(int, numbers)
+    threads, memory_mib, cpu_s = map(int, numbers)
     import edge.onnx.session  # noqa: F401  (its libraries do not count: load them before)
 
     _limit(memory_mib << 20, cpu_s)
     try:
-        latency_s = _measure(Path(folder), threads, with_gradient=bool(with_gradient))
+        latency_s = _measure(Path(folder), threads)
     except (MemoryError, ModelError) as error:
         sentence = " ".join(str(error).split())
         if isinstance(error, MemoryError | OutOfMemory):
@@ -112,7 +111,7 @@ def _limit(memory_bytes: int, cpu_s: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _measure(folder: Path, threads: int, *, with_gradient: bool) -> float:
+def _measure(folder: Path, threads: int) -> float:
     """Load and check the model, predict, take steps; the seconds of the fastest step."""
     from edge.onnx.session import Inference, TrainStep, load_model
 
@@ -128,12 +127,9 @@ def _measure(folder: Path, threads: int, *, with_gradient: bool) -> float:
     inference.predict(inputs)
     for _ in range(1 + STEPS):
         begun = time.perf_counter()
-        if with_gradient:
-            _, gradient = step.run(initial, zeros)
-            if gradient.shape != initial.shape:
-                raise ModelError(f"{folder}: a gradient has the shape {gradient.shape}")
-        else:
-            inference.predict(inputs)
+        _, gradient = step.run(initial, zeros)
+        if gradient.shape != initial.shape:
+            raise ModelError(f"{folder}: a gradient has the shape {gradient.shape}")
         times.append(time.perf_counter() - begun)
     return min(times[1:])
 

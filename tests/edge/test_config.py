@@ -52,7 +52,6 @@ def test_a_config_and_what_follows_from_it(tmp_path: Path) -> None:
     assert (config.data.divide_by, config.training.seed) == (255.0, 5)
     assert config.training.clip_norm == 1.5
     assert config.training.personal == ("head.*",)
-    assert config.training.mode == "gradient"
     link = link_settings(config.link, config.name)
     assert (link.role, link.fleet, link.broker.port) == ("theo", "digits", 1884)
 
@@ -79,14 +78,6 @@ def test_a_model_may_be_a_folder_beside_the_config(tiny_copy: Path) -> None:
         ("mqtt://", "http://", r"\[link\]: broker URL"),
         ("seed = 5", "seed = -1", "training.seed is -1: it must be 0 to"),
         ("seed = 5", "sed = 5", r"training.sed is not a setting: \[training\] allows"),
-        ("seed = 5", 'mode = "guess"', "training.mode is 'guess': it must be one of gradient, zer"),
-        ("seed = 5", "probes = 0", "training.probes is 0: it must be 1 to"),
-        ("seed = 5", "epsilon = 0.0", "training.epsilon is 0.0: it must be 1e-06 to"),
-        (
-            "seed = 5",
-            "probes = 8",
-            'training.probes has no effect without training.mode = "zeroth_order"',
-        ),
         ("[link]", "[releases]\ncpu_s = 5\n[link]", "releases.cpu_s has no effect without rel"),
         ('path = "clips.npz"', 'path = "clips.npz"\npoll_s = 3', "without data.source: remove it"),
         ("seed = 5", 'seed = "5"', "training.seed is '5': it must be a whole number"),

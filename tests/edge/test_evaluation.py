@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from edge.errors import DataError
-from edge.evaluation import Evaluator, scores, spread
+from edge.errors import DataError, ModelError
+from edge.evaluation import Evaluator, sample_losses, scores, spread
 from edge.onnx.session import Inference
 
 
@@ -64,3 +64,29 @@ def test_the_effect_of_a_probe_is_that_on_an_error_which_has_a_limit(
 def test_indexes_are_spread_evenly() -> None:
     assert spread(10, 3).tolist() == [0, 3, 6]
     assert spread(3, 10).tolist() == [0, 1, 2]
+
+
+def test_losses_by_metric() -> None:
+    logits = np.log(np.array([[0.25, 0.75], [0.5, 0.5]], np.float32))
+    expected = [-np.log(0.75), -np.log(0.5)]
+    losses = sample_losses("accuracy", logits + np.float64(1000), np.array([1, 0]))
+    assert losses == pytest.approx(expected)
+    values = np.array([[1.0], [2.0]], np.float32)
+    losses = sample_losses("mean_absolute_error", values, np.array([3.0, 2.5]))
+    assert losses.tolist() == [2.0, 0.5]
+    assert not np.isfinite(sample_losses("accuracy", logits * np.inf, np.array([1, 0]))).any()
+
+
+@pytest.mark.parametrize(
+    ("metric", "output", "target", "sentence"),
+    [
+        ("mean_absolute_error", (2, 3), np.zeros(2), "outputs have shape"),
+        ("accuracy", (2, 5, 3), np.zeros((2, 5), int), r"logits \[n, classes\]"),
+        ("accuracy", (2, 3), np.zeros((2, 1), int), r"and targets \[n\]"),
+        ("accuracy", (2, 3), np.array([0, 3]), "outside the 3 classes"),
+        ("accuracy", (2, 3), np.array([-1, 0]), "outside the 3 classes"),
+    ],
+)
+def test_what_has_no_loss_is_one_sentence(metric, output, target, sentence) -> None:
+    with pytest.raises(ModelError, match=sentence):
+        sample_losses(metric, np.zeros(output, np.float32), target)

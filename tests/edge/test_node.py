@@ -29,7 +29,6 @@ from edge.node import RELEASE_AFTER_S, Node
 from edge.onnx.session import LoadedModel, adapter_version, read_adapter
 from edge.report import status, summary
 from edge.service import present_model
-from edge.zeroth_order import ZerothOrder
 from ternmesh.codec.scale import to_float
 from ternmesh.federated import robust
 from ternmesh.federated.evaluation import Evaluation
@@ -699,16 +698,6 @@ def test_samples_that_are_deleted_in_a_round_end_it(world: World, monkeypatch) -
     world.until(lambda: node.protocol.finished)
     assert world.host.counted[1] == ROUNDS
     assert status(node)["source"]["by_label"] == {"all": len(buffer)}
-
-
-def test_a_node_that_has_forward_passes_only_learns_too(world: World) -> None:
-    training = TrainingConfig(samples_min=8, mode="zeroth_order", probes=8)
-    node = world.add("ada", replace(world.config("ada"), training=training))
-    world.until(lambda: node.protocol.finished)
-    assert isinstance(node._step, ZerothOrder)
-    entries: list[Any] = list(node.history)
-    assert entries[-1].metric < 0.7 * entries[0].metric
-    assert entries[-1].loss < entries[1].loss
 
 
 def test_a_node_that_nobody_answers_says_so_once(world: World, caplog) -> None:

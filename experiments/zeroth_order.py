@@ -1,7 +1,7 @@
 """Training without backpropagation: the gradient is estimated from pairs of forward passes.
 
-A board that cannot afford train_step.onnx needs only forward.onnx. The estimate has one number for
-each probed direction, so it takes many more passes to learn as much.
+A board needs only forward.onnx for it, and half the memory. The estimate has one number for each
+probed direction, so it takes many more passes to learn as much: see docs/DESIGN.md, 2026-11-21.
 
 Spall, "Multivariate stochastic approximation using a simultaneous perturbation gradient
 approximation", IEEE Transactions on Automatic Control 37, 1992; for language models Malladi et al.,
@@ -14,11 +14,10 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.config import ZEROTH_ORDER, NodeConfig
 from edge.data.sources import input_specs, target_specs
 from edge.errors import ModelError
 from edge.evaluation import sample_losses
-from edge.onnx.session import Inference, LoadedModel, TrainStep
+from edge.onnx.session import Inference
 from edge.trainer import Arrays, Vector
 from ternmesh.generator import derive_key, seeded_signs
 from ternmesh.model_package import ModelPackage
@@ -43,7 +42,7 @@ class ZerothOrder:
         if len(package.outputs) != 1 or len(targets) != 1:
             raise ModelError(
                 f"{package.name} has {len(package.outputs)} outputs and {len(targets)} targets: "
-                'training without gradients needs one of each, so set training.mode = "gradient"'
+                "training without gradients needs one of each"
             )
         self._forward = forward
         self._package = package
@@ -93,21 +92,6 @@ class ZerothOrder:
     def release(self) -> None:
         """Free the session's memory; the next run makes a new session."""
         self._forward.release()
-
-
-def make_step(config: NodeConfig, loaded: LoadedModel) -> TrainStep | ZerothOrder:
-    """The training step that the configuration selects; ModelError if the model has none."""
-    training = config.training
-    package = loaded.package
-    if training.mode != ZEROTH_ORDER:
-        return TrainStep(loaded.folder, package, training.threads, training.provider)
-    return ZerothOrder(
-        Inference(loaded.folder, package, training.threads, training.provider),
-        package,
-        probes=training.probes,
-        epsilon=training.epsilon,
-        seed=f"{training.seed} {config.name}".encode(),
-    )
 
 
 def directions(seed: bytes, adapter: Vector, count: int) -> Iterator[Vector]:

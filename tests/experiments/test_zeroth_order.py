@@ -1,0 +1,70 @@
+"""The estimate of a gradient from forward passes, beside the gradient of the train step."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from edge.errors import ModelError
+from edge.onnx.session import Inference, LoadedModel, TrainStep, load_model
+from experiments.zeroth_order import ZerothOrder, directions, estimate
+from models.zoo import package_path
+from ternmesh.model_package import TensorSpec
+
+
+@pytest.fixture(scope="module")
+def keyword() -> LoadedModel:
+    return load_model(package_path("keyword"))
+
+
+def step_of(keyword: LoadedModel, probes: int) -> ZerothOrder:
+    forward = Inference(keyword.folder, keyword.package)
+    return ZerothOrder(forward, keyword.package, probes=probes, epsilon=1e-3, seed=b"ada")
+
+
+def batch_of(keyword: LoadedModel) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(2)
+    features = rng.random((keyword.package.batch, 50, 32), dtype=np.float32)
+    return {"features": features, "target": rng.integers(0, 10, keyword.package.batch)}
+
+
+def adapter_of(keyword: LoadedModel) -> np.ndarray:
+    noise = np.random.default_rng(3).standard_normal(keyword.package.dimension)
+    vector: np.ndarray = keyword.initial + 0.05 * noise.astype(np.float32)
+    return vector
+
+
+def test_seed_adapter_and_probe_choose_the_directions() -> None:
+    starts = np.zeros(18, np.float32), np.full(18, 1e-6, np.float32)
+    made = [z for seed in (b"a", b"b") for at in starts for z in directions(seed, at, 2)]
+    assert len({z.tobytes() for z in made}) == 8
+    assert set(np.concatenate(made)) == {-1.0, 1.0}
+    again = [z for seed in (b"a", b"b") for at in starts for z in directions(seed, at, 2)]
+    np.testing.assert_array_equal(again, made)
+
+
+def test_the_slopes_alone_make_the_estimate_again(keyword: LoadedModel) -> None:
+    at, batch, step = adapter_of(keyword), batch_of(keyword), step_of(keyword, 2)
+    loss, slopes = step.project(at, batch)
+    assert slopes.shape == (2,)
+    assert step.run(at, batch)[0] == loss
+    np.testing.assert_array_equal(estimate(b"ada", at, slopes), step.run(at, batch)[1])
+
+
+def test_loss_and_slope_are_those_of_the_train_step(keyword: LoadedModel) -> None:
+    package, batch, vector = keyword.package, batch_of(keyword), adapter_of(keyword)
+    step = step_of(keyword, 1)
+    exact, gradient = TrainStep(keyword.folder, package).run(vector, batch)
+    assert step.loss(vector, batch) == pytest.approx(exact, abs=1e-4)
+    assert abs(step.loss(keyword.initial, batch) - exact) > 1e-2, "the adapter matters"
+    mean, found = step.run(vector, batch)
+    assert mean == pytest.approx(exact, abs=1e-2)
+    [z] = directions(b"ada", vector, 1)
+    assert float(found @ z) / z.size == pytest.approx(float(gradient @ z), rel=0.05)
+
+
+def test_a_model_with_two_targets_is_refused(keyword: LoadedModel) -> None:
+    more = (*keyword.package.batch_inputs, TensorSpec("weight", "float32", (32,)))
+    package = replace(keyword.package, batch_inputs=more)
+    with pytest.raises(ModelError, match="keyword has 1 outputs and 2 targets"):
+        step_of(replace(keyword, package=package), 1)
