@@ -52,13 +52,13 @@ def fields(message: bytes | memoryview) -> dict[int, Value]:
     Varints and 32-bit fields are unsigned numbers, all others are views.
     """
     data = memoryview(message)
-    found: dict[int, Value] = {}
+    values: dict[int, Value] = {}
     at = 0
     while at < len(data):
         tag, at = varint(data, at, TAG_SIZE_MAX)
         number, wire = tag >> 3, tag & 7
         if wire == VARINT:
-            found[number], at = varint(data, at)
+            values[number], at = varint(data, at)
             continue
         if wire == BYTES:
             size, at = varint(data, at)
@@ -70,21 +70,21 @@ def fields(message: bytes | memoryview) -> dict[int, Value]:
             raise WireError("protobuf", f"the message ends inside field {number}")
         at += size
         view = data[at - size : at]
-        found[number] = int.from_bytes(view, "little") if wire == FIXED32 else view
-    return found
+        values[number] = int.from_bytes(view, "little") if wire == FIXED32 else view
+    return values
 
 
-def number(found: dict[int, Value], field: int) -> int:
+def number(values: dict[int, Value], field: int) -> int:
     """An unsigned number of `fields`, 0 where the field is absent."""
-    value = found.get(field, 0)
+    value = values.get(field, 0)
     if not isinstance(value, int):
         raise WireError("protobuf", f"field {field} is not a number")
     return value
 
 
-def data(found: dict[int, Value], field: int) -> bytes | None:
+def data(values: dict[int, Value], field: int) -> bytes | None:
     """The bytes of a field of `fields`, None where it is absent."""
-    value = found.get(field)
+    value = values.get(field)
     if isinstance(value, int):
         raise WireError("protobuf", f"field {field} is a number")
     return None if value is None else bytes(value)

@@ -89,8 +89,8 @@ def encode(values: Vector, size_max: int) -> tuple[float, bytes, Trits]:
     book = _book(values.size, size_max // NAME_BYTES)
     chunks = np.zeros((-(-values.size // book.span), book.span), dtype=np.float32)
     chunks.reshape(-1)[: values.size] = values
-    found = [book.nearest(chunks[at : at + BATCH]) for at in range(0, len(chunks), BATCH)]
-    names, products = map(np.concatenate, zip(*found, strict=True))
+    nearest = [book.nearest(chunks[at : at + BATCH]) for at in range(0, len(chunks), BATCH)]
+    names, products = map(np.concatenate, zip(*nearest, strict=True))
     scale = float(products.sum(dtype=np.float64)) / values.size
     return scale, names.astype("<u2").tobytes(), _trits(book, names, values.size)
 

@@ -48,7 +48,7 @@ class Slicing:
         """The number of each slice at all of its coordinates, [count] to [D]."""
         return np.repeat(by_slice, self.span)[: self.dimension]
 
-    def cut(self, vector: Vector, order: Places) -> list[Vector]:
+    def split(self, vector: Vector, order: Places) -> list[Vector]:
         """The values of each slice of a vector; CodecError for NaN or infinity."""
         if not np.isfinite(vector).all():
             raise CodecError("a vector with NaN or infinity cannot become a hypervector")
@@ -134,7 +134,7 @@ def encode_vector(
     """
     highest = floor_scale(scale_max)
     slices, decoded = [], []
-    for index, part in enumerate(slicing.cut(vector, order)):
+    for index, part in enumerate(slicing.split(vector, order)):
         item, trits = _encode_slice(index, part, zeros, room, highest)
         slices.append(item)
         decoded.append((index, trits, decode_scale(item.scale)))
@@ -150,10 +150,10 @@ def gather(slices: list[tuple[int, Trits, int]], slicing: Slicing) -> Hypervecto
     """The hypervector of decoded slices (index, trits, scale); absent slices are zero."""
     trits = np.zeros(slicing.dimension, dtype=np.int8)
     scales = np.zeros(slicing.count, dtype=np.int64)
-    found = Hypervector(slicing, trits, scales, np.zeros(slicing.count, dtype=np.bool_))
+    gathered = Hypervector(slicing, trits, scales, np.zeros(slicing.count, dtype=np.bool_))
     for index, part, scale in slices:
-        found.put(index, part, scale)
-    return found
+        gathered.put(index, part, scale)
+    return gathered
 
 
 def scatter(numbers: NDArray[Number], order: Places) -> NDArray[Number]:

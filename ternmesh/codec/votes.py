@@ -28,7 +28,7 @@ def encode_votes(
 
     No vote times its scale is larger than `scale_max` (units of 2**-24, at least 1).
     """
-    parts = slicing.cut(vector, order)
+    parts = slicing.split(vector, order)
     return [_encode_slice(index, part, room, scale_max) for index, part in enumerate(parts)]
 
 

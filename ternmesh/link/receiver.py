@@ -324,13 +324,13 @@ class Receiver:
             claims[sender] += each
         moved = {slot: self._incoming[slot].moved_at for slot in costs}
         most = max(claims[sender] for sender, _ in costs)
-        found = [slot for slot in costs if claims[slot[0]] == most >= claims[peer]]
-        if not found:
+        slots = [slot for slot in costs if claims[slot[0]] == most >= claims[peer]]
+        if not slots:
             end = now - self._settings.make_way_s
-            found = [slot for slot in costs if moved[slot] <= end]
-        if not found:
+            slots = [slot for slot in costs if moved[slot] <= end]
+        if not slots:
             raise WireError("link", "other transfers fill the memory: offer it later")
-        return min(found, key=lambda slot: moved[slot])
+        return min(slots, key=lambda slot: moved[slot])
 
     def _drop(self, slot: Slot) -> None:
         self._early.pop(slot, None)

@@ -88,8 +88,8 @@ def group_key(
     secret: bytes, suite: int, sender: bytes, fleet: bytes, epoch: int, counter: int
 ) -> bytes:
     """The key of the broadcasts of `sender` (a fingerprint) under a group secret."""
-    rest = struct.pack("<B16sIQ", suite, sender, epoch, counter >> GENERATION_BITS)
-    return hkdf(secret, fleet, b"ternmesh broadcast" + rest, KEY_SIZE)
+    info = struct.pack("<B16sIQ", suite, sender, epoch, counter >> GENERATION_BITS)
+    return hkdf(secret, fleet, b"ternmesh broadcast" + info, KEY_SIZE)
 
 
 def nonce(address: int, counter: int) -> bytes:

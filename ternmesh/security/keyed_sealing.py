@@ -141,7 +141,7 @@ class KeyedSealing:
         return b"" if session is None else session.ephemeral
 
     def due(self, now: float) -> Due:
-        found: Due = []
+        messages: Due = []
         if self._is_new:
             self._is_new = False
             for name in dict.fromkeys((*self._stored, *filter(None, (self._hub_name,)))):
@@ -159,8 +159,8 @@ class KeyedSealing:
                 continue
             if body == ANSWER and self._hub is not None and self._hub.lacks(session.held):
                 body = self._hub.group_key_message(max(0, self._unused - 1))
-            found.append((name, UNASSIGNED, body))
-        return found
+            messages.append((name, UNASSIGNED, body))
+        return messages
 
     def next_due(self) -> float | None:
         waiting = [
@@ -171,20 +171,20 @@ class KeyedSealing:
         return min(waiting, default=None)
 
     def changes(self) -> tuple[Change, ...]:
-        found: list[Change] = []
+        changes: list[Change] = []
         for name, session in self._sessions_of(self._used):
             if session.changed and (state := session.state(name)) is not None:
                 session.changed = False
-                found.append(state)
+                changes.append(state)
         group = self._listener
         if group is not None and group.changed and group.state is not None:
             group.changed = False
-            found.append(group.state)
+            changes.append(group.state)
         self._collect_clones()
         self._used.clear()
-        found += [CloneCount(name, self._clones[name]) for name in sorted(self._clones_changed)]
+        changes += [CloneCount(name, self._clones[name]) for name in sorted(self._clones_changed)]
         self._clones_changed.clear()
-        return tuple(found)
+        return tuple(changes)
 
     def rekey(self) -> None:
         """On the hub: change the broadcast key, after a member was revoked."""

@@ -103,12 +103,12 @@ class MemberList:
 
     def find(self, peer: str) -> PublicIdentity:
         """The identity of a peer; WireError "unknown key" or "revoked"."""
-        found = self.host if peer == HOST else self._members.get(peer)
-        if found is None:
+        member = self.host if peer == HOST else self._members.get(peer)
+        if member is None:
             raise WireError("unknown key", f"{peer} is not enrolled in this fleet")
-        if self._revoked and found.fingerprint in self._revoked:
+        if self._revoked and member.fingerprint in self._revoked:
             raise WireError("revoked", f"the key of {peer} was revoked")
-        return found
+        return member
 
     def revoked(self, peer: str) -> bytes | None:
         """The fingerprint of a member whose key was revoked; None for all others."""
@@ -215,11 +215,11 @@ class MemberList:
             raise SecurityError("this list of a fleet is not signed by this end's host") from error
         own = {fingerprint for _, fingerprint in before.rotated}
         gone = {*before.revoked, *revoked, *own}
-        found = MemberList(replace(before, revoked=tuple(sorted(gone - own))))
+        merged = MemberList(replace(before, revoked=tuple(sorted(gone - own))))
         for member in members:
             if member.fingerprint not in gone:
-                found.enrol(member)
-        self._take(replace(found.state, number=max(before.number, number)))
+                merged.enrol(member)
+        self._take(replace(merged.state, number=max(before.number, number)))
         return self.state != before
 
     def claim(self, number: int) -> None:
@@ -286,15 +286,15 @@ class MembersBehindGateway:
         self._member_list = member_list
         self._gateway = gateway
         try:
-            found = member_list.find(gateway)
+            member = member_list.find(gateway)
         except WireError as error:
             raise SecurityError(
                 f"link.gateway is {gateway!r}: {error}; run `ternmesh enrol export` on the host "
                 "and `ternmesh enrol import` here"
             ) from error
-        if found.role not in (Role.GATEWAY, Role.RELAY):
+        if member.role not in (Role.GATEWAY, Role.RELAY):
             raise SecurityError(
-                f"link.gateway is {gateway!r}, which is a {found.role.name.lower()}, not a gateway"
+                f"link.gateway is {gateway!r}, which is a {member.role.name.lower()}, not a gateway"
             )
 
     def find(self, peer: str) -> PublicIdentity:

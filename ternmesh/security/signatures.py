@@ -217,15 +217,15 @@ def choose_signers(
     `lines` are public identities, `quantum` the line of an ML-DSA-44 key, if the fleet has one. An
     end that cannot check such a signature gets the error here, at its start.
     """
-    found = [parse_identity(line) for line in lines] or [host]
+    keys = [parse_identity(line) for line in lines] or [host]
     key = parse_quantum(quantum) if quantum else b""
     if key:
         QuantumKey(bytes(SEED_SIZE))  # fails where `cryptography`, or its OpenSSL, has no ML-DSA-44
     try:
-        return Signers(tuple(sorted(found, key=lambda one: one.verify)), needed, key)
+        return Signers(tuple(sorted(keys, key=lambda one: one.verify)), needed, key)
     except ValueError as error:
         raise SecurityError(
-            f"security.threshold is {needed}, and security.signers names {len(found)}: {error}"
+            f"security.threshold is {needed}, and security.signers names {len(keys)}: {error}"
         ) from error
 
 
@@ -237,14 +237,14 @@ def local_signers(
     Each with its index, in rising order.
     """
     indexes = {key.verify: index for index, key in enumerate(signers.keys)}
-    known = {i.public.verify: i for i in identities if i.public.verify in indexes}
-    if len(known) < signers.needed:
+    here = {i.public.verify: i for i in identities if i.public.verify in indexes}
+    if len(here) < signers.needed:
         raise SecurityError(
             f"global updates need the signatures of {signers.needed} of {len(signers.keys)} "
-            f"signers, but only {len(known)} of their private keys are here: add more to "
+            f"signers, but only {len(here)} of their private keys are here: add more to "
             "security.signer_files"
         )
-    return tuple(sorted((indexes[verify], one) for verify, one in known.items()))[: signers.needed]
+    return tuple(sorted((indexes[verify], one) for verify, one in here.items()))[: signers.needed]
 
 
 def quantum_key(own: Identity) -> QuantumKey:

@@ -48,8 +48,8 @@ def write_header(header: Header) -> bytes:
 
 def read_header(frame: bytes, suite: int) -> Header:
     """The header of a frame of this suite, not authenticated; WireError for any other frame."""
-    if (found := suite_of(frame)) != suite:
-        raise WireError("suite", f"seal suite {found} is not in use here")
+    if (other := suite_of(frame)) != suite:
+        raise WireError("suite", f"seal suite {other} is not in use here")
     first, address, counter = _HEAD.unpack_from(frame)
     return Header(address, int.from_bytes(counter, "little"), suite, first >> 1 & 1)
 

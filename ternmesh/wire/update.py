@@ -84,10 +84,10 @@ def read_manifest(body: bytes) -> Manifest:
     _, low, model, samples, digest, chunks, number = _MANIFEST_HEAD.unpack_from(body)
     count = number & ~_HAS_EVALUATION
     end = _MANIFEST_HEAD.size + 2 * count
-    rest = body[end:-SIGNATURE_SIZE]
-    if len(body) < end + SIGNATURE_SIZE or bool(rest) != (number > count):
+    values = body[end:-SIGNATURE_SIZE]
+    if len(body) < end + SIGNATURE_SIZE or bool(values) != (number > count):
         raise WireError("length", "a manifest's length does not fit its number of contributors")
-    evaluation = _read_evaluation(rest) if rest else ()
+    evaluation = _read_evaluation(values) if values else ()
     if count > CONTRIBUTORS_MAX or not 0 < samples <= SAMPLES_MAX:
         raise WireError("manifest", "a manifest's contributors or samples are out of range")
     contributors = struct.unpack_from(f"<{count}H", body, _MANIFEST_HEAD.size)
