@@ -126,21 +126,9 @@ static size_t order(size_t n) {
     return 1 + 4 * (size_t)count;
 }
 
-/* in: trits of two vectors. out: their inner product. */
-static size_t similarity(size_t n) {
-    size_t half = n / 2, bytes = (half + 7) / 8;
-    uint8_t *planes = out + 8;
-    tm_pack((const int8_t *)in, half, planes, planes + bytes);
-    tm_pack((const int8_t *)in + half, half, planes + 2 * bytes, planes + 3 * bytes);
-    out[0] = 0;
-    put_u32(out + 1, (uint32_t)tm_inner_product(planes, planes + bytes, planes + 2 * bytes,
-                                                planes + 3 * bytes, bytes));
-    return 5;
-}
-
 /* In the order of bench/c_cases.py. */
 static size_t (*const functions[])(size_t) = {plain_open, chunk_decode, keyed_open, symbol_make,
-                                              collect,    cobs,         order,      similarity};
+                                              collect,    cobs,         order};
 
 int main(void) {
     uint8_t head[5];

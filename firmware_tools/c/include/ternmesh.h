@@ -238,9 +238,6 @@ typedef struct {
  * TM_VOTE_CHUNK_KIND in a partial aggregate. */
 tm_result tm_chunk_read(tm_chunk *chunk, const uint8_t *body, size_t size, uint8_t kind);
 
-/* Write the head of a chunk, TM_CHUNK_HEAD_SIZE bytes; its data follow. */
-void tm_chunk_write_head(uint8_t *body, const tm_chunk *chunk, uint8_t kind);
-
 /* The value of a scale in units of 2^-24. TM_SCALE. */
 tm_result tm_scale_decode(uint16_t code, uint32_t *units);
 
@@ -251,15 +248,6 @@ tm_result tm_slice_size(uint32_t dimension, uint32_t span, uint16_t index, size_
 /* Decode a chunk to `size` values: -1, 0 and 1, or with votes (coding & TM_MAGNITUDES) -127 to 127,
  * which only partial aggregates may have (R4.1-5). TM_CODING, TM_TRITS: `values` is then undefined. */
 tm_result tm_chunk_decode(const tm_chunk *chunk, int8_t *values, size_t size);
-
-/* ---- Packed trits ---------------------------------------------------------------------------- */
-
-/* Bit-planes of n trits, ceil(n / 8) bytes each, lowest bit first. */
-void tm_pack(const int8_t *trits, size_t n, uint8_t *nonzero, uint8_t *negative);
-
-/* The inner product of two packed vectors of `bytes` bytes a plane. */
-int32_t tm_inner_product(const uint8_t *nonzero_a, const uint8_t *negative_a,
-                         const uint8_t *nonzero_b, const uint8_t *negative_b, size_t bytes);
 
 /* ---- The erasure code (SPEC.md section 8.1) -------------------------------------------------- */
 

@@ -126,16 +126,6 @@ tm_result tm_chunk_read(tm_chunk *chunk, const uint8_t *body, size_t size, uint8
     return result;
 }
 
-void tm_chunk_write_head(uint8_t *body, const tm_chunk *chunk, uint8_t kind) {
-    const uint16_t fields[4] = {chunk->round_low, chunk->index, chunk->scale, chunk->count};
-    body[0] = kind;
-    for (unsigned i = 0; i < 4; i++) {
-        body[1 + 2 * i] = (uint8_t)fields[i];
-        body[2 + 2 * i] = (uint8_t)(fields[i] >> 8);
-    }
-    body[9] = chunk->coding;
-}
-
 tm_result tm_slice_size(uint32_t dimension, uint32_t span, uint16_t index, size_t *size) {
     if (!span || (uint64_t)index * span >= dimension) {
         return TM_VECTOR;
@@ -294,32 +284,4 @@ tm_result tm_chunk_decode(const tm_chunk *chunk, int8_t *values, size_t size) {
         return TM_CODING;
     }
     return decode_sparse(chunk, values, size);
-}
-
-/* ---- Packed trits ---- */
-
-void tm_pack(const int8_t *trits, size_t n, uint8_t *nonzero, uint8_t *negative) {
-    memset(nonzero, 0, (n + 7) / 8);
-    memset(negative, 0, (n + 7) / 8);
-    for (size_t i = 0; i < n; i++) {
-        nonzero[i / 8] |= (uint8_t)((trits[i] != 0) << i % 8);
-        negative[i / 8] |= (uint8_t)((trits[i] < 0) << i % 8);
-    }
-}
-
-static int32_t ones(unsigned byte) {
-    byte -= byte >> 1 & 0x55;
-    byte = (byte & 0x33) + (byte >> 2 & 0x33);
-    return (int32_t)((byte + (byte >> 4)) & 0x0F);
-}
-
-int32_t tm_inner_product(const uint8_t *nonzero_a, const uint8_t *negative_a,
-                         const uint8_t *nonzero_b, const uint8_t *negative_b, size_t bytes) {
-    int32_t total = 0;
-    for (size_t i = 0; i < bytes; i++) {
-        unsigned both = nonzero_a[i] & nonzero_b[i];
-        unsigned differ = (negative_a[i] ^ negative_b[i]) & both;
-        total += ones(both) - 2 * ones(differ);
-    }
-    return total;
 }
