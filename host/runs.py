@@ -31,7 +31,7 @@ def continue_or_begin(
     with `new_run` begins from nothing. With `after_end`, a new one also follows a finished run.
     """
     model, key = package.model_hash(), package.adapter_key()
-    stored = store.load(model, key)
+    stored = store.load(model)
     if stored is not None and stored.plan == plan and not (after_end and stored.state.finished):
         _log.info("run %s goes on at global update %d", stored.run.hex(), stored.state.version)
         if new_run:

@@ -18,7 +18,7 @@ def add_backup_arguments(parser: argparse.ArgumentParser) -> None:
 def add_restore_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run_restore)
     process.add_config(parser, "the configuration of the host or node")
-    what = "the folder of a copy, or the state file that a migration left"
+    what = "the folder of a copy"
     parser.add_argument("source", type=process.path, metavar="FROM", help=what)
     what = "also over a newer state, one of another run, or another identity"
     parser.add_argument("--force", action="store_true", help=what)

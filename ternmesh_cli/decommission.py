@@ -10,7 +10,7 @@ from ternmesh_cli import enrol, keys, process
 from ternmesh_cli.broker import command as broker
 from ternmesh_service.control_socket import ControlError
 from ternmesh_service.wipe import wipe
-from ternmesh_store.database import DamagedError, NewerError
+from ternmesh_store.database import DamagedError, FormatError
 from ternmesh_store.state_file import StateFile
 
 
@@ -64,7 +64,7 @@ def _on_board(arguments: argparse.Namespace, end: keys.End) -> None:
         raise ControlError(f"{end.name} runs: stop it, and decommission it then")
     state = StateFile(end.folder)
     if state.path.exists():
-        with suppress(DamagedError, NewerError):
+        with suppress(DamagedError, FormatError):
             state.content()  # StoreError where a process uses it without a control socket
     if end.folder.is_dir() or identity.exists():
         wipe(end.folder, identity)

@@ -21,7 +21,7 @@ from ternmesh_service.identity_file import (
     parse_identity_file,
 )
 from ternmesh_service.wipe import begin_again
-from ternmesh_store.database import DamagedError, NewerError, StoreError
+from ternmesh_store.database import DamagedError, FormatError, StoreError
 from ternmesh_store.files import create_private_file, read_file
 from ternmesh_store.state_file import STATE, StateContent, StateFile
 
@@ -63,7 +63,7 @@ def restore_backup(
     identity. StoreError or SecurityError for a copy of another program than `name`; without `force`
     also where it is empty, older, of another run or fleet, or has another identity.
     """
-    kept = source if source.is_file() else source / STATE  # a migration leaves a file alone
+    kept = source / STATE
     if not kept.is_file():
         raise StoreError(f"{source} holds no {STATE}: name a folder that `ternmesh backup` wrote")
     keys = {}
@@ -99,7 +99,7 @@ def _check_age(state: StateFile, kept: StateContent, source: Path, *, force: boo
     """Raise StoreError where a state is in use, newer than a copy, or of another run or fleet."""
     try:
         content = state.content()
-    except (DamagedError, NewerError) as error:
+    except (DamagedError, FormatError) as error:
         if force or isinstance(error, DamagedError):  # there is nothing to lose
             return
         raise

@@ -39,7 +39,6 @@ class AirtimeStore(Store):
 
     def __init__(self, path: Path) -> None:
         super().__init__(Database(path, SCHEMA))
-        self._database.keeps_older = False  # a copy that is brought back would forget airtime
         self._ledgers: dict[str, Ledger] = {}
 
     @property

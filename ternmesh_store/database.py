@@ -8,9 +8,9 @@ users' samples and keys of the fleet: only their owner may read them.
 
 import logging
 import sqlite3
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -48,12 +48,8 @@ class DamagedError(StoreError):
         return f"{path} is damaged ({found}): {WITHOUT}"
 
 
-class NewerError(StoreError):
-    """A newer version of ternmesh wrote the file, which stays as it is."""
-
-
-# A part of a migration: SQL, or a function that reads and writes the open file.
-Step = str | Callable[["Database"], None]
+class FormatError(StoreError):
+    """Another version of ternmesh wrote the file, which stays as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +58,12 @@ class Schema:
 
     The first word of a table's name is its group: `node_run` is in the group `node`. A group is
     copied or lost as a whole when a damaged file is replaced.
-
-    `migrations` has the steps to each format that an older file can reach. They run in order, then
-    the tables that are still missing are made: a new table alone needs no step, `{4: ()}`. A table
-    that changes is made by its step with the very words of `statements`: copy the rows to another
-    table, drop the old one, make the new one, copy the rows back, drop the other.
     """
 
     application: int  # SQLite's application_id, a positive int32: the kind of file
-    version: int  # the format
+    version: int  # the format: a change of any table takes the next number
     statements: tuple[str, ...]
-    migrations: Mapping[int, Sequence[Step]] = field(default_factory=dict)
-    advice: str = "rename that file"  # what else helps where a newer version wrote the file
+    advice: str = "rename that file"  # what else helps where another version wrote the file
 
 
 class Database:
@@ -86,7 +76,6 @@ class Database:
         self.path = path
         self._schema = schema
         self._connection: sqlite3.Connection | None = None
-        self.keeps_older = True  # a migration leaves a copy of the file beside it
         self.went_back = False  # `open` had to leave out a part of the WAL
 
     def open(self, keep: Collection[str] | None = None) -> None:
@@ -241,14 +230,8 @@ class Database:
         self._check_wal()
         self._begin()
         self._refuse(self.rows("PRAGMA integrity_check(1)")[0][0], "ok")
-        found = self._check_kind()
+        self._check_kind()
         self._check_rows()
-        if found != self._schema.version:
-            try:
-                self._migrate(found)
-            except BaseException:
-                self.close()
-                raise
         self._follow_rows()
         self.commit()
 
@@ -273,33 +256,27 @@ class Database:
                 size - whole if frames else size,
             )
 
-    def _check_kind(self) -> int:
-        """The format of the file, whose tables are those of its format."""
+    def _check_kind(self) -> None:
+        """Refuse a file of another kind or format; a new one gets its tables."""
         application = self.rows("PRAGMA application_id")[0][0]
         version: int = self.rows("PRAGMA user_version")[0][0]
         found = self._statements()
         if application == version == 0 and not found:
             self._create()
-            return self._schema.version
+            return
         if checksums.TABLE in found:
             [(kind,)] = self.rows(f"SELECT value FROM {checksums.NAME} WHERE name = ''") or [(0,)]
             self._refuse(application << 32 | version, kind, "its header")
         if application != self._schema.application:
             self.close()
             raise StoreError(f"{self.path} is no state of ternmesh: rename that file")
-        what = f"{self.path} was written by another version of ternmesh (format {version}, "
-        what += f"this one reads {self._schema.version}): "
-        if version > self._schema.version:
+        if version != self._schema.version:
             self.close()
-            raise NewerError(f"{what}install that version again, or {self._schema.advice}")
-        if not set(range(version + 1, self._schema.version + 1)) <= set(self._schema.migrations):
-            self.close()
-            raise StoreError(f"{what}use that version")
-        if version == self._schema.version:
-            self._check_tables()
-        return version
-
-    def _check_tables(self) -> None:
+            raise FormatError(
+                f"{self.path} was written by another version of ternmesh (format {version}, this "
+                f"one reads {self._schema.version}): install that version again, or "
+                f"{self._schema.advice}"
+            )
         expected = sorted((*self._schema.statements, checksums.TABLE))
         self._refuse(sorted(self._statements()), expected, "its tables")
 
@@ -323,29 +300,6 @@ class Database:
 
     def _total(self, table: str) -> int:
         return int(self.rows(checksums.total(table, self._columns(table)))[0][0])
-
-    def _migrate(self, version: int) -> None:
-        """Bring an older format to ours in one transaction. A copy of the file stays beside it."""
-        older = f"{self.path.name}.format-"
-        kept = self.path.with_name(f"{older}{version}")
-        if self.keeps_older:
-            unfinished = self._unfinished()
-            self.back_up(unfinished)  # it ends the transaction; the lock on the file stays
-            unfinished.replace(kept)
-            sync_folder(self.path.parent)
-            self._begin()
-        for number in range(version + 1, self._schema.version + 1):
-            for step in self._schema.migrations[number]:
-                self._execute(step) if isinstance(step, str) else step(self)
-        for statement in set(self._schema.statements) - set(self._statements()):
-            self._execute(statement)
-        self._check_tables()
-        self._execute(f"DELETE FROM {checksums.NAME}")
-        self._set_kind()
-        self.commit()
-        for file in set(self.path.parent.glob(f"{older}*")) - {kept}:
-            file.unlink()  # of an earlier migration, which nobody took back
-        _log.info("%s has format %d now, and had %d", self.path, self._schema.version, version)
 
     def _tables(self) -> list[str]:
         sql = "SELECT name FROM sqlite_master WHERE type = 'table' AND name != ?"

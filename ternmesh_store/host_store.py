@@ -92,7 +92,7 @@ class HostStore(Store):
         self._values = StoredValues(database, "host_value")
 
     @checked
-    def load(self, model_hash: bytes, adapter_key: bytes = b"") -> StoredRun | None:
+    def load(self, model_hash: bytes) -> StoredRun | None:
         """The run of the last commit; None where there is none of this model."""
         found = self._database.rows(
             "SELECT run, plan, version, global_hash, started, finished, is_first FROM host_run "
@@ -101,8 +101,6 @@ class HostStore(Store):
         )
         if not found:
             return None
-        if adapter_key and self._values.get(_KEY) != adapter_key:
-            self._values.put(_KEY, adapter_key)  # an earlier ternmesh has stored none
         run, plan, version, global_hash, started, finished, is_first = found[0]
         state = HostState(
             model_q24=self._values.integers(_MODEL),
@@ -378,10 +376,9 @@ class HostStore(Store):
         traffic = self._database.rows(
             "SELECT peer, bytes_up, bytes_down FROM host_traffic WHERE version = ?", version
         )
-        reports = self._database.rows(
+        [(useful, found)] = self._database.rows(
             "SELECT useful_bytes, reports FROM host_report WHERE version = ?", version
         )
-        useful, found = reports[0] if reports else (0, b"\x80")  # of an earlier ternmesh: none
         return StoredRound(
             version,
             tuple(json.loads(counted)),

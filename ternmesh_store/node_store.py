@@ -61,8 +61,6 @@ class NodeStore(Store):
             self._values.put(_KEY, adapter_key)
             self.commit()
             return replace(empty, counter=counter)
-        if adapter_key and self._values.get(_KEY) != adapter_key:
-            self._values.put(_KEY, adapter_key)  # an earlier ternmesh has stored none
         run, address, plan, version, global_hash, finished, silent, silences = found[0]
         pending, received = self._pending()
         state = NodeState(

@@ -4,9 +4,8 @@ All tables stand here, and the version of their form. A process uses only some o
 word of a table's name is its group (see `database.Schema`).
 """
 
-import os
 import sqlite3
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,16 +21,6 @@ STATE, AIRTIME = "state.sqlite", "airtime.db"
 HEAD = b"SQLite format 3\0"
 COPY_MAX = 1 << 40  # bytes of a state that is brought back
 SECURITY, HOST = "security", "host"  # groups without which some programs cannot go on
-# Files of the versions that had one for each group of tables.
-OLDER_FILES = (
-    "node.sqlite",
-    "host.sqlite",
-    "trust.sqlite",
-    "split.sqlite",
-    "replay.sqlite",
-    "link.db",
-    "bundle.db",
-)
 
 _SECURITY = (
     "CREATE TABLE security_counter (layer TEXT PRIMARY KEY, reserved INTEGER NOT NULL)",
@@ -79,11 +68,13 @@ _NODE = (
 )
 # added_at: seconds since 1970, 0 where the clock was not set
 # certainty: 0 to 1; 1.5: had a label before; 2: unknown
-_SAMPLE = """CREATE TABLE replay_sample (
+_REPLAY = (
+    """CREATE TABLE replay_sample (
         id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, added_at INTEGER NOT NULL,
         certainty REAL NOT NULL, targets BLOB, inputs BLOB NOT NULL
-    )"""
-_REPLAY = (_SAMPLE, "CREATE TABLE replay_value (key TEXT PRIMARY KEY, value BLOB NOT NULL)")
+    )""",
+    "CREATE TABLE replay_value (key TEXT PRIMARY KEY, value BLOB NOT NULL)",
+)
 _GATEWAY = (
     """CREATE TABLE gateway_run (
         model BLOB NOT NULL, dimension INTEGER NOT NULL,
@@ -93,10 +84,6 @@ _GATEWAY = (
     "CREATE TABLE gateway_pending_body (position INTEGER PRIMARY KEY, body BLOB NOT NULL)",
     "CREATE TABLE gateway_value (key TEXT PRIMARY KEY, value BLOB NOT NULL)",
 )
-_ROUND = """CREATE TABLE host_round (
-        version INTEGER PRIMARY KEY, counted TEXT, missing TEXT, seconds REAL NOT NULL DEFAULT 0,
-        loss REAL, accuracy REAL, evaluations INTEGER NOT NULL DEFAULT 0
-    )"""
 _HOST = (
     """CREATE TABLE host_run (
         model BLOB NOT NULL, run BLOB NOT NULL, plan TEXT NOT NULL,
@@ -115,7 +102,10 @@ _HOST = (
     )""",
     "CREATE TABLE host_chain (version INTEGER PRIMARY KEY, global_hash BLOB, content BLOB)",
     "CREATE TABLE host_body (position INTEGER PRIMARY KEY, address INTEGER, body BLOB)",
-    _ROUND,
+    """CREATE TABLE host_round (
+        version INTEGER PRIMARY KEY, counted TEXT, missing TEXT, seconds REAL NOT NULL DEFAULT 0,
+        loss REAL, accuracy REAL, evaluations INTEGER NOT NULL DEFAULT 0
+    )""",
     """CREATE TABLE host_traffic (
         version INTEGER, peer TEXT,
         bytes_up INTEGER NOT NULL, bytes_down INTEGER NOT NULL,
@@ -136,26 +126,12 @@ _SPLIT = (
     "CREATE TABLE split_board (address INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE)",
     "CREATE TABLE split_value (key TEXT PRIMARY KEY, value BLOB NOT NULL)",
 )
-_TO_5 = (
-    "ALTER TABLE replay_sample RENAME TO replay_older",
-    _SAMPLE,
-    "INSERT INTO replay_sample SELECT id, key, 0, 2, targets, inputs FROM replay_older",
-    "DROP TABLE replay_older",
-    "ALTER TABLE host_round RENAME TO host_older",
-    _ROUND,
-    "INSERT INTO host_round SELECT version, counted, missing, seconds, NULL, NULL, 0 "
-    "FROM host_older",
-    "DROP TABLE host_older",
-)
 SCHEMA = Schema(
     application=0x544D5354,  # "TMST"
-    version=6,  # a change of any table takes the next number, and an entry in migrations
+    version=6,
     statements=(*_SECURITY, *_LINK, *_NODE, *_REPLAY, *_GATEWAY, *_HOST, *_SPLIT),
-    # From format 3 on an upgrade keeps the state. 4: reports, settings; 5: time and certainty of
-    # samples, evaluations; 6: evaluations of each node
-    migrations={4: (), 5: _TO_5, 6: ()},
-    advice=f"bring back a copy (`ternmesh restore --force`): a backup, or {STATE}.format-N of a "
-    "format that this one reads",
+    advice="bring back a backup of this format (`ternmesh restore --force`), or rename that file "
+    "and enrol again",
 )
 
 
@@ -183,21 +159,10 @@ class StateFile(Database):
         super().__init__(folder / STATE, SCHEMA)
         self.folder = folder
 
-    def open(self, keep: Collection[str] | None = None) -> None:
-        """See `Database.open`. The files of an older version are refused and stay as they are."""
-        older = [name for name in OLDER_FILES if os.path.exists(self.folder / name)]
-        if older:
-            raise StoreError(
-                f"{self.folder} holds the state of an older ternmesh ({', '.join(older)}): go on "
-                "with that version; or rename these files, keep `identity`, and enrol again"
-            )
-        super().open(keep)
-
     def take_copy(self, source: Path) -> tuple[Path, StateContent]:
         """A copy of a state file beside this one, checked and closed. Raises StoreError."""
         copy = StateFile(self.folder)
         copy.path = path = self.path.with_name(f"{STATE}.restored")
-        copy.keeps_older = False
         try:
             path.unlink(missing_ok=True)  # of a restore that was interrupted
             make_private_folder(self.folder)

@@ -299,58 +299,12 @@ def test_a_request_with_a_wrong_path_is_refused_and_ends_nothing(
     assert host.ternmesh("backup", tmp_path / "copy")[0] == 0
 
 
-@pytest.fixture
-def newer(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
-    """Makes this version of ternmesh the next one, with a table more, or itself again."""
-    number = SCHEMA.version + 1
-    table = "CREATE TABLE node_more (key TEXT PRIMARY KEY)"
-    steps = {**SCHEMA.migrations, number: ()}
-    schema = replace(
-        SCHEMA, version=number, statements=(*SCHEMA.statements, table), migrations=steps
-    )
-    return lambda is_newer: monkeypatch.setattr(
-        state_file, "SCHEMA", schema if is_newer else SCHEMA
-    )
-
-
-def test_a_copy_of_an_older_format_is_migrated(
-    host: Host, tmp_path: Path, newer: Callable[[bool], None]
+def test_a_copy_of_another_format_is_refused(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = copy_of(host, tmp_path / "copy")
-    content = (copy / STATE).read_bytes()
-    newer(True)
-    host.reach(2, b"other-id")
-    assert host.ternmesh("restore", copy, "--force")[0] == 0
-    assert host.version == 3
-    assert (copy / STATE).read_bytes() == content
-    kept = {f"{STATE}.format-{SCHEMA.version}", f"{STATE}.replaced-1"}
-    assert {file.name for file in host.folder.iterdir()} == {STATE, "identity", GITIGNORE, *kept}
-
-
-def test_a_copy_of_a_newer_format_is_refused(
-    host: Host, tmp_path: Path, newer: Callable[[bool], None]
-) -> None:
-    newer(True)
-    copy = copy_of(host, tmp_path / "copy")
-    newer(False)
+    monkeypatch.setattr(state_file, "SCHEMA", replace(SCHEMA, version=SCHEMA.version + 1))
     code, said = host.ternmesh("restore", copy, "--force")
     assert code == 1
     assert f"{copy / STATE} was written by another version of ternmesh (format" in said
     assert "install that version again" in said
-
-
-def test_the_older_version_goes_on_with_what_the_migration_left(
-    host: Host, newer: Callable[[bool], None]
-) -> None:
-    newer(True)
-    assert host.version == 3
-    newer(False)
-    content = (host.folder / STATE).read_bytes()
-    left = host.folder / f"{STATE}.format-{SCHEMA.version}"
-    code, said = host.ternmesh("restore", left)
-    assert code == 1
-    assert "install that version again, or bring back a copy" in said
-    assert (host.folder / STATE).read_bytes() == content
-    assert host.ternmesh("restore", left, "--force")[0] == 0
-    assert host.version == 3
-    assert (host.folder / f"{STATE}.replaced-1").read_bytes() == content

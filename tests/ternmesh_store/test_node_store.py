@@ -295,16 +295,6 @@ def test_another_model_keeps_what_its_adapter_can_take(path, key, other, is_kept
     store._database.close()
 
 
-def test_a_state_of_an_earlier_version_learns_its_key(path):
-    store = opened(path)
-    for key in (b"", KEY):  # an earlier version has stored none
-        store.load(MODEL, DIMENSION, key)
-        store.record(JOINED)
-        store.record(ADVANCED)
-    assert store.load(OTHER_MODEL, DIMENSION, OTHER_GRAPH).before is not None
-    store._database.close()
-
-
 def test_the_vectors_that_are_loaded_may_be_changed(path):
     for _ in range(2):
         state = load(path)
