@@ -91,7 +91,7 @@ class LinkStore(Store):
         self._database.write("DELETE FROM link_number")
         self._database.insert("link_number", event.number + 1)
         ends = (event.peer, json.dumps(event.receivers))
-        content = (event.payload, event.priority, event.key)
+        content = (event.payload, event.priority)
         self._database.insert("link_outgoing", event.number, *ends, *content, 0, None)
 
     def _hold(self, event: SymbolHeld) -> None:
@@ -122,7 +122,7 @@ class LinkStore(Store):
 
     def _outgoing(self) -> tuple[OutRecord, ...]:
         found = self._database.rows(
-            "SELECT number, peer, receivers, payload, priority, key, repairs, slot "
+            "SELECT number, peer, receivers, payload, priority, repairs, slot "
             "FROM link_outgoing ORDER BY number"
         )
         return tuple(

@@ -37,7 +37,6 @@ class Queued:
     receivers: tuple[str, ...]
     payload: bytes
     priority: int
-    key: str | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ class Link:
         self._events: deque[LinkEvent] = deque()
         self._out = Sender(settings, state, rng, self._events)
         self._in = Receiver(settings, state, rng, self._events)
-        self._unreliable: deque[tuple[str, str | None, bytes]] = deque()
+        self._unreliable: deque[tuple[str, bytes]] = deque()
         # The newest message of the sealing itself to each peer: address, body
         self._sealing_messages: dict[str, tuple[int, bytes]] = {}
         self._counter = state.counter  # of the next frame
@@ -81,36 +81,28 @@ class Link:
         *,
         receivers: Sequence[str] = (),
         priority: int = 1,
-        key: str | None = None,
         keep: int | None = None,
     ) -> int:
         """Queue an object that must arrive whole. Return its number.
 
-        A smaller `priority` goes first. An unsent object of the same peer and `key` is superseded,
-        and so are the oldest unsent ones of the same peer beyond `keep`. `receivers` are those of a
-        broadcast. Where there is no room, an unsent object of the peer that uses most is given up,
-        if this peer uses less or `keep` is given. LinkFull; ValueError for an object that is empty
-        or too large.
+        A smaller `priority` goes first. The oldest unsent objects of the same peer beyond `keep`
+        are superseded. `receivers` are those of a broadcast. Where there is no room, an unsent
+        object of the peer that uses most is given up, if this peer uses less or `keep` is given.
+        LinkFull; ValueError for an object that is empty or too large.
         """
         most = self._settings.size_max
         if not 0 < len(payload) <= most:
             raise ValueError(f"an object is of 1 to {most} bytes here, not {len(payload)}")
-        number = self._out.queue(peer, payload, tuple(receivers) or (peer,), priority, key, keep)
+        number = self._out.queue(peer, payload, tuple(receivers) or (peer,), priority, keep)
         if number is None:
             raise LinkFull("too many objects wait for delivery: offer this one later")
         return number
 
-    def send_frames(self, peer: str, frames: Sequence[bytes], key: str | None = None) -> None:
-        """Send frames once each, unreliably.
-
-        Frames of the same peer and `key` that still wait are superseded. LinkFull where too many
-        wait; then none of these is taken.
-        """
-        if key is not None:
-            self._unreliable = deque(item for item in self._unreliable if item[:2] != (peer, key))
+    def send_frames(self, peer: str, frames: Sequence[bytes]) -> None:
+        """Send frames once each, unreliably. LinkFull, and none is taken, where too many wait."""
         if self._unreliable and len(self._unreliable) + len(frames) > UNRELIABLE_MAX:
             raise LinkFull("too many frames wait for the bearer: offer these later")
-        self._unreliable.extend((peer, key, frame) for frame in frames)
+        self._unreliable.extend((peer, frame) for frame in frames)
 
     def cancel(self, number: int) -> None:
         """Stop sending an object that is not needed any more."""
@@ -183,7 +175,7 @@ class Link:
         for peer, body in self._in.bodies(room - len(frames)):
             frames += self._seal(peer, self._address(peer), body)
         while self._unreliable and len(frames) < room:
-            peer, _, frame = self._unreliable.popleft()
+            peer, frame = self._unreliable.popleft()
             frames.append((peer, frame))
         for peer, body in self._out.bodies(now, room - len(frames)):
             frames += self._seal(peer, self._address(peer), body)

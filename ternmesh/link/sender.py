@@ -234,21 +234,17 @@ class Sender:
         payload: bytes,
         receivers: tuple[str, ...],
         priority: int,
-        key: str | None,
         keep: int | None = None,
     ) -> int | None:
         """Queue an object. Return its number, or None without room. See `Link.send`."""
         mine = sorted((q for q in self._unsent if q.peer == peer), key=lambda q: q.number)
-        old = [q for q in mine if key is not None and q.key == key]
-        if keep is not None:
-            rest = [q for q in mine if q not in old]
-            old += rest[: max(0, len(rest) + 1 - keep)]
+        old = [] if keep is None else mine[: max(0, len(mine) + 1 - keep)]
         if not self._make_room(peer, len(payload), old, spares_own=keep is None):
             return None
         for queued in old:
             reason = SUPERSEDED if queued.peer == peer else "others needed the room"
             self.cancel(queued.number, reason)
-        queued = Queued(self._number, peer, receivers, payload, priority, key)
+        queued = Queued(self._number, peer, receivers, payload, priority)
         self._number += 1
         self._waiting.append(queued)
         self._events.append(queued)

@@ -32,8 +32,8 @@ from ternmesh_store.state_file import StateFile
 ARRIVED_MAX = 64
 
 EMPTY = LinkState()
-FIRST = Queued(0, "host", ("host",), b"payload", 1, None)
-SECOND = Queued(1, "all", ("n1", "n ü"), b"\0" * 5000, -2, "update")
+FIRST = Queued(0, "host", ("host",), b"payload", 1)
+SECOND = Queued(1, "all", ("n1", "n ü"), b"\0" * 5000, -2)
 OFFER = Offer(3, 70, b"name", 1000, 4)
 OTHER = Offer(4, 71, b"eman", 90, 3)
 NEXT = Offer(3, 86, b"next", 500, 5)

@@ -70,12 +70,12 @@ def test_no_object_falls_so_far_behind_that_it_looks_new() -> None:  # R8.2-11
 
 def test_a_newer_object_supersedes_one_of_which_nothing_was_sent() -> None:
     air = Air((HOST, NODE, "n2"))
-    first = air.host.send(NODE, content(60), key="update")
+    first = air.host.send(NODE, content(60))
     air.send(HOST)  # the offer
-    old = air.host.send(NODE, content(60, 1), key="update")
+    old = air.host.send(NODE, content(60, 1))
     air.take()  # it has a slot now, and nothing has left
-    kept = [air.host.send("n2", content(60, 3), key="update"), air.host.send(NODE, content(60, 4))]
-    new = air.host.send(NODE, content(60, 2), key="update")
+    kept = [air.host.send("n2", content(60, 3)), air.host.send(NODE, content(60, 4))]
+    new = air.host.send(NODE, content(60, 2), keep=2)
     air.run()
     assert air.of(HOST, GaveUp) == [GaveUp(old, (NODE,), "superseded")]
     assert {event.number for event in air.of(HOST, Delivered)} == {first, new, *kept}
@@ -112,14 +112,12 @@ def test_a_full_link_takes_no_more_until_something_is_delivered() -> None:  # R8
     assert len(air.got(NODE)) == 5
 
 
-def test_what_makes_room_counts_and_a_refused_object_supersedes_nothing() -> None:
+def test_what_is_superseded_makes_room() -> None:
     settings = replace(SETTINGS, outgoing_max=2, outgoing_bytes_max=100)
     air = Air(settings=settings)
-    air.host.send(NODE, content(60), key="a")
-    air.host.send(NODE, content(40), key="b")
-    with pytest.raises(LinkFull):
-        air.host.send(NODE, content(61), key="a")
-    air.host.send(NODE, content(50), key="a")
+    air.host.send(NODE, content(60))
+    air.host.send(NODE, content(40))
+    air.host.send(NODE, content(50), keep=2)
     air.run()
     assert air.got(NODE) == [content(40), content(50)]
 
@@ -262,18 +260,6 @@ def test_other_frames_pass_as_they_are() -> None:
     air.run()
     assert air.of(NODE, FrameArrived) == [FrameArrived(HOST, frame) for frame in frames]
     assert len(air.sent) == 3
-
-
-def test_frames_are_superseded_by_key() -> None:
-    air = Air((HOST, NODE, "n2"))
-    made = iter(seal_open(Header(5, number), b"\x02") for number in range(9))
-    old, new, other, plain = [next(made), next(made)], [next(made)], [next(made)], [next(made)]
-    air.host.send_frames(NODE, old, key="update")
-    air.host.send_frames(NODE, plain)
-    air.host.send_frames("n2", other, key="update")
-    air.host.send_frames(NODE, new, key="update")
-    air.run()
-    assert [each.message for each in air.sent] == [*plain, *other, *new]
 
 
 def test_frames_that_wait_are_bounded() -> None:

@@ -53,10 +53,10 @@ def test_nothing_lost_is_an_offer_the_object_and_one_receipt(size: int) -> None:
 
 def test_events_come_in_the_order_that_a_disk_needs() -> None:  # R8.2-26
     air, payload = Air(), content(2 * ROOM)
-    air.host.send(NODE, payload, priority=3, key="k")
+    air.host.send(NODE, payload, priority=3)
     assert air.host.frames_to_send(0.0) == []  # nothing may leave before it is on disk
     air.run()
-    queued = Queued(0, NODE, (NODE,), payload, 3, "k")
+    queued = Queued(0, NODE, (NODE,), payload, 3)
     begun, reserved = TransferBegun(0, 0), LinkCountersReserved(4096)
     assert air.events[HOST] == [queued, begun, reserved, Delivered(0, (NODE,))]
     offer = Offer(0, 0, object_name(0, payload), 2 * ROOM, ROOM)
