@@ -94,7 +94,7 @@ def _answer(
         return {"waits": incoming.waits}
     if DATA in request:
         buffer = getattr(node.data.feed, "buffer", None)
-        return answer_data(buffer, request, node.scores, present_model(node))
+        return answer_data(buffer, request, present_model(node))
     return {**status(node), **{name: read() for name, read in parts.items()}}
 
 
@@ -105,8 +105,6 @@ def present_model(node: Node) -> PresentModel:
     return PresentModel(
         scores=node.scores,
         held_out_count=0 if held_out is None else min(len(held_out), settings.evaluate.samples_max),
-        run=node.protocol.run.hex(),
-        version=scored[-1].version if scored else 0,
         score=scored[-1].metric if scored else None,
     )
 

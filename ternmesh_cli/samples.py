@@ -92,43 +92,12 @@ def run_forget(arguments: argparse.Namespace) -> int:
 
 def run_label(arguments: argparse.Namespace) -> int:
     given = [value is not None for value in (arguments.key, arguments.label, arguments.last)]
-    if not any(given):
-        return _label_by_hand(arguments)
     if given not in ([True, True, False], [False, False, True]):
-        raise ConfigError("give KEY and LABEL, or --last LABEL, or nothing of them")
-    return _label(arguments, arguments.key, arguments.last or arguments.label)
-
-
-def _label_by_hand(arguments: argparse.Namespace) -> int:
-    """Show one waiting sample after the other, the least certain first."""
-    skipped = 0
-    while (sample := _ask(arguments, {DATA: "next", "place": skipped})) is not None:
-        sure = "" if sample["certainty"] is None else f", certainty {sample['certainty']:.2f}"
-        guesses = ", ".join(sample["guesses"]) or "no guess"
-        print(*sample["picture"], sep="\n")
-        print(f"{sample['key']!r}, age {_age(sample['age_s'])}{sure}: {guesses}")
-        print("labels:", ", ".join(sample["labels"]) or "none: this model has no classes")
-        try:
-            text = input("a label, s: skip, d: delete, q: quit? ").strip()
-            if text == "q":
-                break
-            if text == "d":
-                _ask(arguments, {DATA: "forget", "which": {"key": sample["key"]}})
-            elif text == "s":
-                skipped += 1
-            else:
-                _label(arguments, sample["key"], text)
-        except EOFError:
-            break
-        except ControlError as error:
-            print(error)
-    else:
-        print("no further sample waits for a label")
-    return process.ExitCode.DONE
-
-
-def _label(arguments: argparse.Namespace, key: str | None, label: str) -> int:
-    done = _ask(arguments, {DATA: "label", "key": key, "label": label})
+        raise ConfigError(
+            "give KEY and LABEL, or --last LABEL; the board's page shows what waits for a label"
+        )
+    label = arguments.last or arguments.label
+    done = _ask(arguments, {DATA: "label", "key": arguments.key, "label": label})
     print(f"{done!r} is {label}" if done else "that sample is gone: the label was not used")
     return process.ExitCode.DONE if done else process.ExitCode.REFUSED
 

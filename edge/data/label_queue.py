@@ -1,15 +1,13 @@
-"""Requests of a page for labels: what waits, labels for many samples, and whether they suffice.
+"""Requests of a page for labels: what waits, labels for many samples, and which may be wrong.
 
 A request is begun in the thread of the node, which reads what it needs of the buffer. Where the
 model has work to do, `Later` does it in the thread of the client: training goes on meanwhile.
 """
 
 import base64
-import json
 import math
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,8 +28,6 @@ READ_MAX = 16 << 20  # bytes of inputs that one request reads
 WORK_S = 0.5  # of a queue, after which no further batch is predicted
 WORST_MAX, WORST_S = 256, 2.0  # labelled samples that are compared; as WORK_S
 LEAST = 1e-30  # the share of a class that counts where it is smaller, so that a loss is finite
-CURVE, POINTS_MAX = "curve", 256
-SPANS = (20, 60)  # labels over which a change of the score is looked for, the shorter one first
 
 Later = Callable[[], dict[str, Any]]  # the rest of an answer; ModelError
 
@@ -42,8 +38,6 @@ class PresentModel:
 
     scores: Callable[[Arrays], NDArray[Any]]  # the first output
     held_out_count: int  # samples behind `score`; 0: it is that of new labels
-    run: str
-    version: int  # of the adapter that has `score`
     score: float | None  # the newest
 
 
@@ -189,83 +183,6 @@ def image(array: NDArray[Any]) -> dict[str, Any]:
         scaled = (values - values.min()) / (np.ptp(values) or 1.0) * 255
     content = np.nan_to_num(scaled).clip(0, 255).round().astype(np.uint8).tobytes()
     return {"shape": shape, "image": base64.b64encode(content).decode()}
-
-
-def note_score(buffer: ReplayBuffer, model: PresentModel | None) -> list[list[Any]]:
-    """The curve [labelled samples, held-out score, version], with the present point kept.
-
-    It has one point for each count of labels, with the newest score, and begins anew with a run or
-    another number of held-out samples.
-    """
-    if model is None or not model.held_out_count:
-        return []
-    of = [model.run, model.held_out_count]
-    points: list[list[Any]] = []
-    try:
-        stored = json.loads(buffer.value(CURVE) or b"{}")
-        if stored.get("of") == of:
-            points = [[int(n), float(score), int(v)] for n, score, v in stored["points"]]
-    except (ValueError, TypeError, LookupError, AttributeError):
-        points = []  # damaged: it begins anew
-    if model.score is None or (points and points[-1][2] == model.version):
-        return points
-    if points and points[-1][0] == len(buffer):
-        points.pop()
-    points = [*points, [len(buffer), model.score, model.version]][-POINTS_MAX:]
-    buffer.keep(CURVE, json.dumps({"of": of, "points": points}).encode())
-    return points
-
-
-def enough(buffer: ReplayBuffer, model: PresentModel | None) -> dict[str, Any]:
-    """Whether more labels help, by the curve of the held-out score. DataError."""
-    names = class_names(buffer.package)
-    if model is None or not model.held_out_count or not names:
-        raise DataError("this needs a node that runs, classes, and samples in [evaluate] path")
-    points, found = note_score(buffer, model), Counter(buffer.classes.values())
-    by_label = {name: found[number] for number, name in enumerate(names)}
-    return {
-        **judge(points, model.held_out_count),
-        "held_out": model.held_out_count,
-        "labelled": len(buffer),
-        "by_label": by_label,
-        "fewest": min(names, key=by_label.__getitem__),
-        "curve": points,
-    }
-
-
-def judge(points: Sequence[Sequence[Any]], held_out: int) -> dict[str, Any]:
-    """A sentence about the end of a curve, and its figures.
-
-    The noise is one standard error of the difference of two accuracies on `held_out` samples each.
-    The two are the same samples, so it is rather too large.
-    """
-    if not points:
-        return {"sentence": "too early to say: no held-out score is known yet", "score": None}
-    labels, score, _ = points[-1]
-    over, rise, noise = 0, 0.0, 0.0
-    for span in SPANS:
-        base = next((point for point in reversed(points) if point[0] <= labels - span), None)
-        if base is None:
-            since = labels - min(point[0] for point in points)
-            text = f"too early to say: {since} labels since the first known score, of {span}"
-            break
-        over, rise = labels - base[0], score - base[1]
-        noise = float(np.hypot(_error(score, held_out), _error(base[1], held_out)))
-        if abs(rise) > noise:
-            way, advice = ("fell", "look for wrong ones") if rise < 0 else ("rose", "more help")
-            text = f"the score {way} by {100 * abs(rise):.1f} points over the newest {over} labels,"
-            text += f" more than its noise of {100 * noise:.1f}: {advice}"
-            break
-    else:
-        text = f"the score has not risen by more than its noise of {100 * noise:.1f} points over "
-        text += f"the newest {over} labels: more of these kinds help little"
-    return {"sentence": text, "score": score, "over": over, "rise": rise, "noise": noise}
-
-
-def _error(score: float, count: int) -> float:
-    """The standard error of an accuracy; not 0 where all samples are right (Agresti and Coull)."""
-    share = (score * count + 1) / (count + 2)
-    return float(np.sqrt(share * (1 - share) / count))
 
 
 def _readable(buffer: ReplayBuffer, rows: list[int], limit: int) -> list[int]:

@@ -1,15 +1,13 @@
 """Labels that people give, and requests about the samples of a source (docs/labels.md)."""
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from edge.config import NodeConfig
 from edge.data import label_queue
-from edge.data.replay import Array, ReplayBuffer
+from edge.data.replay import ReplayBuffer
 from edge.data.sources import Label, class_names, label_arrays, one_class
 from edge.errors import DataError, EdgeError
 from ternmesh_service.config_file import load_model_package
@@ -17,14 +15,9 @@ from ternmesh_service.control_socket import DATA
 from ternmesh_store.database import StoreError
 from ternmesh_store.state_file import StateFile
 
-SHADES = np.array(list(" .:-=+*#%@"))
-WIDTH, HEIGHT, CURVE = 64, 16, 8  # of a picture, in characters; lines of a curve
-GUESSES = 3  # classes that are shown for a sample
 LATER = "later"  # in place of an answer: the rest of the work, for `finish_data`
 BUSY_S = 5.0  # how long a request waits while the work of another one is done
 _WORK = threading.Lock()  # held by that one: each needs memory
-
-Guess = Callable[[Mapping[str, Array]], Array]  # inputs to scores [samples, classes]
 
 
 def answer_stopped(config: NodeConfig, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -59,27 +52,21 @@ def finish_data(answer: Mapping[str, Any]) -> dict[str, Any]:
 def answer_data(
     buffer: ReplayBuffer | None,
     request: Mapping[str, Any],
-    guess: Guess | None = None,
     model: label_queue.PresentModel | None = None,
 ) -> dict[str, Any]:
     """The answer to a request about samples, for `finish_data`."""
     try:
         if buffer is None:
             raise DataError("the samples of this node are files: it has none of a source")
-        label_queue.note_score(buffer, model)
         match request[DATA]:
             case "list":
                 return {DATA: _groups(buffer)}
-            case "next":
-                return {DATA: _next(buffer, request["place"], guess)}
             case "queue" | "labelled":
                 return {LATER: label_queue.begin_rows(buffer, request, model)}
             case "label" if "keys" in request:
                 return {DATA: label_queue.label_many(buffer, request)}
             case "unlabel":
                 return {DATA: label_queue.unlabel(buffer, request)}
-            case "enough":
-                return {DATA: label_queue.enough(buffer, model)}
             case "worst":
                 return {LATER: label_queue.begin_worst(buffer, model)}
             case "label":
@@ -134,43 +121,3 @@ def _forget(
     if unlabelled:
         chosen.intersection_update(groups.get(None, ()))
     return buffer.forget(chosen)
-
-
-def _next(buffer: ReplayBuffer, place: int, guess: Guess | None) -> dict[str, Any] | None:
-    """The waiting sample at a place in the order of certainty, the least certain first."""
-    row = next(iter(buffer.least_certain()[place:]), None)
-    if row is None:
-        return None
-    names, inputs = class_names(buffer.package), buffer.inputs([row])
-    scores = guess(inputs)[0] if guess and names else np.empty(0)
-    return {
-        "key": buffer.key(row),
-        "age_s": buffer.age_s(row),
-        "certainty": buffer.certainty_of(row),
-        "labels": names,
-        "guesses": [names[number] for number in np.argsort(-scores)[:GUESSES]],
-        "picture": [line for array in inputs.values() for line in picture(array[0])],
-    }
-
-
-def picture(array: Array) -> list[str]:
-    """Lines of characters: a curve, an image, or [time, features] with time to the right."""
-    grid = array.T[::-1] if array.ndim == 2 else np.squeeze(array)
-    if not array.size or grid.ndim not in (1, 2):
-        return []
-    grid = _pooled(grid.T.astype(np.float64), WIDTH).T
-    if grid.ndim == 1:
-        grid = _scaled(grid, CURVE) >= np.arange(CURVE)[::-1, None]
-    shades = _scaled(_pooled(grid.astype(np.float64), HEIGHT), len(SHADES) - 1)
-    return ["".join(row).rstrip() for row in SHADES[shades.astype(np.int64)]]
-
-
-def _scaled(grid: Array, largest: int) -> Array:
-    scaled: Array = (grid - grid.min()) / (np.ptp(grid) or 1.0) * largest
-    return scaled
-
-
-def _pooled(grid: Array, length: int) -> Array:
-    """The means of at most `length` parts along the first axis."""
-    parts = np.array_split(grid, min(length, len(grid)))
-    return np.array([part.mean(axis=0) for part in parts])

@@ -198,15 +198,6 @@ class ReplayBuffer:
         self._database.commit()
         return len(gone)
 
-    def value(self, key: str) -> bytes | None:
-        """What `keep` has stored."""
-        return self._values.get(key)
-
-    def keep(self, key: str, value: bytes) -> None:
-        """Store a value about the samples beside them."""
-        self._values.put(key, value)
-        self._database.commit()
-
     def forget(self, rows: Iterable[int]) -> int:
         """Delete samples, and all their bytes in the file and its WAL; returns their number."""
         count = self._delete(rows)

@@ -56,7 +56,7 @@ ACTIONS: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
     ENROL: (frozenset({"code", "revoke"}), frozenset({"role", "minutes", "name"})),
     PUBLISHED: (frozenset({"withdraw"}), frozenset()),
     DATA: (
-        frozenset({"queue", "labelled", "label", "unlabel", "worst", "enough"}),
+        frozenset({"queue", "labelled", "label", "unlabel", "worst"}),
         frozenset({"limit", "keys", "label"}),
     ),
 }

@@ -188,8 +188,7 @@ def test_requests_about_labels_get_the_model_and_its_score(world: World) -> None
     assert present_model(node).score is None
     world.until(lambda: node.protocol.finished)
     found, last = present_model(node), list(node.history)[-1]
-    assert (found.score, found.version) == (last.metric, ROUNDS)
-    assert (found.held_out_count, found.run) == (16, b"first   ".hex())
+    assert (found.score, found.held_out_count) == (last.metric, 16)
     few = replace(world.config("bob"), evaluate=EvaluateConfig())
     assert present_model(world.add("bob", few)).held_out_count == 0
 

@@ -105,25 +105,9 @@ def test_labels_of_scripts(config, capsys) -> None:
     assert "that sample is gone" in capsys.readouterr().out
     assert run("label", "--config", config, "b", "ten") == 1
     assert "'ten' is no label of keyword: it has zero, one" in capsys.readouterr().err
-    assert run("label", "--config", config, "b") == 2
+    assert run("label", "--config", config) == run("label", "--config", config, "b") == 2
     assert run("label", "--config", config, "b", "1", "--last", "1") == 2
     assert listed(config, capsys) == {None: 2, "seven": 2}
-
-
-def test_labels_by_hand(config, capsys, monkeypatch) -> None:
-    """The newest first, as no certainty is known; a word that is no label is asked for again."""
-    monkeypatch.setattr("sys.stdin", io.StringIO("noon\n9\ns\nd\n"))
-    assert run("label", "--config", config) == 0
-    shown = capsys.readouterr().out
-    assert "'noon' is no label of keyword" in shown
-    assert "'d' is 9" in shown
-    assert "no further sample waits" in shown
-    assert "'b', age 0:00:0" in shown
-    assert f"{' ' * 30}@@\n" in shown
-    assert listed(config, capsys) == {None: 1, "nine": 1, "three": 1}
-    monkeypatch.setattr("sys.stdin", io.StringIO("q\n"))
-    assert run("label", "--config", config) == 0
-    assert "further" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ function render() {
         (begun != null && begun !== score ? `, ${percent(begun)} when you began.` : "."))),
     make("p", { class: "tools acts" },
       tab("queue", "Waiting, least certain first"), tab("labelled", "Labelled"),
-      make("button", { onclick: worst }, "Which samples hurt?"), make("button", { onclick: enough }, "Have I labelled enough?"),
+      make("button", { onclick: worst }, "Which samples hurt?"),
       make("button", { onclick: undo, disabled: !given.length }, make("kbd", {}, "u"), "Undo")),
   ];
   if (first) parts.push(make("div", { class: "sample" }, picture(first), make("div", {},
@@ -137,16 +137,6 @@ async function worst() {
     queue = shown.filter((row) => pictures.has(row.key)).map((row) => ({ ...pictures.get(row.key), ...row }));
     render();
     toast(`${samples} of ${of} labelled samples were looked at; the first are likeliest to have a wrong label`);
-  } catch (error) {
-    toast(error.message);
-  }
-}
-
-async function enough() {
-  try {
-    const { sentence, by_label: counts, fewest } = await ask("enough");
-    const text = Object.entries(counts ?? {}).map(([name, count]) => `${name} ${count}`).join(", ");
-    byId("label-figures").textContent = `${sentence}. ${text ? `By label: ${text}.` : ""} ${fewest ? `Fewest: ${fewest}.` : ""}`;
   } catch (error) {
     toast(error.message);
   }

@@ -2,7 +2,7 @@
 
 import base64
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from edge.data import label_queue, labels
-from edge.data.label_queue import IMAGE_MAX, POINTS_MAX, PresentModel, image, judge, note_score
+from edge.data.label_queue import IMAGE_MAX, PresentModel, image
 from edge.data.labels import answer_data, finish_data
 from edge.data.replay import ReplayBuffer
 from edge.data.sources import Label, Sample
@@ -57,7 +57,7 @@ def model() -> PresentModel:
         own = LOADED.package.split(LOADED.initial)
         return inference.predict({**own, **inputs})[LOADED.package.outputs[0].name]
 
-    return PresentModel(scores, 0, "run", 3, 0.5)
+    return PresentModel(scores, 0, 0.5)
 
 
 def clips(count: int) -> list[Sample]:
@@ -76,7 +76,7 @@ def target(key: str, number: int) -> Label:
 
 
 def ask(buffer: ReplayBuffer | None, what: Any, model: Any = None, **values: Any) -> Any:
-    answer = finish_data(answer_data(buffer, {"data": what, **values}, None, model))
+    answer = finish_data(answer_data(buffer, {"data": what, **values}, model))
     assert json.loads(json.dumps(answer, allow_nan=False)) == answer
     assert len(answer) == 1
     return answer.get("data", answer.get("error"))
@@ -171,7 +171,6 @@ def test_one_label_for_many_and_undo(state, buffer, model) -> None:
         ("queue", {"limit": 51}, "limit must be a whole number from 1 to 50, not 51"),
         ("labelled", {"limit": True}, "limit must be a whole number"),
         ("worst", {}, "needs a node that runs"),
-        ("enough", {}, "needs a node that runs"),
         ([], {}, "does not know the request"),
     ],
 )
@@ -191,12 +190,12 @@ JSON = st.recursive(
 
 
 @given(
-    st.sampled_from(["queue", "labelled", "unlabel", "worst", "enough"]) | JSON,
+    st.sampled_from(["queue", "labelled", "unlabel", "worst"]) | JSON,
     st.fixed_dictionaries({}, optional={"limit": JSON, "keys": JSON, "label": JSON}),
 )
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_request_has_an_answer_or_a_sentence(buffer, what, values) -> None:
-    if what in ("list", "next", "label", "forget"):
+    if what in ("list", "label", "forget"):
         what = "queue"
     buffer.add(clips(1))
     assert isinstance(ask(buffer, what, **values), dict | str)
@@ -242,7 +241,7 @@ def test_the_thread_of_the_node_leaves_the_model_to_another(buffer, model, monke
         raise ModelError("no memory is free")
 
     buffer.add(clips(2))
-    begun = answer_data(buffer, {"data": "queue"}, None, replace(model, scores=fails))
+    begun = answer_data(buffer, {"data": "queue"}, replace(model, scores=fails))
     assert finish_data(begun) == {"error": "no memory is free"}
     monkeypatch.setattr(labels, "BUSY_S", 0.0)
     with labels._WORK:
@@ -276,7 +275,6 @@ def test_a_model_without_classes_is_shown_and_not_guessed(tiny, state, model) ->
     assert found["rows"][0]["shape"] == [6]
     assert ask(buffer, "labelled", model)["rows"][0]["label"] is None
     assert "classes" in ask(buffer, "worst", model)
-    assert "classes" in ask(buffer, "enough", replace(model, held_out_count=9))
 
 
 @pytest.mark.parametrize(
@@ -304,62 +302,3 @@ def test_any_array_has_an_image_or_none(array: np.ndarray) -> None:
     found = image(array)
     if found["image"] is not None:
         assert len(base64.b64decode(found["image"])) == np.prod(found["shape"]) <= IMAGE_MAX
-
-
-# Have I labelled enough?
-
-
-def rising(*scores: tuple[int, float]) -> list[list[Any]]:
-    return [[count, score, version] for version, (count, score) in enumerate(scores)]
-
-
-@pytest.mark.parametrize(
-    ("points", "sentence"),
-    [
-        ([], "no held-out score is known yet"),
-        (rising((40, 0.7)), "too early to say: 0 labels since the first known score, of 20"),
-        (rising((0, 0.5), (19, 0.9)), "too early to say: 19 labels"),
-        (rising((0, 0.5), (50, 0.84), (70, 0.9)),
-         "the score rose by 6.0 points over the newest 20 labels, more than its noise of 2.8: more "
-         "help"),
-        (rising((0, 0.5), (50, 0.89), (70, 0.9)), "rose by 40.0 points over the newest 70 labels"),
-        (rising((50, 0.89), (70, 0.9)), "too early to say: 20 labels since the first known score"),
-        (rising((10, 0.89), (50, 0.89), (70, 0.9)),
-         "has not risen by more than its noise of 2.5 points over the newest 60 labels"),
-        (rising((0, 0.9), (30, 0.8)), "the score fell by 10.0 points over the newest 30 labels"),
-        (rising((0, 1.0), (90, 1.0)), "has not risen by more than its noise of 0.5 points"),
-        (rising((90, 0.5), (40, 0.9)), "too early"),  # some were deleted
-    ],
-)  # fmt: skip
-def test_a_verdict_from_the_curve(points, sentence) -> None:
-    assert sentence in judge(points, 300)["sentence"]
-
-
-def test_the_curve_grows_with_labels_and_begins_anew_with_a_run(state, buffer, model) -> None:
-    known = replace(model, held_out_count=300)
-
-    def at(version: int, score: float | None, run: str = "run") -> list[list[Any]]:
-        ask(new_buffer(state), "list", replace(known, run=run, version=version, score=score))
-        return note_score(buffer, replace(known, run=run, score=None))
-
-    add: Callable[..., Any] = buffer.add
-    add([*clips(60), *(target(str(n), n % 3) for n in range(2))])
-    assert at(0, None) == []
-    assert at(1, 0.5) == [[2, 0.5, 1]]
-    add([target(str(n), n % 3) for n in range(2, 30)])
-    assert at(1, 0.5) == [[2, 0.5, 1]]  # no model has learned these yet
-    assert at(2, 0.7) == [[2, 0.5, 1], [30, 0.7, 2]]
-    assert at(3, 0.8) == [[2, 0.5, 1], [30, 0.8, 3]]
-    found = ask(buffer, "enough", replace(known, version=3, score=0.8))
-    assert found["sentence"].startswith("the score rose by 30.0 points over the newest 28 labels")
-    assert found["by_label"] == dict.fromkeys(NAMES, 0) | {"zero": 10, "one": 10, "two": 10}
-    assert (found["fewest"], found["held_out"], found["labelled"]) == ("three", 300, 30)
-    assert found["curve"] == [[2, 0.5, 1], [30, 0.8, 3]]
-    assert at(1, 0.6, "next run") == [[30, 0.6, 1]]
-    for damaged in (b"\xff", b"[]", b'{"of": ["run", 300]}', b'{"of": ["run", 300], "points": 3}'):
-        buffer.keep("curve", damaged)
-        assert at(4, 0.9) == [[30, 0.9, 4]]
-    for version in range(POINTS_MAX + 9):
-        (ask(buffer, "unlabel", keys=["0"]) if version % 2 else add([target("0", 1)]))
-        ask(buffer, "list", replace(known, version=version, score=0.5))
-    assert len(note_score(buffer, known)) == POINTS_MAX

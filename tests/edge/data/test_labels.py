@@ -7,12 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as arrays
 
 from edge.data import replay as replay_module
-from edge.data.labels import HEIGHT, WIDTH, answer_data, picture
+from edge.data.labels import answer_data
 from edge.data.replay import CLOCK_SET, DAY_S, EXPIRE_S, ITEMS_MAX, RATED_MAX, Feed, ReplayBuffer
 from edge.data.sources import Label, Sample
 from edge.errors import ModelError
@@ -181,7 +178,7 @@ def test_a_flood_is_cut_and_counted(state, classes, clock) -> None:
 
 
 def ask(buffer: ReplayBuffer | None, what: str, **values: Any) -> Any:
-    answer = answer_data(buffer, {"data": what, **values}, lambda inputs: inputs["x"][:, :3])
+    answer = answer_data(buffer, {"data": what, **values})
     return answer.get("data", answer.get("error"))
 
 
@@ -194,20 +191,6 @@ def test_what_is_stored_is_counted_by_label(buffer, clock) -> None:
         "label": None, "samples": 2, "bytes": 48, "newest": "d", "newest_s": 0, "oldest_s": 60
     }  # fmt: skip
     assert (ones["label"], ones["samples"], ones["bytes"], ones["newest"]) == ("1", 2, 64, "b")
-
-
-def test_the_least_certain_sample_is_shown_first(buffer) -> None:
-    buffer.certainty = first_value
-    x = np.array([0.2, 0.9, 0.4, 0, 0, 0], np.float32)
-    buffer.add([sample("sure", 0.8), Sample("unsure", {"x": x})])
-    shown = ask(buffer, "next", place=0)
-    assert (shown["key"], shown["labels"], shown["guesses"]) == (
-        "unsure", ["0", "1", "2"], ["1", "2", "0"]
-    )  # fmt: skip
-    assert shown["certainty"] == pytest.approx(0.2)
-    assert shown["picture"]
-    assert ask(buffer, "next", place=1)["key"] == "sure"
-    assert ask(buffer, "next", place=2) is None
 
 
 def test_labels_by_name_or_number(buffer, monkeypatch) -> None:
@@ -285,32 +268,6 @@ def test_what_was_deleted_is_in_no_file(state, classes, tmp_path, size) -> None:
     state.open()  # which compares all checksums
 
 
-@pytest.mark.parametrize(
-    ("array", "lines"),
-    [
-        (np.arange(8.0), ["       @", "      @@", "     @@@", "    @@@@"]),
-        (np.array([[0.0, 1.0], [1.0, 0.0], [0.5, 0.5]]), ["@ =", " @="]),
-        (np.array([[[0, 1], [1, 0]]]), [" @", "@"]),
-        (np.zeros((2, 3, 4)), []),
-        (np.array(3.0), []),
-        (np.zeros((0, 4)), []),
-        (np.array([False, True]), None),
-    ],
-)
-def test_a_picture(array: np.ndarray, lines: list[str] | None) -> None:
-    shown = picture(array)
-    assert lines is None or shown[: len(lines)] == lines
-
-
-@given(arrays.arrays(st.sampled_from([np.float32, np.int64, np.uint8, np.bool_]),
-                     arrays.array_shapes(max_dims=3, max_side=100)))  # fmt: skip
-def test_any_finite_array_has_a_small_picture_or_none(array: np.ndarray) -> None:
-    with np.errstate(all="ignore"):
-        shown = picture(np.nan_to_num(array))
-    assert len(shown) <= HEIGHT
-    assert max(map(len, shown), default=0) <= WIDTH
-
-
 def test_requests_do_not_read_all_rows(state, classes, clock) -> None:
     """The loop of the node answers: a walk over a million rows would stop its traffic."""
     buffer = new_buffer(state, classes, 1000)
@@ -328,7 +285,6 @@ def test_requests_do_not_read_all_rows(state, classes, clock) -> None:
 
     state.rows = rows
     assert sum(group["samples"] for group in ask(buffer, "list")) == 600
-    assert ask(buffer, "next", place=5)["key"] == "594"
     assert ask(buffer, "label", key=None, label="0") == "599"
     assert buffer.add([]).size == 1
     assert read < 30
