@@ -15,7 +15,7 @@ from host import management, membership
 from host.config import HostConfig, OwnSamplesConfig, plan_of, settings_of
 from host.enrolment import EnrolmentService
 from host.knowledge import Teaching
-from host.releases import FOLDER, NEW, Publisher, active_model, signed_here
+from host.releases import FOLDER, Publisher, active_model, signed_here
 from host.report import HISTORY_MAX, RoundCosts, describe, influences, status, summary
 from host.runs import can_carry, continue_or_begin
 from ternmesh.config import ConfigError
@@ -370,18 +370,18 @@ def _host_model(
             return {**run, **about, **now, "release": releases.status()}
 
         path = control_path(config.state_dir, config.control_socket)
-        with _observed(config, path, folder / NEW):
+        with _observed(config, path):
             return _serve(service, releases, transport, path, answer, stop, until_finished, manager)
 
 
 @contextmanager
-def _observed(config: HostConfig, socket: Path, inbox: Path) -> Iterator[None]:
+def _observed(config: HostConfig, socket: Path) -> Iterator[None]:
     """All that shows the host to its owner, by its control socket; ConfigError."""
     link = config.link
-    ends, at = (link.ca_file, link.certificate_file), None if link.radios else inbox
+    ends = (link.ca_file, link.certificate_file)
     with (
         served_metrics(config.metrics, socket),
-        served_page(config.page, socket, Path(config.state_dir), ends, at),
+        served_page(config.page, socket, Path(config.state_dir), ends),
         served_health(config.health, socket, link.fleet, HOST),
         written_logs(config.experiment_log, socket),
     ):

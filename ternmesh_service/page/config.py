@@ -76,16 +76,11 @@ def read_token(folder: Path) -> str:
 
 @contextmanager
 def served_page(
-    config: PageConfig,
-    socket: Path,
-    folder: Path,
-    certificates: tuple[str | None, ...] = (),
-    inbox: Path | None = None,
+    config: PageConfig, socket: Path, folder: Path, certificates: tuple[str | None, ...] = ()
 ) -> Iterator[None]:
     """Serve the page of the process behind a control socket; ConfigError.
 
-    `folder` is its state folder. The page tells when one of `certificates` ends. `inbox` is the
-    file that a host publishes as a release.
+    `folder` is its state folder. The page tells when one of `certificates` ends.
     """
     if config.port == 0:
         yield
@@ -97,7 +92,7 @@ def served_page(
             "[page] needs the packages starlette and uvicorn: pip install 'ternmesh[page]'"
         ) from error
     ends = config.certificate_file, *certificates
-    with serving(config, socket, folder, [Path(one) for one in ends if one], inbox):
+    with serving(config, socket, folder, [Path(one) for one in ends if one]):
         yield
 
 

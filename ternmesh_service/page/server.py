@@ -31,7 +31,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ternmesh.config import ConfigError
 from ternmesh.errors import TernmeshError
-from ternmesh_service.control_socket import ANSWER_S, BOARDS, DATA, PUBLISHED, ControlError, ask
+from ternmesh_service.control_socket import ANSWER_S, BOARDS, DATA, ControlError, ask
 from ternmesh_service.page.alarms import Machine
 from ternmesh_service.page.config import PageConfig, read_token
 from ternmesh_service.page.feed import Feed
@@ -44,17 +44,14 @@ CONNECTIONS_MAX = 100
 FIRST_S = 10.0  # a connection without a request for so long is closed
 ACTIONS_MAX, SAMPLES_S = 8, 60.0  # at once; the longest wait for an answer about samples
 REQUEST_MAX = 1 << 16  # bytes of an action
-RELEASE_MAX = 1 << 27
 NONCES_MAX, NONCE_S = 64, 60.0
 POLL_S, POLL_LONGEST_S = 1.0, 10.0
 SHARE = 30  # the least time between two polls, in times that the last one took
 ALIVE_S = 15.0  # after so long without news a line goes out, so that a proxy keeps the connection
-ENROL, NONCE, CANARY = "enrol", "nonce", 0.1
+NONCE = "nonce"
 # The requests to the control socket that the page may make: the values of each, and further keys
 ACTIONS: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
-    BOARDS: (frozenset(), frozenset({"set", "mute", "inquire"})),
-    ENROL: (frozenset({"code", "revoke"}), frozenset({"role", "minutes", "name"})),
-    PUBLISHED: (frozenset({"withdraw"}), frozenset()),
+    BOARDS: (frozenset(), frozenset({"set", "mute"})),
     DATA: (
         frozenset({"queue", "labelled", "label", "unlabel", "worst"}),
         frozenset({"limit", "keys", "label"}),
@@ -124,10 +121,9 @@ class Page:
         socket: Path,
         folder: Path,
         certificates: Sequence[Path],
-        inbox: Path | None,
     ) -> None:
         self._config, self._token, self._socket, self._folder = config, token, socket, folder
-        self._certificates, self._inbox = certificates, inbox
+        self._certificates = certificates
         self._began = time.monotonic()
         self._nonces = Nonces()
         self._feed = Feed()
@@ -135,7 +131,6 @@ class Page:
         self._has_ended = False
         self._wanted = asyncio.Event()
         self._readers = self._actions = 0
-        self._upload = asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         own = {config.address, "localhost", sockets.gethostname(), *config.names}
         self._names = {name.lower() for name in own}
@@ -148,7 +143,6 @@ class Page:
             Route("/events", self._guarded(self._events), methods=["GET"]),
             Route("/nonce", self._guarded(self._make_nonce), methods=["POST"]),
             Route("/act", self._guarded(self._act), methods=["POST"]),
-            Route("/release", self._guarded(self._release), methods=["POST"]),
         ]
         other = {HTTPException: self._guarded(self._nothing)}
         app = Starlette(routes=routes, lifespan=self._lifespan, exception_handlers=other)
@@ -277,9 +271,7 @@ class Page:
         """Take a status; whether it has news."""
         self._feed.take_rounds(answer)
         rounds = [self._feed.rounds[version] for version in sorted(self._feed.rounds)]
-        found = parts(answer, rounds, machine, now)
-        found["fleet"] |= {"publishes": self._inbox is not None}
-        return self._feed.take(found)
+        return self._feed.take(parts(answer, rounds, machine, now))
 
     async def _make_nonce(self, request: Request) -> Response:
         self._check_token(request)
@@ -304,40 +296,9 @@ class Page:
         self._actions += 1
         try:
             wait_s = SAMPLES_S if key == DATA else ANSWER_S
-            answer = dict(await asyncio.to_thread(ask, self._socket, asked, wait_s))
+            return JSONResponse(await asyncio.to_thread(ask, self._socket, asked, wait_s))
         finally:
             self._actions -= 1
-        if "code" in answer:
-            answer["qr"] = _qr(str(answer["code"]))
-        return JSONResponse(answer)
-
-    async def _release(self, request: Request) -> Response:
-        """Publish the release in the body, one file as `ternmesh release pack` writes it."""
-        self._check_token(request)
-        if self._inbox is None:
-            raise Refusal(404, "releases are published by a host")
-        self._take_nonce(request.headers.get("x-nonce", ""))
-        if self._upload.locked():
-            raise Refusal(409, "another release is on its way: wait until it is here")
-        async with self._upload:
-            await self._receive(request, self._inbox)
-        return JSONResponse(await asyncio.to_thread(ask, self._socket, {PUBLISHED: "publish"}))
-
-    async def _receive(self, request: Request, inbox: Path) -> None:
-        """Write the body of a request to the inbox; it is there as a whole or not at all."""
-        inbox.parent.mkdir(parents=True, exist_ok=True)
-        unfinished, size = inbox.with_suffix(".upload"), 0
-        try:
-            with unfinished.open("wb") as file:
-                async for block in request.stream():
-                    size += len(block)
-                    if size > RELEASE_MAX:
-                        raise Refusal(413, f"a release has at most {RELEASE_MAX:,} bytes")
-                    await asyncio.to_thread(file.write, block)
-            Path(f"{inbox}.json").write_text(str(CANARY))
-            unfinished.replace(inbox)
-        finally:
-            unfinished.unlink(missing_ok=True)
 
     def _take_nonce(self, nonce: object) -> None:
         if not self._nonces.take(str(nonce), time.monotonic()):
@@ -367,23 +328,9 @@ def _ends(certificates: Sequence[Path], now: float) -> Iterator[tuple[str, float
             yield path.name, min(one.not_valid_after_utc.timestamp() for one in chain) - now
 
 
-def _qr(text: str) -> str | None:
-    """A QR code as the address of an image; None without the package segno."""
-    try:
-        import segno
-    except ImportError:
-        return None
-    uri: str = segno.make(text).svg_data_uri(scale=6, border=3, dark="#000", light="#fff")
-    return uri
-
-
 @contextmanager
 def serving(
-    config: PageConfig,
-    socket: Path,
-    folder: Path,
-    certificates: Sequence[Path],
-    inbox: Path | None = None,
+    config: PageConfig, socket: Path, folder: Path, certificates: Sequence[Path]
 ) -> Iterator[None]:
     """Serve the page in a thread; ConfigError where the address or the files cannot be used."""
     family = sockets.AF_INET6 if ":" in config.address else sockets.AF_INET
@@ -392,7 +339,7 @@ def serving(
         listening.setsockopt(sockets.SOL_SOCKET, sockets.SO_REUSEADDR, 1)
         listening.bind((config.address, config.port))
         listening.listen()  # now, so that nobody is refused while the server starts
-        page = Page(config, read_token(folder), socket, folder, certificates, inbox)
+        page = Page(config, read_token(folder), socket, folder, certificates)
         settings = uvicorn.Config(
             page.app(),
             loop="asyncio",

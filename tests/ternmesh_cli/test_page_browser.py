@@ -248,20 +248,11 @@ def test_the_keyboard_alone_pauses_a_board_and_starts_it_again(fleet: Fleet, bro
     page.press(Keys.ESCAPE)
     page.until(lambda: page.text("[data-board=nicolas] .state") == "paused")
     last = "#all-acts button:last-child"
-    for selector in ("#find", "#over", "#one", last, "#release-acts button"):
+    for selector in ("#find", "#over", "#one", last):
         page.tab_to(selector)
     page.tab_to("#all-acts button:nth-child(2)")
     page.press(Keys.ENTER)
     page.until(lambda: "good" in page.one("[data-board=nicolas] .state").get_attribute("class"))
-
-
-def test_a_code_for_a_new_board_is_shown_with_its_picture(fleet: Fleet, browse: Any) -> None:
-    page = browse(fleet.url("host"), NARROW)
-    page.until(lambda: page.all("#rows tr"))
-    page.click("Enrol a board")
-    page.until(lambda: page.text("#detail .code"))
-    assert page.one("#detail img.qr").get_attribute("naturalWidth") != "0"
-    assert page.serious() == []
 
 
 def test_a_muted_board_is_shown_with_the_reason(fleet: Fleet, browse: Any) -> None:

@@ -253,7 +253,7 @@ class Site:
             rounds = [row for row in self.answer["history"] if row["version"] > since]
             return {**self.answer, "history": rounds}
         self.asked.append(request)
-        return {"said": "done", **({"code": "7-tea"} if request.get("enrol") == "code" else {})}
+        return {"said": "done"}
 
     def open(
         self, method: str, path: str, body: Any = None, *, token: str | None = None, **headers: str
@@ -295,8 +295,7 @@ def start(tmp_path: Path) -> Iterator[Any]:
             site = Site(tmp_path, PageConfig(free_port(), **settings))
             path = tmp_path / "control.sock"
             stack.enter_context(ControlServer(path, site.handle))
-            inbox = tmp_path / "releases" / "new"
-            stack.enter_context(served_page(site.config, path, tmp_path, (), inbox))
+            stack.enter_context(served_page(site.config, path, tmp_path))
             return site
 
         yield starting
@@ -306,8 +305,8 @@ def start(tmp_path: Path) -> Iterator[Any]:
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("page")
     site = Site(folder, PageConfig(free_port()))
-    path, inbox = folder / "control.sock", folder / "releases" / "new"
-    with ControlServer(path, site.handle), served_page(site.config, path, folder, (), inbox):
+    path = folder / "control.sock"
+    with ControlServer(path, site.handle), served_page(site.config, path, folder):
         yield site
 
 
@@ -322,7 +321,7 @@ def site(shared: Site, monkeypatch: pytest.MonkeyPatch) -> Site:
 def test_all_may_read_on_this_machine_and_only_the_token_acts(site: Site) -> None:
     assert site.open("GET", "/").status == 200
     assert "board ada" in site.news(site.open("GET", "/events"))["parts"]
-    for path in ("/nonce", "/act", "/release"):
+    for path in ("/nonce", "/act"):
         for token in (None, "", "wrong", site.token[:-1]):
             assert site.open("POST", path, {}, token=token).status == 401
     assert site.open("GET", "/events", token="wrong").status == 401, "a page with an old token"
@@ -379,9 +378,7 @@ def test_another_site_can_do_nothing(site: Site, headers: dict[str, str]) -> Non
         {"command": "status"},
         {"backup": "/tmp/x"},
         {"return_to": 3},
-        {"enrol": "export"},
-        {"enrol": "rotate", "rotation": "x"},
-        {"enrol": "code", "more": 1},
+        {"enrol": "revoke", "name": "ada"},
         {"boards": "ada", "backup": "/tmp/x"},
         {"published": "publish"},
         {"data": "forget", "keys": ["a"]},
@@ -410,24 +407,6 @@ def test_any_body_is_an_answer(shared: Site, body: bytes) -> None:
 def test_a_body_without_end_is_cut(site: Site) -> None:
     body = b"[" * (server.REQUEST_MAX + 1)
     assert site.open("POST", "/act", body, token=site.token).status == 413
-
-
-def test_a_code_comes_with_a_picture(site: Site) -> None:
-    status, answer = site.act({"enrol": "code", "role": "node", "minutes": 30})
-    assert (status, answer["code"]) == (200, "7-tea")
-    assert answer["qr"].startswith("data:image/svg+xml")
-
-
-def test_a_release_is_put_where_the_host_looks(site: Site, monkeypatch: Any) -> None:
-    more = {"token": site.token, "X_Nonce": site.nonce()}
-    assert site.open("POST", "/release", b"whole release", **more).status == 200
-    assert (site.folder / "releases" / "new").read_bytes() == b"whole release"
-    assert site.asked == [{"published": "publish"}]
-    assert site.open("POST", "/release", b"again", **more).status == 409
-    monkeypatch.setattr(server, "RELEASE_MAX", 3)
-    more["X_Nonce"] = site.nonce()
-    assert site.open("POST", "/release", b"long", **more).status == 413
-    assert (site.folder / "releases" / "new").read_bytes() == b"whole release"
 
 
 def test_answers_say_what_a_browser_may_do_with_them(site: Site) -> None:
@@ -516,35 +495,6 @@ def test_connections_that_say_nothing_are_closed(start: Any, monkeypatch: Any) -
     idle = [socket.create_connection(address, 5) for _ in range(6)]
     assert [one.recv(1) for one in idle] == [b""] * 6
     assert site.open("GET", "/").status == 200
-
-
-def test_two_releases_do_not_mix(site: Site, monkeypatch: Any) -> None:
-    begun, go_on = threading.Event(), threading.Event()
-
-    def slow() -> Iterator[bytes]:
-        yield b"first, "
-        begun.set()
-        go_on.wait(5)
-        yield b"whole"
-
-    more = {"token": site.token}
-    answers: list[int] = []
-    first = site.nonce()
-
-    def send() -> None:
-        answers.append(site.open("POST", "/release", slow(), X_Nonce=first, **more).status)
-
-    thread = threading.Thread(target=send)
-    thread.start()
-    begun.wait(5)
-    while not (site.folder / "releases" / "new.upload").exists():
-        time.sleep(0.01)
-    assert site.open("POST", "/release", b"second", X_Nonce=site.nonce(), **more).status == 409
-    go_on.set()
-    thread.join()
-    assert answers == [200]
-    assert (site.folder / "releases" / "new").read_bytes() == b"first, whole"
-    assert not (site.folder / "releases" / "new.upload").exists()
 
 
 def test_its_end_does_not_wait_for_readers(tmp_path: Path) -> None:

@@ -68,9 +68,3 @@ export async function act(ask) {
   const type = { "Content-Type": "application/json" };
   return read(await fetch("/act", { method: "POST", headers: headers(type), body }));
 }
-
-/** Publish a release file. */
-export async function publish(file) {
-  const more = { "X-Nonce": await nonce(), "Content-Type": "application/octet-stream" };
-  return read(await fetch("/release", { method: "POST", headers: headers(more), body: file }));
-}

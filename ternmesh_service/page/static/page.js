@@ -2,7 +2,7 @@
 
 import { chart, spark } from "/static/chart.js";
 import { byId, draw, keepFocus, make, number, percent, say, size, time, toast } from "/static/dom.js";
-import { act, follow, mayAct, publish } from "/static/feed.js";
+import { act, follow, mayAct } from "/static/feed.js";
 import { labelling } from "/static/label.js";
 import { drawMap } from "/static/map.js";
 
@@ -293,7 +293,7 @@ function showRounds() {
 }
 
 function showRelease(release) {
-  byId("release-section").hidden = !parts.fleet.publishes || parts.fleet.role !== "host" || !(release || mayAct());
+  byId("release-section").hidden = parts.fleet.role !== "host" || !release;
   const lines = release?.version == null ? [release?.reason ?? "No release is published."] : [
     `Version ${release.version} is ${release.stage}${release.reason ? `: ${release.reason}` : ""}; ${size(release.bytes)}, about ${time(release.eta_s)} of sending left.`,
     ...Object.entries(release.boards).map(([name, b]) => `${name}: ${b.state}, ${percent(b.held, 0)} here${b.away ? ", away" : ""}${b.reason ? `: ${b.reason}` : ""}`)];
@@ -303,16 +303,15 @@ function showRelease(release) {
 // Actions
 
 /** A button for an action; without the token it says why it cannot be used. */
-function button(text, run, { danger = false, ask = "" } = {}) {
+function button(text, run) {
   const doIt = async () => {
-    if (ask && !confirm(ask)) return;
     try {
       toast((await run()) ?? `${text}: done`);
     } catch (error) {
       toast(error.message);
     }
   };
-  return make("button", { class: danger ? "danger" : null, disabled: !mayAct(), title: mayAct() ? null : NO_TOKEN, onclick: doIt }, text);
+  return make("button", { disabled: !mayAct(), title: mayAct() ? null : NO_TOKEN, onclick: doIt }, text);
 }
 
 const set = (name, more) => async () => { await act({ boards: name, ...more }); };
@@ -320,44 +319,16 @@ const set = (name, more) => async () => { await act({ boards: name, ...more }); 
 function makeActs() {
   byId("all-acts").append(
     button("Pause all", set("all", { set: { pause: 1 } })),
-    button("Start all", set("all", { set: { pause: null } })),
-    button("Ask for reports", set("all", { inquire: true })),
-    button("Enrol a board", enrol));
-  const file = make("input", { type: "file", id: "release-file", hidden: true, onchange: async () => {
-    if (!file.files.length) return;
-    try { toast((await publish(file.files[0])).said); } catch (error) { toast(error.message); }
-    file.value = "";
-  } });
-  byId("release-acts").append(
-    file, button("Install a release …", async () => { file.click(); return "choose the file that `ternmesh release pack` wrote"; }),
-    button("Withdraw it", async () => (await act({ published: "withdraw" })).said || "withdrawn", { ask: "Offer this release to no further board?" }));
-}
-
-async function enrol() {
-  const { code, minutes, qr } = await act({ enrol: "code", role: "node", minutes: 30 });
-  show("Enrol a board", [
-    make("p", {}, "Type this on the board, or scan it:"),
-    make("p", { class: "code" }, code),
-    qr && make("img", { class: "qr", src: qr, alt: `QR code of ${code}` }),
-    make("p", {}, `ternmesh enrol join --config node.toml ${code}`),
-    make("p", {}, `It is for one board, and ends in ${minutes} minutes.`),
-  ], []);
-  return "a code for one board was made";
-}
-
-function show(title, body, acts) {
-  chosen = "";
-  say(byId("detail-title"), title);
-  byId("detail-body").replaceChildren(...body.filter(Boolean));
-  byId("detail-acts").replaceChildren(...acts);
-  byId("detail-acts").dataset.state = "";
-  if (!byId("detail").open) byId("detail").showModal();
+    button("Start all", set("all", { set: { pause: null } })));
 }
 
 function open(name) {
   if (!boards.has(name)) return;
-  show(name, [make("div", { class: "chart", id: "detail-chart" }), make("dl", { id: "detail-facts" })], []);
   chosen = name;
+  say(byId("detail-title"), name);
+  byId("detail-body").replaceChildren(make("div", { class: "chart", id: "detail-chart" }), make("dl", { id: "detail-facts" }));
+  byId("detail-acts").dataset.state = "";
+  if (!byId("detail").open) byId("detail").showModal();
   showDetails();
   showDetailCurve(places());
 }
@@ -384,8 +355,6 @@ function showDetails() {
   keepFocus(byId("detail-acts"), () => byId("detail-acts").replaceChildren(...(board.revoked ? [] : [
     board.paused ? button("Start it", set(name, { set: { pause: null } })) : button("Pause it", set(name, { set: { pause: 1 } })),
     button(muted ? "Count it again" : "Mute it", set(name, { mute: !muted })),
-    button("Ask for a report", set(name, { inquire: true })),
-    button("Revoke it", async () => { await act({ enrol: "revoke", name }); }, { danger: true, ask: `Revoke ${name}? It takes part in nothing any more, and needs new keys to come back.` }),
   ])));
 }
 
