@@ -112,19 +112,7 @@ def _check_erasure(data: bytes) -> None:
         decoder.add(number(item, 0, 2), item[2:])
 
 
-def _check_release(data: bytes) -> None:
-    match data[:1]:
-        case b"\x16":
-            offer = release.read_offer(data)
-            same(release.read_offer(release.write_offer(offer)), offer, "an offer")
-        case b"\x17":
-            same(release.write_symbol(release.read_symbol(data)), data, "a symbol")
-        case b"\x18":
-            same(release.write_status(release.read_status(data)), data, "a status")
-
-
 TARGETS = (
     Target("coding", _coded, _check_coding),
     Target("erasure", lambda: [b"\x14\x00\x05\x07\x00\x00abcde"], _check_erasure),
-    Target("release", releases, _check_release),
 )
