@@ -4,6 +4,7 @@
 """
 
 import json
+import random
 import struct
 import sys
 from collections.abc import Callable, Iterator
@@ -58,6 +59,7 @@ REASONS = (  # in the order of tm_result
     "role",
     "unknown key",
 )
+FIXED = {"plain_open": 0, "chunk_decode": 3, "keyed_open": 50}  # bytes before the frame
 ROOM = 2560  # bytes of an input or answer
 Case = tuple[str, bytes, bytes]  # function, input, answer
 HEAD, TAG = CONSTANTS["HEAD_SIZE"], CONSTANTS["TAG_SIZE"]
@@ -216,27 +218,25 @@ def random_case(rng: np.random.Generator) -> tuple[str, bytes]:
     """A valid input of some function, changed in two of three cases."""
     function = str(rng.choice(FUNCTIONS, p=(0.15, 0.35, 0.25, 0.08, 0.05, 0.07, 0.05)))
     data = _MAKERS[function](rng)
-    if function in ("plain_open", "chunk_decode", "keyed_open") and rng.random() < 2 / 3:
-        fixed = {"plain_open": 0, "chunk_decode": 3, "keyed_open": 50}[function]
-        data = data[:fixed] + mutated(data[fixed:], rng)
+    if function in FIXED and rng.random() < 2 / 3:
+        at, own = FIXED[function], random.Random(int(rng.integers(1 << 32)))
+        data = data[:at] + changed(data[at:], own)
     return function, data
 
 
-def mutated(data: bytes, rng: np.random.Generator) -> bytes:
-    """Bytes with a few bits or bytes changed, cut off or added."""
+def changed(data: bytes, rng: random.Random) -> bytes:
+    """Bytes with up to three changes: a bit or a byte is changed, an end cut off or added."""
     found = bytearray(data)
-    for _ in range(rng.integers(1, 4)):
-        what = rng.integers(6)
-        if what == 0:
-            found += rng.bytes(int(rng.integers(1, 4)))
-        elif not found or what == 1:
-            del found[int(rng.integers(len(found) + 1)) :]
+    for _ in range(rng.randrange(4)):
+        what = rng.randrange(5)
+        if what == 0 or not found:
+            found += rng.randbytes(rng.randrange(1, 4))
+        elif what == 1:
+            del found[rng.randrange(len(found)) :]
         elif what == 2:
-            found[int(rng.integers(min(12, len(found))))] = int(rng.integers(256))
-        elif what == 3:
-            found[int(rng.integers(len(found)))] = int(rng.integers(256))
+            found[rng.randrange(min(12, len(found)))] = rng.randrange(256)
         else:
-            found[int(rng.integers(len(found)))] ^= 1 << int(rng.integers(8))
+            found[rng.randrange(len(found))] ^= 1 << rng.randrange(8)
     return bytes(found)
 
 

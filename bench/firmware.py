@@ -1,17 +1,23 @@
-"""The C library: does it answer as Python does, and how large and fast is it on a Cortex-M0?"""
+"""The C library: does it answer as Python does, and how large and fast is it on a Cortex-M0?
 
+`python -m bench.firmware PROGRAM SEED COUNT` compares frames of the conformance program and Python.
+"""
+
+import json
+import random
 import re
+import struct
 import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bench.c_cases import FUNCTIONS, answer, chunk_input, written
+from bench.c_cases import FIXED, FUNCTIONS, ROOM, answer, changed, chunk_input, random_case, written
 from bench.c_library import FOLDER, make
 from bench.jobs import Finished, Job, finish
 from bench.result import Figure, Result
@@ -38,6 +44,8 @@ BOARDS = {  # compiler, flags, target, how it is run
 }
 PARTS, PART, PART_QUICK = 10, 1_000_000, 5_000  # processes, and frames of each
 CASES, CASES_QUICK = 20_000, 500  # on each emulated board, besides the golden vectors
+BASES, BATCH = 400, 100_000  # inputs from which others are made; cases of one call
+RANDOM = 0.1  # the share of frames that are nothing but random bytes
 TRITS, ZEROS = 2000, 0.7
 MONOCYPHER = "pymonocypher==4.0.2.5"  # whose source has monocypher.c
 NOTES = (
@@ -69,7 +77,7 @@ def _measure(folder: Path, finished: Finished, *, quick: bool) -> Result:
     golden = {name: _failed(name, path, folder, quick=quick) for name, path in built.items()}
     count = PART_QUICK if quick else PART
     jobs = [
-        Job(f"frames/{count}/{n}", ("bench.firmware_worker", str(built["x86"]), str(n), str(count)))
+        Job(f"frames/{count}/{n}", ("bench.firmware", str(built["x86"]), str(n), str(count)))
         for n in range(PARTS)
     ]
     finish(finished, jobs, lambda value: f"{value['cases']} frames, {value['differ']} differ")
@@ -282,3 +290,46 @@ def _peers(folder: Path) -> Mapping[str, float]:
         elf = _compiled(folder, calls, [folder / "monocypher.c"], f"-I{folder}")
         found[f"flash_{name}_bytes"] = float(_flash(elf))
     return found
+
+
+# Frames through both
+
+
+def frames(program: str, seed: int, count: int) -> dict[str, int]:
+    """The numbers of cases and of those that differ, and how many were refused."""
+    found = {"cases": 0, "refused": 0, "differ": 0}
+    rows: list[bytes] = []
+    for number, (function, data) in enumerate(_inputs(seed, count), 1):
+        said = answer(function, data)
+        if max(len(data), len(said)) <= ROOM:
+            head = struct.pack("<BHH", FUNCTIONS.index(function), len(data), len(said))
+            rows.append(head + data + said)
+            found["cases"] += 1
+            found["refused"] += said[0] > 0
+        if number % BATCH == 0 or number == count:
+            with tempfile.TemporaryFile() as file:
+                file.write(b"".join(rows))
+                file.seek(0)
+                done = subprocess.run([program], stdin=file, stdout=subprocess.PIPE, check=False)
+            found["differ"] += int(done.stdout.rsplit(b"failed ", 1)[1])
+            rows.clear()
+    return found
+
+
+def _inputs(seed: int, count: int) -> Iterator[tuple[str, bytes]]:
+    """Frames and chunks, each changed at random or all random."""
+    rng, own = np.random.default_rng(seed), random.Random(seed)
+    bases: list[tuple[str, bytes]] = []
+    while len(bases) < BASES:
+        function, data = random_case(rng)
+        if function in FIXED:
+            bases.append((function, data))
+    for _ in range(count):
+        function, data = own.choice(bases)
+        at, is_random = FIXED[function], own.random() < RANDOM
+        rest = own.randbytes(own.randrange(80)) if is_random else changed(data[at:], own)
+        yield function, data[:at] + rest
+
+
+if __name__ == "__main__":
+    print(json.dumps(frames(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))))

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from bench.keys import hop_seals
-from bench.link_peers import PEERS, draw
-from bench.result import RESULTS, Figure, Result
+from bench.link_peers import PEERS
+from bench.result import Figure, Result
 from ternmesh.link.airtime import LoraSetting, airtime_us
 from ternmesh.link.events import Delivered, LinkState, ObjectArrived
 from ternmesh.link.link import Link
@@ -26,8 +26,6 @@ LIMITS = {
     1_000: {0.0: 0.88, 0.1: 0.76},
 }
 SEEDS = {300_000: 100, 10_000: 300, 1_000: 1_000}
-CURVE_SEEDS = {300_000: 5, 10_000: 100, 1_000: 300}
-CURVE_LOSSES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
 COMPLETION_SEEDS = {300_000: 100, 10_000: 1_000, 1_000: 1_000}
 HEAVY_LOSS, BURSTS = 0.6, Bursts(0.05, 0.25, 0.02, 0.9)
 RECEIVERS, BROADCAST_SYMBOLS, SYMBOL_BYTES, BROADCAST_SEEDS = 10, 200, 238, 100
@@ -200,11 +198,7 @@ def measure(*, quick: bool) -> Result:
     figures["completion"] = Figure(float(np.mean([o.completed for o in hard])), ">=1.0")
     figures["multicast_per_symbol"] = _per_symbol(broadcasts)
     figures["real_bytes_equal"] = Figure(float(np.mean([o.is_equal for o in everything])), ">=1.0")
-    curves = {size: _curves(size, seeds(CURVE_SEEDS[size])) for size in LIMITS}
-    shown = {f"{size // 1000} kB": rows for size, rows in curves.items()}
-    if not quick:
-        draw(RESULTS / "link.png", shown)
-    return Result("link", figures, _peers(), NOTES, {"curves": shown}, quick)
+    return Result("link", figures, _peers(), NOTES, quick=quick)
 
 
 def efficiency(outcomes: Sequence[Outcome], limit: str) -> Figure:
@@ -232,20 +226,3 @@ def _peers() -> dict[str, float]:
                 found[cell] = size / expected.air_bytes
                 found[f"{cell}_completed"] = expected.completed
     return found
-
-
-def _curves(size: int, seeds: int) -> dict[str, list[tuple[float, float]]]:
-    """Efficiency over loss; 0 for a peer of which fewer than half of the transfers complete."""
-    rows = {
-        "ternmesh": [
-            (loss, size / float(np.mean([o.bytes_sent for o in transfers(size, loss, seeds)])))
-            for loss in CURVE_LOSSES
-        ]
-    }
-    for name, peer in PEERS.items():
-        expected = [(loss, peer(size, loss)) for loss in CURVE_LOSSES]
-        rows[name] = [
-            (loss, size / each.air_bytes if each.completed >= 0.5 else 0.0)
-            for loss, each in expected
-        ]
-    return rows

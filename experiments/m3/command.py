@@ -1,22 +1,21 @@
-"""`python -m experiments m3`: M3a, M3b and ternmesh side by side on SNLI, over a real broker."""
+"""`python -m experiments m3`: M3a, M3b and ternmesh side by side on SNLI."""
 
 import argparse
-import fcntl
-import os
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from experiments.m3.arm import Status, finished_result, run_arm
+from experiments.m3.arms import run_arm
 from experiments.m3.prepare import find_data
-from experiments.m3.processes import open_broker
 from experiments.m3.report import write_report
-from experiments.m3.settings import Arm, Experiment, make_arms
-from experiments.m3.storage import ArmResult, read_json, write_json
+from experiments.m3.settings import HYPERVECTOR, Arm, Experiment, make_arms
+from experiments.m3.storage import ArmResult, load_result, read_json, save_result, write_json
 from ternmesh.config import ConfigError
 from ternmesh_cli.process import number
+from tests.mosquitto import Mosquitto
 from transports.mqtt.settings import parse_url
 
 ARMS = ("m3a", "m3b", "ours")
@@ -25,16 +24,16 @@ ROUNDS_MAX = 100  # the status of a host holds no longer history
 STEPS_MAX = 10_000
 LENGTH_MAX = 1 << 24
 SEED_MAX = 2**31
-SETTINGS, REPORT, LOCK = "experiment.json", "report.html", "lock"
-FLEET_BYTES = 3  # of the random part of the fleet's name
+SETTINGS, REPORT, RESULT = "experiment.json", "report.html", "result.json"
 
 
 def main(options: Sequence[str]) -> None:
-    """Run the experiment, or the rest of it. Raises the errors of `experiments.__main__`."""
+    """Run the arms that have no result yet. Raises the errors of `experiments.__main__`."""
     arguments = _parser().parse_args(options)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the processes, as Ctrl-C does
     experiment = Experiment(
         folder=arguments.dir.resolve(),
+        broker=arguments.broker or "",
         data=find_data(arguments.data),
         encoder=arguments.encoder,
         rounds=arguments.rounds,
@@ -43,11 +42,10 @@ def main(options: Sequence[str]) -> None:
         length=arguments.length,
     )
     arms = make_arms(experiment)
-    chosen = [arms[name] for name in arguments.arms]
-    fleet_name = _claim_folder(experiment)
-    results, broker = _run_arms(experiment, chosen, arguments.broker, fleet_name)
+    _claim_folder(experiment)
+    results = {name: _result(experiment, arms[name]) for name in arguments.arms}
     report = experiment.folder / REPORT
-    report.write_text(write_report(experiment, results, broker))
+    report.write_text(write_report(experiment, results))
     for result in results.values():
         print(
             f"{result.title}: accuracy {result.accuracy:.2%}, {result.bytes_up:,.0f} bytes up and "
@@ -56,47 +54,31 @@ def main(options: Sequence[str]) -> None:
     print(f"report with the published figures and plots: {report}")
 
 
-def _run_arms(
-    experiment: Experiment, arms: Sequence[Arm], url: str | None, fleet_name: str
-) -> tuple[dict[str, ArmResult], str | None]:
-    """Return the results by arm, and the broker's title if one was needed."""
-    kept = {arm.name: finished_result(experiment, arm) for arm in arms}
-    results = {name: result for name, result in kept.items() if result is not None}
-    if len(results) == len(arms):
-        return results, None
-    with open_broker(url, experiment.folder / "broker") as broker:
-        for arm in arms:
-            if arm.name not in results:
-                show_arm = partial(_show, arm)
-                results[arm.name] = run_arm(experiment, arm, broker.url, fleet_name, show_arm)
-    return {arm.name: results[arm.name] for arm in arms}, broker.title
+def _result(experiment: Experiment, arm: Arm) -> ArmResult:
+    """The kept result of an arm, or that of a run now."""
+    folder = experiment.folder / arm.name
+    if (kept := load_result(folder / RESULT)) is not None:
+        return kept
+    show = partial(print, f"{arm.name}:", file=sys.stderr, flush=True)
+    if arm.codec == HYPERVECTOR and not experiment.broker:
+        folder.mkdir(exist_ok=True)
+        with Mosquitto(folder) as broker:
+            result = run_arm(replace(experiment, broker=broker.url), arm, show)
+    else:
+        result = run_arm(experiment, arm, show)
+    save_result(folder / RESULT, result)
+    return result
 
 
-def _show(arm: Arm, status: Status) -> None:
-    """Show live progress on stderr."""
-    parts = [f"{arm.name}: {status.activity}"]
-    if status.version:
-        parts.append(f"round {status.version} of {arm.run.rounds}")
-    print(", ".join(parts), file=sys.stderr, flush=True)
-
-
-def _claim_folder(experiment: Experiment) -> str:
-    """Lock the folder until this process ends, and return the name of its fleets.
-
-    ConfigError if another experiment runs there, or if the folder holds something else.
-    """
+def _claim_folder(experiment: Experiment) -> None:
+    """Note the settings; ConfigError where the folder holds something else."""
     folder, path = experiment.folder, experiment.folder / SETTINGS
     folder.mkdir(parents=True, exist_ok=True)
-    try:
-        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise ConfigError(f"another experiment runs in {folder}: name another --dir") from error
     kept = read_json(path)
     if kept is None:
-        if any(item.name != LOCK for item in folder.iterdir()):
+        if any(folder.iterdir()):
             raise ConfigError(f"{folder} holds something else: name another folder with --dir")
-        kept = {"fleet": f"m3-{os.urandom(FLEET_BYTES).hex()}", **experiment.identity()}
+        kept = experiment.identity()
         write_json(path, kept)
     for key, value in experiment.identity().items():
         if kept[key] != value:
@@ -104,13 +86,12 @@ def _claim_folder(experiment: Experiment) -> str:
                 f"{folder} holds another experiment, with {key} = {kept[key]!r}, not {value!r}: "
                 "name another --dir, or remove it"
             )
-    return str(kept["fleet"])
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m experiments m3", description=__doc__)
     add = parser.add_argument
-    help_dir = "folder of the experiment; the same command continues a stopped one"
+    help_dir = "folder of the experiment; the same command runs the arms without a result"
     add("--dir", type=Path, required=True, help=help_dir)
     add("--data", type=Path, metavar="FOLDER", help="SNLI files (default: TERNMESH_DATA)")
     help_encoder = "a Hugging Face encoder, by name or folder (default: %(default)s)"
@@ -123,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     help_length = "numbers that ternmesh trains besides the head (default: 36000)"
     add("--length", type=number(1, LENGTH_MAX), default=36_000, help=help_length)
     add("--seed", type=number(0, SEED_MAX), default=0, help="default: 0")
-    help_broker = "an MQTT broker (default: an own mosquitto, or an embedded broker)"
+    help_broker = "an MQTT broker for ternmesh (default: an own mosquitto)"
     add("--broker", type=_broker, metavar="HOST:PORT", help=help_broker)
     return parser
 

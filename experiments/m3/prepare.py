@@ -8,10 +8,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from experiments.m3.processes import guarded
 from experiments.m3.settings import BATCH, NODES, TOKENS, Arm, Experiment, Space
 from experiments.m3.storage import ExperimentError
-from ternmesh_cli.workers import python, running
+from ternmesh_cli.workers import Worker, python, running
 
 SNLI = "snli"
 TRAIN = "snli_train_5k.tsv.gz"
@@ -61,7 +60,8 @@ def prepare(experiment: Experiment, arm: Arm, show: Callable[[str], None]) -> Pr
         if model in unfinished:
             options += ["--out", str(unfinished[model]), *_model_options(arm.space)]
         command = python("models.text.export", *options)
-        with running(guarded("the export", experiment.folder / "export", command)) as worker:
+        worker = Worker("the export", experiment.folder / "export", command, may_end=True)
+        with running(worker):
             worker.wait()
         for folder, made in unfinished.items():
             made.rename(folder)

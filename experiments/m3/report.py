@@ -27,9 +27,10 @@ LOG_BITS = 64  # of a number that the log compares with
 NAMES_BYTES = 9_000  # about the size of names and scales in M3b's message
 STYLE = "td { vertical-align: top } .text td { text-align: left }"
 NOTES = (
-    "Bytes are those of MQTT payloads, without the headers of MQTT and TCP. The downlink is "
-    "counted once for both nodes. Bytes of ternmesh include tags, signatures, receipts and "
-    "announcements. Messages that a published arm sent again are not counted.",
+    "Bytes are those of messages, without the headers of MQTT and TCP. The downlink is counted "
+    "once for both nodes. Bytes of ternmesh are those of real programs over MQTT and include tags, "
+    "signatures, receipts and announcements. The messages of the published arms are written and "
+    "read, but sent over no network.",
     "Accuracy is that of the last global adapter, which both nodes hold, on all dev and extra "
     "pairs. One seed: differences of a point are noise; `python -m bench m3` has eight.",
 )
@@ -46,17 +47,13 @@ ROWS: Mapping[str, Callable[[ArmResult], str]] = {
 }
 
 
-def write_report(
-    experiment: Experiment, results: Mapping[str, ArmResult], broker: str | None
-) -> str:
-    """Return the page. `broker` is None if all arms were finished before."""
+def write_report(experiment: Experiment, results: Mapping[str, ArmResult]) -> str:
+    """Return the page."""
     arms = list(results.values())
-    over = f" over {html.escape(broker)}" if broker else ""
     parts = [
         "<h1>M3: two nodes learn together</h1>",
         f"<p>Encoder {html.escape(experiment.encoder)}, SNLI, {experiment.rounds} rounds of "
-        f"{experiment.steps} steps on each of two nodes, seed {experiment.seed}{over}. Node "
-        "processes and a host process, all bytes over MQTT.</p>",
+        f"{experiment.steps} steps on each of two nodes, seed {experiment.seed}.</p>",
         table(
             ("", *(arm.name for arm in arms)),
             [(title, *(show(arm) for arm in arms)) for title, show in ROWS.items()],

@@ -40,6 +40,7 @@ class Experiment:
     """The choices of the command line."""
 
     folder: Path  # holds everything that the experiment writes
+    broker: str  # URL of an MQTT broker; empty: an own mosquitto
     data: Path  # holds the SNLI files
     encoder: str
     rounds: int

@@ -15,10 +15,6 @@ LARGE, SMALL = 300_000, 10_000
         ("schc", LARGE, 0.3, 0.64),
         ("schc", SMALL, 0.1, 0.81),
         ("schc", SMALL, 0.3, 0.63),
-        ("lorawan_ts004", LARGE, 0.0, 0.94),
-        ("lorawan_ts004", LARGE, 0.3, 0.63),
-        ("lorawan_ts004", SMALL, 0.1, 0.69),
-        ("lorawan_ts004", SMALL, 0.3, 0.51),
         ("coap_block1", LARGE, 0.0, 0.83),
         ("coap_block1", LARGE, 0.1, 0.68),
         ("meshtastic", LARGE, 0.0, 0.82),
@@ -41,7 +37,6 @@ def test_useful_bytes_per_byte_on_the_air(
         ("meshtastic", SMALL, 0.1, 0.74),
         ("meshtastic", SMALL, 0.2, 0.13),
         ("meshtastic_app_retry", LARGE, 0.5, 1.0),
-        ("lorawan_ts004", SMALL, 0.2, 0.99),
         ("schc", SMALL, 0.2, 1.0),
         ("schc", LARGE, 0.5, 0.0),
     ],
@@ -58,6 +53,5 @@ def test_a_frame_carries_what_its_protocol_says() -> None:
 
     assert one("schc", 240) == 254 + 18 + 14
     assert one("schc", 241) == 254 + 15 + 18 + 14
-    assert one("lorawan_ts004", 240) == 2 * 255
     assert one("coap_block1", 129) == 143 + 16 + 2 * 12
     assert one("meshtastic", 234) == 255 + 23 + 2 * 29

@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from bench.codec import share_of_best
-from bench.codecs import PEERS, WIRE, Codec, captured, pack_bits, unpack_bits
+from bench.codec import PEERS, WIRE, Codec, captured, pack_bits, share_of_best, unpack_bits
 
 SIZE = 20_000
 
