@@ -7,34 +7,8 @@ from pathlib import Path
 
 from bench.result import commit, is_clean, show
 
-NAMES = (
-    "demo",
-    "train_step",
-    "footprint",
-    "codec",
-    "m3",
-    "link",
-    "ble",
-    "seal",
-    "release",
-    "crash",
-    "soak",
-    "predict",
-    "pipeline",
-    "split",
-    "convergence",
-    "endless",
-    "robust",
-    "personal",
-    "fleet",
-    "firmware",
-    "page",
-    "peers",
-    "wake_word",
-    "transfer",
-    "mixed",
-    "house",
-)
+FILES = sorted(Path(__file__).parent.glob("*.py"))
+NAMES = [path.stem for path in FILES if "\ndef measure(" in path.read_text()]
 
 
 def main() -> None:
@@ -50,10 +24,6 @@ def main() -> None:
         metavar="FILE",
         help="long runs: keep finished parts in FILE, and skip those that it holds",
     )
-    parser.add_argument("--rtt-ms", type=float, help="pipeline: round-trip time of the home link")
-    parser.add_argument("--loss", type=float, help="pipeline: share of packets that it loses")
-    parser.add_argument("--boards", type=int, help="soak: how many, 64 by default")
-    parser.add_argument("--minutes", type=float, help="soak: how long it runs, 30 by default")
     arguments = parser.parse_args()
     module = importlib.import_module(f"bench.{arguments.name}")
     if arguments.name == "readme":

@@ -42,12 +42,10 @@ NOTES = (
 Speeds = dict[str, float]
 
 
-def measure(
-    *, quick: bool, resume: Path | None = None, rtt_ms: float = HOME_RTT_MS, loss: float = HOME_LOSS
-) -> Result:
+def measure(*, quick: bool, resume: Path | None = None) -> Result:
     """The link-bound rate, all arms at it, and the sweep; `quick` takes two stages and no sweep.
 
-    Where there are namespaces, a link of 80 Mbit/s with `rtt_ms` and `loss` is measured too.
+    Where there are namespaces, a link between two homes is measured too.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that links and ranks are removed
     reason = why_not()
@@ -55,7 +53,7 @@ def measure(
     fast = runs.speed("none", Link())
     bound = Link(_link_bound_mbit(runs, fast))
     rows = {arm: runs.rows(arm, bound) for arm in ARMS}
-    home = Link(HOME_MBIT, rtt_ms, loss)
+    home = Link(HOME_MBIT, HOME_RTT_MS, HOME_LOSS)
     notes = [f"links: {runs.links}" + (f" ({reason})" if reason else ""), runs.described, *NOTES]
     sweep: dict[str, Speeds] = {}
     if not quick:

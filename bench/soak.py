@@ -22,6 +22,7 @@ from ternmesh_store.host_store import HostStore
 from ternmesh_store.state_file import STATE
 from tests.mosquitto import Mosquitto
 
+BOARDS, MINUTES = 64, 30.0
 BOARDS_QUICK, MINUTES_QUICK = 8, 0.75
 WARM_S, STEP_S, POLL_S = 120.0, 60.0, 0.5
 WARM_SHARE = 3  # a short trial is warm after this part of it
@@ -44,10 +45,9 @@ NOTES = (
 Use = NDArray[np.float64]  # what a process takes, in the order of USE
 
 
-def measure(*, quick: bool, boards: int = 64, minutes: float = 30.0) -> Result:
+def measure(*, quick: bool) -> Result:
     """Run the fleet; a line a minute shows where it is."""
-    if quick:
-        boards, minutes = min(boards, BOARDS_QUICK), min(minutes, MINUTES_QUICK)
+    boards, minutes = (BOARDS_QUICK, MINUTES_QUICK) if quick else (BOARDS, MINUTES)
     run = {**RUN, "min_peers": boards}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
