@@ -33,7 +33,7 @@ NOTES = (
     "6 deviations; the clip of norms was known to whoever chose them",
     "lying_*: liars also report that honest boards' probes ruin the model, and theirs do not",
     "faster_*: 64 x 300,000 float32, 19 liars, the median of five; ByzFL 0.0.11 in its own "
-    "environment, the faster of its forms; ternary: the matrix of distances",
+    "environment, the faster of its forms",
     "digits_*: percent right of scikit-learn's digits with Dirichlet alpha 1 or 0.1 and 0 or 100 "
     "samples of the host, mean of 3 seeds; 14 honest boards with about 100 samples each, 6 liars, "
     "300 rounds, 2,410 numbers, 70 % zeros; worst of 8 attacks; aggregation, probes, reports and "
@@ -121,13 +121,12 @@ def _figures(
 
 def _speed() -> dict[str, Figure]:
     """How many times faster our rules are than ByzFL's, and how far the answers are apart."""
-    found, ternary_ms = measure_speed()
+    found = measure_speed()
     figures = {
         f"faster_{rule}": Figure(theirs / ours, f">={RULES[rule][2]:g}")
         for rule, (ours, theirs, _) in found.items()
     }
     figures["answers_apart"] = Figure(max(apart for *_, apart in found.values()), "<=1e-5")
-    figures["faster_ternary"] = Figure(ternary_ms["floats"] / ternary_ms["packed"], ">=1")
     return figures
 
 

@@ -76,11 +76,8 @@ def peer(folder: Path) -> None:
     (folder / "times.json").write_text(json.dumps(found))
 
 
-def measure_speed() -> tuple[dict[str, tuple[float, float, float]], dict[str, float]]:
-    """By rule: our time and ByzFL's in ms, and the largest difference of the answers.
-
-    Second, the times in ms of distances of ternary updates: packed, and of the same as floats.
-    """
+def measure_speed() -> dict[str, tuple[float, float, float]]:
+    """By rule: our time and ByzFL's in ms, and the largest difference of the answers."""
     from ternmesh.federated.rules import PRE_STEPS, Context
     from ternmesh.federated.rules import RULES as OURS
 
@@ -98,19 +95,7 @@ def measure_speed() -> tuple[dict[str, tuple[float, float, float]], dict[str, fl
             ours = answer[0] if rule in PRE_STEPS else answer
             apart = float(np.abs(ours - np.load(folder / f"{rule}.npy")).max())
             found[rule] = ms, float(theirs_ms[rule]), apart
-    return found, _ternary(rows)
-
-
-def _ternary(rows: Array) -> dict[str, float]:
-    from ternmesh.codec.algebra import inner_products, pack
-    from ternmesh.federated.rules import inner_products as float_products
-
-    trits = np.where(np.abs(rows) > 1, np.sign(rows), 0).astype(np.int8)
-    packed, as_floats = pack(trits), trits.astype(np.float32)
-    packed_ms, exact = median_ms(lambda: inner_products(packed, packed))
-    float_ms, close = median_ms(lambda: float_products(as_floats))
-    assert np.allclose(exact, close, atol=1)
-    return {"packed": packed_ms, "floats": float_ms}
+    return found
 
 
 def _run_peer(folder: Path) -> None:

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import time
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,27 +20,27 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from experiments.hypervectors import (
+    learned_hypervectors,
+    prototypes,
+    random_hypervectors,
+    similarities,
+)
 from experiments.transfer.board import run_on_board
 from experiments.transfer.learners import Learner, make_learner
 from experiments.transfer.pairs import PAIRS, Pair
 from experiments.transfer.report import efficiency, published_ratio
 from experiments.transfer.tasks import TASKS, Samples, Split, split
 from models.distillation import LearningSettings, Lesson, join, learn, predict, represent
-from ternmesh.codec.hypervectors import (
-    learned_hypervectors,
-    prototypes,
-    random_hypervectors,
-    similarities,
-)
-from ternmesh.codec.soft_labels import quantise, to_probabilities
+from ternmesh.codec.entropy_coder import encode_trits
+from ternmesh.codec.soft_labels import Units, quantise, to_probabilities
 from ternmesh.security.signatures import SIGNED_HEAD
 from ternmesh.types import Trits
 from ternmesh.wire.frame import FRAME_OVERHEAD
 from ternmesh.wire.knowledge import (
+    HEAD_SIZE,
     Topic,
-    cut_hypervectors,
     cut_labels,
-    hypervectors_in,
     labels_in,
     order,
     read_part,
@@ -54,6 +55,7 @@ PROTOTYPE_TRITS = 2048  # of a student's hidden representation
 SHARPNESS = 12.0  # of the softmax over cosines with prototypes
 RELATIONAL = 1.0
 FRAME_MTU, RADIO_MTU = 1024, 184  # of frames over a network, and over a radio link
+ROWS_HEAD = 7  # bytes before the trits of a part: dimension, count and coding
 HALF = 0.5  # of the parts, lost in one arm
 
 
@@ -61,7 +63,7 @@ HALF = 0.5  # of the parts, lost in one arm
 class Received:
     """What arrives of a packet, and its bytes on the wire: frames, signatures, tags."""
 
-    rows: Any  # units or hypervectors in the order of the probe set; zeros where nothing came
+    rows: Units  # in the order of the probe set; zeros where nothing came
     known: "np.ndarray[Any, np.dtype[np.bool_]]"
     wire_bytes: int
     parts: int
@@ -138,14 +140,13 @@ class Run:
         units = quantise(logits.softmax(1).numpy())
         labels = self._send(topic, units, quality)
         learned = learned_hypervectors(hidden, task.hypervector)
-        vectors = self._send(topic, learned, quality)
-        bundles = self._send(topic, prototypes(learned, to_probabilities(units)), quality, True)
+        bundles = prototypes(learned, to_probabilities(units))
         sizes = {
             "bytes": {
                 "labels": labels.wire_bytes,
                 "labels_radio": self._send(topic, units, quality, mtu=RADIO_MTU).wire_bytes,
-                "hypervectors": vectors.wire_bytes,
-                "prototypes": bundles.wire_bytes,
+                "hypervectors": trits_bytes(learned),
+                "prototypes": trits_bytes(bundles),
                 "logits_fp32": 4 * logits.numel(),
                 "labelled_data": round(self.samples.sample_bytes * len(self.split.probe)),
                 "published_hypervectors": len(self.split.probe) * 2500,
@@ -159,7 +160,7 @@ class Run:
             published = random_hypervectors(hidden)
             bundled = prototypes(published, to_probabilities(units))
             targets["published_hypervectors"] = self._by_prototype(published, bundled)
-        targets["hypervectors"] = self._by_prototype(vectors.rows, bundles.rows)
+        targets["hypervectors"] = self._by_prototype(learned, bundles)
         modules = {}
         for name, target in targets.items():
             modules[name] = self._student(target)
@@ -167,7 +168,7 @@ class Run:
             self.show(f"student by {name} {found[name]:.1%}")
         if not self.pair.is_long:
             lossy = self._send(topic, units, quality, mtu=RADIO_MTU, lost=HALF)
-            found |= self._short_arms(received, vectors.rows, np.flatnonzero(lossy.known))
+            found |= self._short_arms(received, learned, np.flatnonzero(lossy.known))
         if self.pair.task == "digits":
             few, test = (
                 (self._of(self.student, rows)[0].numpy(), self.samples.target[rows])
@@ -229,25 +230,19 @@ class Run:
         return self._share_right(torch.from_numpy(nearest), self.split.test)
 
     def _send(
-        self, topic: Topic, rows: Any, quality: float, is_prototype: bool = False, *,
-        mtu: int = FRAME_MTU, lost: float = 0.0,
-    ) -> Received:  # fmt: skip
+        self, topic: Topic, rows: Units, quality: float, *, mtu: int = FRAME_MTU, lost: float = 0.0
+    ) -> Received:
         """Cut rows into parts, lose some, and read the others as a receiver does."""
         most, level = mtu - FRAME_OVERHEAD - SIGNED_HEAD, round(quality * 255)
-        is_labels = rows.dtype == np.uint8
-        if is_labels:
-            parts = cut_labels(topic, self.seed, level, rows, most)
-        else:
-            parts = cut_hypervectors(topic, self.seed, level, rows, most, classes=is_prototype)
-        bodies = [write_part(part) for part in parts]
+        bodies = [write_part(part) for part in cut_labels(topic, self.seed, level, rows, most)]
         rng = np.random.default_rng((self.seed, 1))
         came = [body for body in bodies if rng.random() >= lost]
-        place = np.arange(len(rows)) if is_prototype else order(topic, self.seed, len(rows))
+        place = order(topic, self.seed, len(rows))
         read = np.zeros_like(rows)
         known = np.zeros(len(rows), dtype=bool)
         for part in map(read_part, came):
             where = place[part.start : part.start + part.count]
-            read[where] = labels_in(part, rows.shape[1]) if is_labels else hypervectors_in(part)
+            read[where] = labels_in(part, rows.shape[1])
             known[where] = True
         wire = sum(len(body) + SIGNED_HEAD + FRAME_OVERHEAD for body in bodies)
         return Received(read, known, wire, len(bodies))
@@ -291,6 +286,22 @@ class Run:
 
     def _share_right(self, logits: Tensor, rows: Any) -> float:
         return float((logits.argmax(1) == self.target[rows]).float().mean())
+
+
+def trits_bytes(rows: Trits) -> int:
+    """The bytes of hypervectors in frames, were they cut and signed like a knowledge packet."""
+    overhead = HEAD_SIZE + ROWS_HEAD + SIGNED_HEAD + FRAME_OVERHEAD
+    total = start = 0
+    while start < len(rows):
+        left = rows[start:]
+
+        def size(count: int, left: Trits = left) -> int:
+            return overhead + len(encode_trits(left[:count].reshape(-1)).data)
+
+        count = max(1, bisect_right(range(1, len(left) + 1), FRAME_MTU, key=size))
+        total += size(count)
+        start += count
+    return total
 
 
 def _auc(members: Tensor, others: Tensor) -> float:

@@ -3,10 +3,11 @@
 Codewords are the rows of Walsh-Hadamard matrices under seeded signs, each with both signs. The name
 of a codeword is its number among all of them, 16 bits: all that is sent of a chunk is the name of
 the codeword with the largest inner product (the first pick of matching pursuit, Mallat and Zhang
-1993; a cleanup memory in hyperdimensional computing). What arrives is a dense ternary vector with
-one scale, like any other slice. The energy that a codeword captures does not depend on how the
-values are distributed, so codewords beat sparse coding where no few values are large: they capture
-about 1.1 times a vector's energy per bit, ternary coding of such values half of that.
+1993; in hyperdimensional computing an item memory, and its cleanup). What arrives is a dense
+ternary vector with one scale, like any other slice. The energy that a codeword captures does not
+depend on how the values are distributed, so codewords beat sparse coding where no few values are
+large: they capture about 1.1 times a vector's energy per bit, ternary coding of such values half of
+that.
 """
 
 from dataclasses import dataclass

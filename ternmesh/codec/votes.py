@@ -1,4 +1,4 @@
-"""A float vector to slices of integer votes: the content of a gateway's partial aggregate.
+"""Bundling: a sum of hypervectors as slices of integer votes, a gateway's partial aggregate.
 
 A partial aggregate has few frames, so each is filled: every slice takes the form that captures most
 energy in the room. Votes are a uniform quantiser with a dead zone (Sullivan, "Efficient scalar

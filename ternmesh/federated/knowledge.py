@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ternmesh.codec.soft_labels import UNITS, Units
 from ternmesh.errors import WireError
-from ternmesh.wire.knowledge import LABELS, QUALITY_MAX, Topic, labels_in, order, read_part
+from ternmesh.wire.knowledge import QUALITY_MAX, Topic, labels_in, order, read_part
 from ternmesh.wire.update import whole_round
 
 Probabilities = NDArray[np.floating[Any]]
@@ -62,8 +62,6 @@ class KnowledgeReceiver:
             raise WireError("probe set", "a knowledge packet is about another probe set")
         if part.topic.labels != self._topic.labels:
             raise WireError("label space", "a knowledge packet has other classes")
-        if part.section != LABELS:
-            return False  # a board learns from soft labels alone
         rows, classes = self.units.shape
         if part.start + part.count > rows:
             raise WireError("knowledge", "a knowledge packet has more samples than the probe set")

@@ -277,6 +277,6 @@ def weighted_median(pairs: Iterable[tuple[float, float]]) -> float:
 
 
 def cosine(a: Vector, b: Vector) -> float:
-    """The cosine of two vectors; 0 where one is zero."""
+    """The similarity of two vectors, their cosine; 0 where one is zero."""
     norms = float(np.linalg.norm(a)) * float(np.linalg.norm(b))
     return float(np.dot(a, b)) / norms if norms else 0.0

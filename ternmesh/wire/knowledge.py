@@ -14,23 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ternmesh.codec import soft_labels
-from ternmesh.codec.entropy_coder import Coded, decode_trits, encode_trits
 from ternmesh.codec.permutation import permute
 from ternmesh.codec.soft_labels import ROWS_MAX, Units
 from ternmesh.errors import CodecError, WireError
 from ternmesh.generator import derive_key
-from ternmesh.types import Places, Trits
+from ternmesh.types import Places
 
 KIND = 0x19
-LABELS, HYPERVECTORS, PROTOTYPES = range(3)  # the sections
 NUMBER_END = 1 << 16
 HASH_SIZE = 8
 QUALITY_MAX = 255  # stands for an accuracy of 1
 PROBE_MAX = 1 << 16  # samples
-DIMENSION_MAX = 16_384  # trits of a hypervector
-TRITS_MAX = 1 << 22  # of the hypervectors of one part
-_HEAD = struct.Struct("<BHQQBBHH")
-_TRITS = struct.Struct("<HIB")
+_HEAD = struct.Struct("<BHQQBHH")
 HEAD_SIZE = _HEAD.size
 
 Array = NDArray[Any]
@@ -46,12 +41,11 @@ class Topic:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Rows `start` to `start + count` of one section, in the packet's order."""
+    """Rows `start` to `start + count` of a packet, in its order."""
 
     number: int  # rises by one with each packet, modulo 2**16
     topic: Topic
     quality: int  # the teacher's accuracy on samples that it was not trained on, 0 to 255
-    section: int
     start: int
     count: int
     data: bytes
@@ -79,7 +73,7 @@ def order(topic: Topic, number: int, rows: int) -> Places:
 def write_part(part: Part) -> bytes:
     """The body of a part."""
     topic, rows = part.topic, (part.start, part.count)
-    numbers = (part.number, topic.probe, topic.labels, part.quality, part.section, *rows)
+    numbers = (part.number, topic.probe, topic.labels, part.quality, *rows)
     return _HEAD.pack(KIND, *numbers) + part.data
 
 
@@ -87,11 +81,11 @@ def read_part(body: bytes) -> Part:
     """The part in a body, whose data is not decoded yet; WireError."""
     if len(body) <= HEAD_SIZE:
         raise WireError("length", "a part of a knowledge packet is shorter than its head")
-    _, number, probe, labels, quality, section, start, count = _HEAD.unpack_from(body)
-    if section > PROTOTYPES or not 0 < count <= ROWS_MAX or start + count > PROBE_MAX:
+    _, number, probe, labels, quality, start, count = _HEAD.unpack_from(body)
+    if not 0 < count <= ROWS_MAX or start + count > PROBE_MAX:
         raise WireError("knowledge", "a field of a part of a knowledge packet is out of range")
     topic = Topic(probe, labels)
-    return Part(number, topic, quality, section, start, count, body[HEAD_SIZE:])
+    return Part(number, topic, quality, start, count, body[HEAD_SIZE:])
 
 
 def labels_in(part: Part, classes: int) -> Units:
@@ -99,76 +93,30 @@ def labels_in(part: Part, classes: int) -> Units:
     return soft_labels.decode(part.data, part.count, classes)
 
 
-def hypervectors_in(part: Part) -> Trits:
-    """The hypervectors of a part, int8 [count, dimension]; WireError."""
-    if len(part.data) < _TRITS.size:
-        raise WireError("length", "a part with hypervectors is shorter than its head")
-    dimension, nonzeros, coding = _TRITS.unpack_from(part.data)
-    size = part.count * dimension
-    if not 0 < dimension <= DIMENSION_MAX or size > TRITS_MAX:
-        raise WireError("knowledge", f"a hypervector has 1 to {DIMENSION_MAX} trits")
-    coded = Coded(nonzeros, coding, part.data[_TRITS.size :])
-    if coded.has_votes:
-        raise WireError("coding", "a hypervector has trits, no votes")
-    return decode_trits(coded, size).reshape(part.count, dimension)
-
-
 def cut_labels(topic: Topic, number: int, quality: int, units: Units, body_max: int) -> list[Part]:
     """The parts that carry soft labels of the probe set (uint8 [samples, classes]); CodecError.
 
     `body_max` is the length of a body in bytes, without a signature.
     """
-    _check(units, body_max)
+    if not 0 < len(units) < PROBE_MAX or body_max <= HEAD_SIZE:
+        raise CodecError(f"a knowledge packet is about 1 to {PROBE_MAX - 1} samples")
     placed = units[order(topic, number, len(units))]
-    first = Part(number, topic, quality, LABELS, 0, 0, b"")
     bits_min = max(1.0, np.log2(units.shape[1]))
     rows_most = min(ROWS_MAX, int((body_max - HEAD_SIZE) * 8 / bits_min) + 1)
-    return _cut(first, placed, soft_labels.encode, body_max, rows_most)
-
-
-def cut_hypervectors(
-    topic: Topic, number: int, quality: int, rows: Trits, body_max: int, *, classes: bool = False
-) -> list[Part]:
-    """The parts that carry hypervectors of the probe set, or with `classes` those of the classes.
-
-    CodecError where one of them does not fit `body_max`.
-    """
-    _check(rows, body_max)
-    if rows.shape[1] > DIMENSION_MAX:
-        raise CodecError(f"a hypervector has at most {DIMENSION_MAX} trits")
-    placed = rows if classes else rows[order(topic, number, len(rows))]
-    first = Part(number, topic, quality, PROTOTYPES if classes else HYPERVECTORS, 0, 0, b"")
-    rows_most = min(ROWS_MAX, TRITS_MAX // rows.shape[1])
-    return _cut(first, placed, _encode_rows, body_max, rows_most)
-
-
-def _encode_rows(rows: Trits) -> bytes:
-    coded = encode_trits(np.ascontiguousarray(rows).reshape(-1))
-    return _TRITS.pack(rows.shape[1], coded.count, coded.coding) + coded.data
-
-
-def _check(rows: Array, body_max: int) -> None:
-    if not 0 < len(rows) < PROBE_MAX or body_max <= HEAD_SIZE:
-        raise CodecError(f"a knowledge packet is about 1 to {PROBE_MAX - 1} samples")
-
-
-def _cut(first: Part, rows: Array, encode: Any, body_max: int, rows_most: int) -> list[Part]:
-    """Parts with as many rows as fit, by bisection."""
     parts: list[Part] = []
     start = 0
-    while start < len(rows):
-        fits, most = 0, min(rows_most, len(rows) - start)
+    while start < len(placed):  # as many rows as fit, by bisection
+        fits, most = 0, min(rows_most, len(placed) - start)
         data = b""
         while fits < most:
             count = (fits + most + 1) // 2
-            tried = encode(rows[start : start + count])
+            tried = soft_labels.encode(placed[start : start + count])
             if HEAD_SIZE + len(tried) <= body_max:
                 fits, data = count, tried
             else:
                 most = count - 1
         if not fits:
             raise CodecError(f"one row of a knowledge packet does not fit {body_max} bytes")
-        part = Part(first.number, first.topic, first.quality, first.section, start, fits, data)
-        parts.append(part)
+        parts.append(Part(number, topic, quality, start, fits, data))
         start += fits
     return parts

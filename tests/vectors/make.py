@@ -627,20 +627,11 @@ def activations() -> Entries:
 
 
 def knowledge_parts() -> Entries:
-    """One part of each section of a knowledge packet."""
+    """One part of a knowledge packet."""
     topic = knowledge.topic_of({"x": np.arange(12, dtype=np.float32)}, ("no", "yes", "maybe"))
     units = np.array([[8, 0, 0], [0, 7, 1], [4, 0, 4], [2, 2, 4], [0, 0, 8]], dtype=np.uint8)
-    trits = np.array([[1, 0, -1, 0], [0, 0, 0, 1], [-1, -1, 0, 0]], dtype=np.int8)
-    cut = knowledge.cut_hypervectors
-    made = {
-        "soft labels": (units, knowledge.cut_labels(topic, 65535, 230, units, 100)),
-        "hypervectors": (trits, cut(topic, 3, 0, trits, 100)),
-        "prototypes": (trits, cut(topic, 4, 255, trits, 100, classes=True)),
-    }
-    return {
-        name: {"rows": rows.tolist(), "bytes": knowledge.write_part(parts[0]).hex()}
-        for name, (rows, parts) in made.items()
-    }
+    [part] = knowledge.cut_labels(topic, 65535, 230, units, 100)
+    return {"soft labels": {"rows": units.tolist(), "bytes": knowledge.write_part(part).hex()}}
 
 
 FAMILIES = {

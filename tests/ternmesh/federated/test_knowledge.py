@@ -8,7 +8,7 @@ import pytest
 from ternmesh.codec.soft_labels import quantise
 from ternmesh.errors import WireError
 from ternmesh.federated.knowledge import KnowledgeReceiver, combine, weigh
-from ternmesh.wire.knowledge import Topic, cut_hypervectors, cut_labels, read_part, write_part
+from ternmesh.wire.knowledge import Topic, cut_labels, read_part, write_part
 
 TOPIC = Topic(11, 12)
 ROWS, CLASSES = 200, 5
@@ -88,13 +88,6 @@ def test_more_samples_than_the_probe_set_has_are_refused() -> None:
     with pytest.raises(WireError):
         small.take(packet(1, quantise(labels(1.0)))[-1])
     assert not small.known.any()
-
-
-def test_hypervectors_change_no_label() -> None:
-    trits = np.ones((ROWS, 8), np.int8)
-    made = receiver()
-    assert not made.take(write_part(cut_hypervectors(TOPIC, 1, 0, trits, 500)[0]))
-    assert made.number is None
 
 
 def test_what_is_stored_comes_back() -> None:

@@ -6,7 +6,7 @@ Two models have other hidden sizes, so a receiver compares only how similar pair
 import numpy as np
 from numpy.typing import NDArray
 
-from ternmesh.codec.algebra import inner_products, pack
+from experiments.algebra import inner_products, pack
 from ternmesh.generator import derive_key, seeded_signs
 from ternmesh.types import Trits
 

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ternmesh.codec import algebra
-from ternmesh.codec.algebra import pack, unpack
+from experiments import algebra
+from experiments.algebra import pack, unpack
 from ternmesh.errors import CodecError
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ternmesh.codec.hypervectors import (
+from experiments.hypervectors import (
     learned_hypervectors,
     prototypes,
     random_hypervectors,
