@@ -23,7 +23,7 @@ from edge.files import entry_of
 from edge.releases.incoming import Incoming
 from edge.releases.signatures import release_check
 from edge.releases.store import Releases
-from host.config import RunConfig, plan_of, settings_of
+from host.config import PublishConfig, RunConfig, plan_of, settings_of
 from host.releases import FOLDER, NEW, Publisher, signed_here
 from host.runs import continue_or_begin
 from host.service import HostService
@@ -164,7 +164,7 @@ class HostEnd(End):
         stored = continue_or_begin(store, plan, package)
         check, longest_s = signed_here(self.keyring), float(plan.announce_s)
         where = self.folder / FOLDER
-        self.releases = Publisher(where, folder, package.name, check, 0.5, longest_s)
+        self.releases = Publisher(where, folder, package.name, check, PublishConfig(), longest_s)
         self.releases.open()
         self.service = HostService(
             stored, settings, model, store, self.transport, keyring=self.keyring,

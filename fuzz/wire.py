@@ -62,10 +62,10 @@ def bodies() -> list[bytes]:
 def releases() -> list[bytes]:
     """The bodies of a release over the link."""
     return [
-        release.write_offer(release.Offer(MODEL, 900, 90, "tiny", 2, 7, 0, 9, 1, 500)),
-        release.write_symbol(release.Symbol(MODEL[:2], 3, bytes(90))),
-        release.write_status(release.Status(MODEL[:4], release.RECEIVING, (10,))),
-        release.write_status(release.Status(MODEL[:4], release.BAD, reason="its loss is 7")),
+        release.write_offer(release.ReleaseOffer(MODEL, 900, 90, "tiny", 2, 7, 0, 9, 1, 500)),
+        release.write_symbol(release.ReleaseSymbol(MODEL[:2], 3, bytes(90))),
+        release.write_status(release.ReleaseStatus(MODEL[:4], release.RECEIVING, (10,))),
+        release.write_status(release.ReleaseStatus(MODEL[:4], release.BAD, reason="its loss is 7")),
     ]
 
 

@@ -94,9 +94,13 @@ class RunConfig:
 
 @dataclass(frozen=True, slots=True)
 class PublishConfig:
-    """`[releases]` of a host: how much of the bearer's time symbols of a release may take."""
+    """`[releases]` of a host: how much of the bearer's time symbols of a release may take.
+
+    `radio_bytes_s` is what the slowest gateway's radio may send in a second: gateways do not tell.
+    """
 
     airtime_share: float = field(default=0.5, metadata=limits(0.01, 1.0))
+    radio_bytes_s: float = field(default=0.0, metadata=limits(0.0, 1e6))
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +147,11 @@ class HostConfig:
     control_socket: str | None = field(default=None, metadata=PATH)
     log_level: str = field(default="INFO", metadata=choices(*LOG_LEVELS))
     log_format: str = field(default="auto", metadata=choices(*LOG_FORMATS))
+
+    @property
+    def publishes(self) -> bool:
+        """Whether it can keep to its share of the airtime, so that it may publish releases."""
+        return not self.link.radios or self.releases.radio_bytes_s > 0
 
 
 def read_host_config(path: Path) -> HostConfig:

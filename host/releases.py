@@ -18,6 +18,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from host.config import PublishConfig
 from ternmesh.errors import ModelPackageError, TernmeshError, WireError
 from ternmesh.federated.release_transfer import BoardProgress, ReleaseSender, described
 from ternmesh.link.erasure_code import best_symbol_bytes
@@ -32,7 +33,7 @@ from ternmesh.wire.release import (
     STAGES,
     SYMBOL_OVERHEAD,
     WITHDRAWN,
-    Offer,
+    ReleaseOffer,
 )
 from ternmesh_service.keyring import Keyring, NoKeyring
 from ternmesh_service.release_files import entries_of, extract, pack_folder
@@ -41,6 +42,7 @@ from transports.base import Spare
 
 FOLDER, NEW, OBJECT, STATE, ACTIVE_FILE = "release", "new", "object", "release.json", "active"
 NETWORK_RATE = 1e6  # bytes a second of a bearer without a limit of its own
+RADIO_FRAME = 184  # bytes that the modems of gateways carry in one frame
 TURN_S = 0.1  # of symbols at once
 SAVE_EVERY = 64  # symbols
 
@@ -68,12 +70,17 @@ def signed_here(keyring: Keyring | NoKeyring) -> Verify:
 class Publisher:
     """The release that a host publishes. `model` is the folder of the model that it runs.
 
-    `share` is how much of the bearer's time symbols may take, `longest_s` the longest time between
-    two offers. OSError where the disk fails.
+    `longest_s` is the longest time between two offers. OSError where the disk fails.
     """
 
     def __init__(
-        self, folder: Path, model: Path, name: str, verify: Verify, share: float, longest_s: float
+        self,
+        folder: Path,
+        model: Path,
+        name: str,
+        verify: Verify,
+        settings: PublishConfig,
+        longest_s: float,
     ) -> None:
         self.sender: ReleaseSender | None = None
         self.reason = ""  # why the release was withdrawn, or the last one was not taken
@@ -81,9 +88,9 @@ class Publisher:
         self._model = model
         self._name = name
         self._verify = verify
-        self._share = share
+        self._settings = settings
         self._longest_s = longest_s
-        self._offer: Offer | None = None
+        self._offer: ReleaseOffer | None = None
         self._canary = 0.0
         self._cost_s = 0.0
         self._saved: tuple[object, ...] = ()
@@ -92,7 +99,9 @@ class Publisher:
         """Go on with what is on disk, and take what waits there."""
         with suppress(FileNotFoundError):
             stored = json.loads((self._folder / STATE).read_text())
-            offer = Offer(**{**stored["offer"], "digest": bytes.fromhex(stored["offer"]["digest"])})
+            offer = ReleaseOffer(
+                **{**stored["offer"], "digest": bytes.fromhex(stored["offer"]["digest"])}
+            )
             self._offer, self._canary, self.reason = offer, stored["canary"], stored["reason"]
             if offer.symbol_bytes:
                 # Those that may have left since the last save are skipped: none leaves twice.
@@ -143,7 +152,13 @@ class Publisher:
             self.reason = sentence
             return []
 
-    def _turn(self, offer: Offer, now: float, spare: Spare, boards: Iterable[str]) -> list[bytes]:
+    def _turn(
+        self, offer: ReleaseOffer, now: float, spare: Spare, boards: Iterable[str]
+    ) -> list[bytes]:
+        settings = self._settings
+        if settings.radio_bytes_s:  # the network's own room says nothing
+            frame = min(RADIO_FRAME, spare.frame_max)
+            spare = Spare(frame, frame / settings.radio_bytes_s)
         room = min(FRAME_MAX, spare.frame_max) - SYMBOL_OVERHEAD
         is_open = offer.stage != WITHDRAWN
         if self.sender is None or (is_open and offer.symbol_bytes > room):
@@ -164,7 +179,7 @@ class Publisher:
                 self.reason = "; ".join(reasons)[:1000]
             self._change(step)
         free_s = (offer.symbol_bytes + SYMBOL_OVERHEAD) / NETWORK_RATE
-        self._cost_s = (spare.cost_s or free_s) / self._share
+        self._cost_s = (spare.cost_s or free_s) / settings.airtime_share
         bodies = self.sender.bodies(now, self._cost_s, max(1, int(TURN_S / self._cost_s)))
         self._save_if_changed()
         return bodies
@@ -210,14 +225,14 @@ class Publisher:
         digest, size = sha256(content).digest(), len(content)
         number = 0 if before is None else before.number
         fields = (self._name, manifest.version, number, ON_TRIAL, 0, NOBODY, 0)
-        self._change(Offer(digest, size, 0, *fields))
+        self._change(ReleaseOffer(digest, size, 0, *fields))
         return f"version {manifest.version} of {self._name} is published: {size:,} bytes to send"
 
-    def _make(self, offer: Offer, cursors: Sequence[int] = ()) -> ReleaseSender:
+    def _make(self, offer: ReleaseOffer, cursors: Sequence[int] = ()) -> ReleaseSender:
         data = read_file(self._folder / OBJECT, OBJECT_MAX)
         return ReleaseSender(data, offer, self._canary, self._longest_s, cursors)
 
-    def _change(self, offer: Offer) -> None:
+    def _change(self, offer: ReleaseOffer) -> None:
         # By the clock: a host that has lost its disk must not begin below what boards have seen.
         offer = replace(offer, number=max(offer.number + 1, int(time.time())))
         self._offer = offer

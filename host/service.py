@@ -343,9 +343,9 @@ def _host_model(
         keyring.security(HOST, package.model_hash(), 0)  # refuses wrong keys before a run begins
         new_run |= model.parent == folder and not can_carry(store.learned(), package)
         stored = continue_or_begin(store, plan, package, new_run=new_run, after_end=after_end)
-        share, signer = config.releases.airtime_share, signed_here(keyring)
-        releases = Publisher(folder, model, package.name, signer, share, float(plan.announce_s))
-        if not config.link.radios:  # their gateways tell nobody what airtime they have
+        longest_s, signer = float(plan.announce_s), signed_here(keyring)
+        releases = Publisher(folder, model, package.name, signer, config.releases, longest_s)
+        if config.publishes:
             releases.open()
         service = HostService(
             stored,
@@ -355,7 +355,7 @@ def _host_model(
             transport,
             keyring=keyring,
             pace=pace_of(transport),
-            releases=None if config.link.radios else releases,
+            releases=releases if config.publishes else None,
             teaching=teaching,
         )
 

@@ -284,10 +284,11 @@ def _host(path: Path) -> keys.End:
     host = keys.read(path)
     if host.role is not Role.HOST:
         raise ConfigError(f"{path} is of a {host.role.name.lower()}: give the file of a host")
-    if keys.read_end(path)["link"].get("radios"):  # so the host could not keep to their share
+    content = keys.read_end(path)
+    if content["link"].get("radios") and not content.get("releases", {}).get("radio_bytes_s"):
         raise ConfigError(
-            "a host with link.radios publishes no release, because it is not told what airtime its "
-            "gateways have: install the release on each board, from a file"
+            "releases.radio_bytes_s is missing: gateways do not tell what airtime they have, so "
+            "write how many bytes a second their slowest radio may send (`ternmesh radio estimate`)"
         )
     return host
 

@@ -40,8 +40,8 @@ from ternmesh.wire.release import (
     STAGES,
     STATES,
     WITHDRAWN,
-    Offer,
-    Symbol,
+    ReleaseOffer,
+    ReleaseSymbol,
     read_offer,
     read_symbol,
     write_offer,
@@ -136,7 +136,7 @@ class Incoming:
             self._receiver.become(REFUSED, now, f"the disk fails: {error}")
             raise WireError("release", str(error)) from error
 
-    def _write(self, symbol: Symbol) -> None:
+    def _write(self, symbol: ReleaseSymbol) -> None:
         if self._file is None:
             self._file = (self._folder / SYMBOLS).open("ab", buffering=0)
         crc = zlib.crc32(symbol.index.to_bytes(2, "little") + symbol.data)
@@ -176,7 +176,7 @@ class Incoming:
             "eta_s": receiver.eta_s(now) if lacking else None,
         }
 
-    def _take_offer(self, offer: Offer, now: float) -> None:
+    def _take_offer(self, offer: ReleaseOffer, now: float) -> None:
         if offer.name != self._name:
             raise WireError("wrong model", f"a release of {offer.name}")
         is_new = self._receiver.take_offer(offer, now)
@@ -191,7 +191,7 @@ class Incoming:
         if is_new and offer.stage != WITHDRAWN and not self._judge(offer):
             raise WireError("release", self._receiver.reason)
 
-    def _judge(self, offer: Offer) -> bool:
+    def _judge(self, offer: ReleaseOffer) -> bool:
         """Whether the release may come here, by what this board runs and its disk."""
         receiver, standing = self._receiver, self._releases.standing()
         bad = dict(standing.bad)
@@ -211,7 +211,7 @@ class Incoming:
                 receiver.reason = f"{needed >> 20} MiB are needed and {free >> 20} are free"
         return receiver.state != REFUSED
 
-    def _work(self, offer: Offer) -> None:
+    def _work(self, offer: ReleaseOffer) -> None:
         receiver = self._receiver
         if receiver.state == RECEIVING and not any(receiver.needs):
             self._begin(self._assemble, offer)
@@ -222,7 +222,7 @@ class Incoming:
             self._save()
             self._begin(self._try, offer)
 
-    def _begin(self, work: Callable[[Offer], Outcome], offer: Offer) -> None:
+    def _begin(self, work: Callable[[ReleaseOffer], Outcome], offer: ReleaseOffer) -> None:
         def run() -> None:
             try:
                 outcome = work(offer)
@@ -235,7 +235,7 @@ class Incoming:
         self._thread = threading.Thread(target=run, name="release", daemon=True)
         self._thread.start()
 
-    def _assemble(self, offer: Offer) -> Outcome:
+    def _assemble(self, offer: ReleaseOffer) -> Outcome:
         layout = layout_of(offer)
         decoder = Decoder(layout, offer.digest[:NAME_SIZE])
         for symbol in sorted(self._symbols(offer), key=lambda one: one.index):
@@ -257,7 +257,7 @@ class Incoming:
         (self._folder / SYMBOLS).unlink(missing_ok=True)
         return HELD, ""
 
-    def _try(self, _offer: Offer) -> Outcome:
+    def _try(self, _offer: ReleaseOffer) -> Outcome:
         if self._attempts > ATTEMPTS_MAX:
             return BAD, f"the node died in {ATTEMPTS_MAX} trials of it"
         folder = self._folder / CANDIDATE
@@ -265,11 +265,11 @@ class Incoming:
         try_release(self._config, load_release(folder, manifest), manifest)
         return GOOD, ""
 
-    def _install(self, _offer: Offer) -> Outcome:
+    def _install(self, _offer: ReleaseOffer) -> Outcome:
         self._releases.adopt(self._folder / CANDIDATE)
         return RUNNING, ""  # the node restarts with it
 
-    def _symbols(self, offer: Offer) -> Sequence[Symbol]:
+    def _symbols(self, offer: ReleaseOffer) -> Sequence[ReleaseSymbol]:
         """The whole symbols on disk."""
         path, size = self._folder / SYMBOLS, _RECORD.size + offer.symbol_bytes
         if not path.exists():
@@ -280,7 +280,7 @@ class Incoming:
             index, crc = _RECORD.unpack_from(data, at)
             content = data[at + _RECORD.size : at + size]
             if crc == zlib.crc32(data[at : at + 2] + content):
-                found.append(Symbol(tag, index, content))
+                found.append(ReleaseSymbol(tag, index, content))
         return found
 
     def _become(self, state: int, reason: str, now: float) -> None:

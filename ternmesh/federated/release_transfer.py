@@ -31,9 +31,9 @@ from ternmesh.wire.release import (
     RUNNING,
     STATES,
     WITHDRAWN,
-    Offer,
-    Status,
-    Symbol,
+    ReleaseOffer,
+    ReleaseStatus,
+    ReleaseSymbol,
     write_offer,
     write_status,
     write_symbol,
@@ -50,7 +50,7 @@ FIRST_PAUSE = 8.0  # times the spread: the first wait for boards that try the re
 OFFER_EVERY = 256  # symbols: a board that has missed the offer loses no more than these
 
 
-def layout_of(offer: Offer) -> Layout:
+def layout_of(offer: ReleaseOffer) -> Layout:
     """The symbols of an object; WireError."""
     return Layout(offer.size, offer.symbol_bytes, GENERATION_MAX)
 
@@ -75,7 +75,7 @@ class ReleaseReceiver:
     """The board's side. `held` are the indexes of symbols that are on its disk."""
 
     def __init__(self, board: str, rng: Random) -> None:
-        self.offer: Offer | None = None
+        self.offer: ReleaseOffer | None = None
         self.state = RECEIVING
         self.reason = ""
         self.held: set[int] = set()
@@ -86,7 +86,7 @@ class ReleaseReceiver:
         self._answer_at: float | None = None
         self._begun: tuple[float, int] | None = None  # when, with how many symbols
 
-    def take_offer(self, offer: Offer, now: float) -> bool:
+    def take_offer(self, offer: ReleaseOffer, now: float) -> bool:
         """Take an offer of the host; True where it begins another object. WireError."""
         old = self.offer
         if old is not None and offer.number < old.number:
@@ -112,7 +112,7 @@ class ReleaseReceiver:
         self.needs = list(_sizes(self._layout))
         self._begun = None
 
-    def add(self, symbol: Symbol, now: float | None = None) -> bool:
+    def add(self, symbol: ReleaseSymbol, now: float | None = None) -> bool:
         """Note a symbol; whether it has to be put on disk. WireError."""
         offer, layout = self.offer, self._layout
         if offer is None or symbol.tag != offer.digest[:2] or self.state != RECEIVING:
@@ -158,7 +158,9 @@ class ReleaseReceiver:
             return None
         self._answer_at = None
         needs = tuple(self.needs) if self.state == RECEIVING else ()
-        return write_status(Status(self.offer.digest[:NAME_SIZE], self.state, needs, self.reason))
+        return write_status(
+            ReleaseStatus(self.offer.digest[:NAME_SIZE], self.state, needs, self.reason)
+        )
 
     def eta_s(self, now: float) -> float | None:
         """The time to the last symbol, at the pace since this process has begun to receive."""
@@ -188,7 +190,12 @@ class ReleaseSender:
     """
 
     def __init__(
-        self, data: bytes, offer: Offer, share: float, longest_s: float, cursors: Sequence[int] = ()
+        self,
+        data: bytes,
+        offer: ReleaseOffer,
+        share: float,
+        longest_s: float,
+        cursors: Sequence[int] = (),
     ) -> None:
         self.offer = offer
         self.boards: dict[str, BoardProgress] = {}
@@ -211,7 +218,7 @@ class ReleaseSender:
         self._asked = NOBODY  # by the last question
         self._first_asks = 0
 
-    def change(self, offer: Offer) -> None:
+    def change(self, offer: ReleaseOffer) -> None:
         """Offer with another stage, from now on."""
         self.offer = offer
         self._ask_at = self._pause_s = 0.0
@@ -231,7 +238,7 @@ class ReleaseSender:
             known.state = HELD  # it has gone back, or its disk was set back
         self._is_missed |= known is None or not self.is_settled(board)
 
-    def receive(self, board: str, status: Status) -> None:
+    def receive(self, board: str, status: ReleaseStatus) -> None:
         """Take what a board says. WireError."""
         if status.name != self.offer.digest[:NAME_SIZE]:
             raise WireError("release", "a status of another release")
@@ -253,7 +260,7 @@ class ReleaseSender:
         is_tried = place_of(board, self.offer.digest) < self.offer.tries
         return self.offer.stage == ON_TRIAL and (state == GOOD or (state == HELD and not is_tried))
 
-    def verdict(self) -> Offer | None:
+    def verdict(self) -> ReleaseOffer | None:
         """The offer of the next stage, once the boards that try it have reported; None before.
 
         Boards that are away do not hold it up.
@@ -331,7 +338,7 @@ class ReleaseSender:
         digest = self.offer.digest
         symbols = encode_symbols(self.layout, digest[:NAME_SIZE], self._data, indexes)
         pairs = zip(indexes, symbols, strict=True)
-        return [write_symbol(Symbol(digest[:2], index, data)) for index, data in pairs]
+        return [write_symbol(ReleaseSymbol(digest[:2], index, data)) for index, data in pairs]
 
     def _next_index(self, generation: int) -> int:
         layout, source = self.layout, self.layout.source(generation)

@@ -31,7 +31,7 @@ _LIMITS: Final = {"stage": WITHDRAWN, "tries": PLACES, "asked": EVERYBODY}
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class ReleaseOffer:
     """The host has a release for all boards that run the model `name`."""
 
     digest: bytes  # SHA-256 of the object
@@ -47,7 +47,7 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class Symbol:
+class ReleaseSymbol:
     """One symbol of the object whose digest begins with `tag`."""
 
     tag: bytes
@@ -56,7 +56,7 @@ class Symbol:
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class ReleaseStatus:
     """How far one board is. Only RECEIVING has needs (by generation), BAD and REFUSED a reason."""
 
     name: bytes  # the first 4 bytes of the digest
@@ -65,18 +65,18 @@ class Status:
     reason: str = ""
 
 
-def write_offer(offer: Offer) -> bytes:
+def write_offer(offer: ReleaseOffer) -> bytes:
     """The body of an offer, which is signed."""
     return bytes((OFFER,)) + cbor2.dumps(list(astuple(offer)), canonical=True)
 
 
-def read_offer(body: bytes) -> Offer:
+def read_offer(body: bytes) -> ReleaseOffer:
     """The offer in a body; WireError."""
     content = read_cbor(body[1:])
-    kinds = [field.type for field in fields(Offer)]
+    kinds = [field.type for field in fields(ReleaseOffer)]
     if type(content) is not tuple or [type(value) for value in content] != kinds:
         raise WireError("release", "this is not an offer of a release")
-    offer = Offer(*content)
+    offer = ReleaseOffer(*content)
     is_named = len(offer.digest) == DIGEST_SIZE and NAME.match(offer.name) is not None
     fits = all(getattr(offer, name) <= most for name, most in _LIMITS.items())
     if not (is_named and fits and offer.version and 0 < offer.size <= INTEGER_MAX):
@@ -84,35 +84,35 @@ def read_offer(body: bytes) -> Offer:
     return offer
 
 
-def write_symbol(symbol: Symbol) -> bytes:
+def write_symbol(symbol: ReleaseSymbol) -> bytes:
     """The body of a symbol."""
     return _SYMBOL.pack(SYMBOL, symbol.tag, symbol.index) + symbol.data
 
 
-def read_symbol(body: bytes) -> Symbol:
+def read_symbol(body: bytes) -> ReleaseSymbol:
     """The symbol in a body; WireError."""
     if len(body) <= _SYMBOL.size:
         raise WireError("release", "a symbol of a release is shorter than its head")
     _, tag, index = _SYMBOL.unpack_from(body)
-    return Symbol(tag, index, body[_SYMBOL.size :])
+    return ReleaseSymbol(tag, index, body[_SYMBOL.size :])
 
 
-def write_status(status: Status) -> bytes:
+def write_status(status: ReleaseStatus) -> bytes:
     """The body of a status; a long reason is cut."""
     needs = struct.pack(f"<{len(status.needs)}H", *status.needs)
     reason = status.reason.encode("ascii", "replace")[:REASON_MAX]
     return _STATUS.pack(STATUS, status.name, status.state) + needs + reason
 
 
-def read_status(body: bytes) -> Status:
+def read_status(body: bytes) -> ReleaseStatus:
     """The status in a body; WireError."""
     rest = body[_STATUS.size :]
     if len(body) < _STATUS.size or body[5] > REFUSED or len(rest) > REASON_MAX:
         raise WireError("release", "this is not a status of a release")
     _, name, state = _STATUS.unpack_from(body)
     if state == RECEIVING and len(rest) % 2 == 0 and 0 < len(rest) <= 2 * GENERATIONS_MAX:
-        return Status(name, state, struct.unpack(f"<{len(rest) // 2}H", rest))
+        return ReleaseStatus(name, state, struct.unpack(f"<{len(rest) // 2}H", rest))
     is_text = rest.isascii() and rest.decode("ascii").isprintable()
     if state == RECEIVING or not is_text or (rest and state not in (BAD, REFUSED)):
         raise WireError("release", "a status of a release has a wrong end")
-    return Status(name, state, reason=rest.decode("ascii"))
+    return ReleaseStatus(name, state, reason=rest.decode("ascii"))

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from edge.releases.store import make_release
+from host.config import PublishConfig
 from host.releases import NEW, Publisher, active_model
 from ternmesh.errors import WireError
 from ternmesh.model_package import ADAPTER
@@ -19,8 +20,8 @@ from ternmesh.wire.release import (
     OFFER,
     RUNNING,
     SYMBOL,
-    Offer,
-    Status,
+    ReleaseOffer,
+    ReleaseStatus,
     read_offer,
     read_symbol,
 )
@@ -38,13 +39,14 @@ class Host:
         self.model = folder / "model"
         self.model.mkdir()
         _write(self.model)
+        self.settings = PublishConfig()
         self.now = 0.0
-        self.offers: list[Offer] = []
+        self.offers: list[ReleaseOffer] = []
         self.indexes: list[int] = []
         self.begin()
 
     def begin(self, verify: Verify = lambda *_: None) -> None:
-        self.publisher = Publisher(self.folder, self.model, "tiny", verify, 0.5, 60.0)
+        self.publisher = Publisher(self.folder, self.model, "tiny", verify, self.settings, 60.0)
         self.publisher.open()
 
     def put(self, version: int) -> None:
@@ -73,7 +75,7 @@ class Host:
         assert sender is not None
         needs = sender._sizes if state == 0 else ()
         for name in names:
-            sender.receive(name, Status(self.offers[-1].digest[:4], state, needs, reason))
+            sender.receive(name, ReleaseStatus(self.offers[-1].digest[:4], state, needs, reason))
 
     @property
     def stage(self) -> Any:
@@ -196,6 +198,22 @@ def test_one_that_is_too_large_for_the_bearer_is_withdrawn(host: Host) -> None:
     host.turn(2)
     assert host.stage == "on trial"
     assert host.offers[-1].number > number
+
+
+def test_radios_behind_gateways_get_short_symbols_at_their_own_rate(host: Host) -> None:
+    host.settings = PublishConfig(radio_bytes_s=92.0)
+    host.put(2)
+    host.begin()
+    host.turn(5, Spare(1024))
+    host.say(0, "ada", "bob")
+    times = []
+    for _ in range(100):
+        count = len(host.indexes)
+        host.turn(1, Spare(1024))
+        times += [host.now] * (len(host.indexes) - count)
+    gaps = np.diff(times)
+    assert gaps.min() == 184 / 92.0 / host.settings.airtime_share
+    assert host.offers[-1].symbol_bytes <= 184
 
 
 def test_a_full_disk_stops_only_the_release(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -295,15 +295,20 @@ def test_a_release_waits_for_the_host_to_start(
     assert ternmesh("publish", release, "--config", config) == 2
 
 
-def test_a_host_with_radios_refuses_to_publish(
+def test_a_host_with_radios_publishes_only_what_they_can_carry(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     host = tmp_path / "host.toml"
     enrol_fleet("garden", tmp_path / "host", {})
     host.write_text(
-        'state_dir = "host"\nmodel = "keyword"\n[link]\nfleet = "garden"\n'
-        '[[link.radios]]\ngateway = "north"\n'
+        'state_dir = "host"\nmodel = "keyword"\n[link]\nurl = "mqtt://127.0.0.1:9"\n'
+        'fleet = "garden"\nradios = true\n'
     )
-    assert ternmesh("publish", tmp_path, "--config", host) != 0
-    assert "link.radios publishes no release" in capsys.readouterr().err
+    release = make(tmp_path / "one", 1)
+    assert ternmesh("sign", release, "--config", host) == 0
+    assert ternmesh("publish", release, "--config", host) == 2
+    assert "releases.radio_bytes_s is missing" in capsys.readouterr().err
     assert not (tmp_path / "host" / "release").exists()
+    host.write_text(host.read_text() + "[releases]\nradio_bytes_s = 20.0\n")
+    assert ternmesh("publish", release, "--config", host) == 0
+    assert "waits for the next start" in capsys.readouterr().out

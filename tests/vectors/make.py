@@ -440,16 +440,18 @@ def release_bodies() -> Entries:
     """The bodies of a release, and symbols of its larger generations."""
     digest = hashlib.sha256(RUN).digest()
     messages: dict[str, Any] = {
-        "offer": release.Offer(digest, 400_000, 233, "keyword", 7, 1_800_000_000, 0, 6554, 2, 40),
-        "symbol": release.Symbol(digest[:2], 65535, b"a symbol"),
-        "status of needs": release.Status(digest[:4], release.RECEIVING, (0, 767, 65535)),
-        "status held": release.Status(digest[:4], release.HELD),
-        "status bad": release.Status(digest[:4], release.BAD, (), "its loss is 3"),
+        "offer": release.ReleaseOffer(
+            digest, 400_000, 233, "keyword", 7, 1_800_000_000, 0, 6554, 2, 40
+        ),
+        "symbol": release.ReleaseSymbol(digest[:2], 65535, b"a symbol"),
+        "status of needs": release.ReleaseStatus(digest[:4], release.RECEIVING, (0, 767, 65535)),
+        "status held": release.ReleaseStatus(digest[:4], release.HELD),
+        "status bad": release.ReleaseStatus(digest[:4], release.BAD, (), "its loss is 3"),
     }
     write: dict[type, Any] = {
-        release.Offer: release.write_offer,
-        release.Symbol: release.write_symbol,
-        release.Status: release.write_status,
+        release.ReleaseOffer: release.write_offer,
+        release.ReleaseSymbol: release.write_symbol,
+        release.ReleaseStatus: release.write_status,
     }
     entries: Entries = {
         name: {

@@ -1,5 +1,7 @@
 """A gateway between a radio, here a lossy hub with the link around it, and a network."""
 
+import hashlib
+import itertools
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,8 +21,18 @@ from edge.gateway.service import (
 )
 from ternmesh.config import ConfigError
 from ternmesh.errors import SecurityError
+from ternmesh.federated.release_transfer import ReleaseReceiver, ReleaseSender
 from ternmesh.link.settings import LinkSettings
-from ternmesh.wire.frame import BROADCAST, Header, seal_open
+from ternmesh.wire.frame import BROADCAST, Header, open_seal, seal_open
+from ternmesh.wire.release import (
+    NOBODY,
+    OFFER,
+    ON_TRIAL,
+    ReleaseOffer,
+    read_offer,
+    read_status,
+    read_symbol,
+)
 from ternmesh_cli.keys import enrol_fleet
 from ternmesh_cli.status import describe
 from ternmesh_service.config_file import control_path
@@ -121,6 +133,39 @@ def test_what_waits_survives_the_gateway(tmp_path: Path) -> None:
     air.gateway.open()
     air.network.up = True
     assert air.run(20.0)[HOST] == [("ada", tuple(frames(3)))]
+
+
+def test_a_release_of_the_host_reaches_the_boards_behind_a_gateway(tmp_path: Path) -> None:
+    air, counter, deadline_s = Air(tmp_path), itertools.count(), 1200.0
+    data = np.random.default_rng(0).bytes(6000)
+    digest = hashlib.sha256(data).digest()
+    offer = ReleaseOffer(digest, len(data), 60, "tiny", 2, 1, ON_TRIAL, 0, NOBODY, 0)
+    sender = ReleaseSender(data, offer, 0.1, 600.0)
+    boards = {name: ReleaseReceiver(name, np.random.default_rng(0)) for name in BOARDS}
+    sender.expect(BOARDS)
+    while not all(board.held and not any(board.needs) for board in boards.values()):
+        assert air.now < deadline_s
+        sent = [
+            seal_open(Header(BROADCAST, next(counter)), body)
+            for body in sender.bodies(air.now, 0.5, 1)
+        ]
+        if sent:
+            air.host.send(ALL, sent)
+        for name, board in boards.items():
+            if (answer := board.answer(air.now)) is not None:
+                air.boards[name].send(HOST, [seal_open(Header(7, next(counter)), answer)])
+        for name, arrivals in air.run(0.1).items():
+            for peer, arrived in arrivals:
+                for body in (open_seal(frame)[1] for frame in arrived):
+                    if name == HOST:
+                        sender.receive(peer, read_status(body))
+                    elif body[0] == OFFER:
+                        boards[name].take_offer(read_offer(body), air.now)
+                    else:
+                        boards[name].add(read_symbol(body), air.now)
+    source = len(range(0, len(data), 60))
+    assert len(boards["bo"].held) == source
+    assert air.gateway.frames_down <= 1.8 * source, "each symbol once on the air"
 
 
 CONFIG = """

@@ -29,8 +29,8 @@ from ternmesh.wire.release import (
     ON_TRIAL,
     PLACES,
     WITHDRAWN,
-    Offer,
-    Symbol,
+    ReleaseOffer,
+    ReleaseSymbol,
     write_offer,
     write_symbol,
 )
@@ -67,12 +67,12 @@ class Board:
         self.incoming = Incoming(self.config, self.releases, self.verify, self.model, self.rng)
         self.incoming.open("tiny", self.now)
 
-    def offer(self, release: Path, **changes: Any) -> Offer:
+    def offer(self, release: Path, **changes: Any) -> ReleaseOffer:
         """Take the offer of a release; its object leaves out what the model in use has."""
         self.data = pack_folder(release, entries_of(self.model))
         digest, size = hashlib.sha256(self.data).digest(), len(self.data)
         fields = ("tiny", 2, 1, ON_TRIAL, PLACES, EVERYBODY, 10)
-        self.sent = replace(Offer(digest, size, 64, *fields), **changes)
+        self.sent = replace(ReleaseOffer(digest, size, 64, *fields), **changes)
         self.incoming.take(write_offer(self.sent), self.now)
         return self.sent
 
@@ -85,7 +85,7 @@ class Board:
             self.take(index, symbol)
 
     def take(self, index: int, symbol: bytes) -> None:
-        body = write_symbol(Symbol(self.sent.digest[:2], index, symbol))
+        body = write_symbol(ReleaseSymbol(self.sent.digest[:2], index, symbol))
         self.incoming.take(body, self.now)
 
     def settle(self) -> dict[str, Any]:

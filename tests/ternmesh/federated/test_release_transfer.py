@@ -33,9 +33,9 @@ from ternmesh.wire.release import (
     REFUSED,
     RUNNING,
     WITHDRAWN,
-    Offer,
-    Status,
-    Symbol,
+    ReleaseOffer,
+    ReleaseStatus,
+    ReleaseSymbol,
     read_offer,
     read_status,
     read_symbol,
@@ -55,7 +55,7 @@ class Air:
         self.data = self.rng.bytes(size)
         digest = hashlib.sha256(self.data).digest()
         symbol = best_symbol_bytes(size, mtu - 19)
-        self.offer = Offer(digest, size, symbol, "tiny", 2, 1, ON_TRIAL, 0, NOBODY, 0)
+        self.offer = ReleaseOffer(digest, size, symbol, "tiny", 2, 1, ON_TRIAL, 0, NOBODY, 0)
         self.sender = self.new_sender()
         self.boards = {f"b{i}": ReleaseReceiver(f"b{i}", self.rng) for i in range(boards)}
         self.away: set[str] = set()
@@ -139,7 +139,7 @@ def test_kills_of_both_ends_and_boards_that_come_late(seed: int) -> None:
             again = air.boards[name] = ReleaseReceiver(name, air.rng)
             again.take_offer(air.offer, air.now)
             for index, data in air.symbols[name].items():
-                again.add(Symbol(air.offer.digest[:2], index, data))
+                again.add(ReleaseSymbol(air.offer.digest[:2], index, data))
     air.until(lambda: all(b.state != RECEIVING for n, b in air.boards.items() if n != "b0"))
     air.away = set()
     air.sender.heard("b0")
@@ -176,7 +176,9 @@ def sender_with(states: dict[str, int], tries: int = PLACES) -> ReleaseSender:
     sender = air.new_sender()
     sender.expect(states)
     for name, state in states.items():
-        sender.receive(name, Status(air.offer.digest[:4], state, (5,) * (state == RECEIVING)))
+        sender.receive(
+            name, ReleaseStatus(air.offer.digest[:4], state, (5,) * (state == RECEIVING))
+        )
     return sender
 
 
@@ -209,7 +211,10 @@ def test_boards_that_are_away_hold_up_nobody() -> None:
 
 def test_wrong_statuses_change_nothing() -> None:
     sender = sender_with({"a": HELD})
-    for status in (Status(b"else", HELD), Status(sender.offer.digest[:4], RECEIVING, (9,))):
+    for status in (
+        ReleaseStatus(b"else", HELD),
+        ReleaseStatus(sender.offer.digest[:4], RECEIVING, (9,)),
+    ):
         with pytest.raises(WireError):
             sender.receive("a", status)
     assert sender.boards["a"].state == HELD
@@ -222,8 +227,8 @@ def test_an_older_offer_and_a_wrong_symbol_are_refused() -> None:
     with pytest.raises(WireError):
         board.take_offer(replace(air.offer, number=4, digest=bytes(32)), 0.0)
     with pytest.raises(WireError):
-        board.add(Symbol(air.offer.digest[:2], 0, b"short"))
-    assert not board.add(Symbol(b"no", 0, bytes(air.offer.symbol_bytes)))
+        board.add(ReleaseSymbol(air.offer.digest[:2], 0, b"short"))
+    assert not board.add(ReleaseSymbol(b"no", 0, bytes(air.offer.symbol_bytes)))
     assert board.offer is not None
     assert board.offer.number == 5
     assert not board.held
@@ -246,7 +251,7 @@ def test_sessions_carry_it_also_to_a_board_of_another_model(
         bench.exchange()
         bench.wait(2.0)
     assert ("theo" in [n.name for n in bench.host.nodes.values()]) == (model == "the same")
-    symbol = write_symbol(Symbol(b"ab", 7, b"data"))
+    symbol = write_symbol(ReleaseSymbol(b"ab", 7, b"data"))
     bench.host.broadcast_release([write_offer(air.offer), symbol])
     bench.exchange()
     assert taken == [write_offer(air.offer), symbol]

@@ -1,4 +1,4 @@
-"""Offer, symbol and status of a release: what is written is read, and nothing else."""
+"""ReleaseOffer, symbol and status of a release: what is written is read, and nothing else."""
 
 import contextlib
 import json
@@ -14,31 +14,44 @@ from ternmesh.errors import ModelPackageError, WireError
 from ternmesh.link.erasure_code import Layout, encode_symbols
 from ternmesh.release import read_object
 from ternmesh.wire import release
-from ternmesh.wire.release import BAD, GENERATIONS_MAX, RECEIVING, REFUSED, Offer, Status, Symbol
+from ternmesh.wire.release import (
+    BAD,
+    GENERATIONS_MAX,
+    RECEIVING,
+    REFUSED,
+    ReleaseOffer,
+    ReleaseStatus,
+    ReleaseSymbol,
+)
 
 VECTORS = json.loads((Path(__file__).parents[2] / "vectors" / "release.json").read_text())
-OFFER = Offer(bytes(range(32)), 400_000, 200, "keyword", 7, 1_800_000_000, 1, 65_536, 2, 40_000)
+OFFER = ReleaseOffer(
+    bytes(range(32)), 400_000, 200, "keyword", 7, 1_800_000_000, 1, 65_536, 2, 40_000
+)
 READERS = {
-    "Offer": release.read_offer,
-    "Symbol": release.read_symbol,
-    "Status": release.read_status,
+    "ReleaseOffer": release.read_offer,
+    "ReleaseSymbol": release.read_symbol,
+    "ReleaseStatus": release.read_status,
 }
 WRITERS: dict[str, Any] = {
-    "Offer": release.write_offer,
-    "Symbol": release.write_symbol,
-    "Status": release.write_status,
+    "ReleaseOffer": release.write_offer,
+    "ReleaseSymbol": release.write_symbol,
+    "ReleaseStatus": release.write_status,
 }
 numbers = st.integers(0, 0xFFFF)
 texts = st.text(st.characters(codec="ascii", categories=["L", "N"]), max_size=release.REASON_MAX)
 statuses = st.one_of(
     st.builds(
-        Status,
+        ReleaseStatus,
         st.binary(min_size=4, max_size=4),
         st.just(RECEIVING),
         st.lists(numbers, min_size=1, max_size=GENERATIONS_MAX).map(tuple),
     ),
     st.builds(
-        Status, st.binary(min_size=4, max_size=4), st.sampled_from((BAD, REFUSED)), reason=texts
+        ReleaseStatus,
+        st.binary(min_size=4, max_size=4),
+        st.sampled_from((BAD, REFUSED)),
+        reason=texts,
     ),
 )
 
@@ -60,13 +73,13 @@ def test_golden_symbols_of_a_large_generation() -> None:
 
 
 @given(statuses)
-def test_statuses(status: Status) -> None:
+def test_statuses(status: ReleaseStatus) -> None:
     assert release.read_status(release.write_status(status)) == status
 
 
 @given(st.binary(min_size=2, max_size=2), numbers, st.binary(min_size=1, max_size=300))
 def test_symbols(tag: bytes, index: int, data: bytes) -> None:
-    symbol = Symbol(tag, index, data)
+    symbol = ReleaseSymbol(tag, index, data)
     assert release.read_symbol(release.write_symbol(symbol)) == symbol
 
 
@@ -97,6 +110,6 @@ def test_any_bytes_give_a_value_or_our_error(data: bytes, kind: int) -> None:
 
 
 def test_a_long_or_foreign_reason_is_cut_and_readable() -> None:
-    body = release.write_status(Status(bytes(4), BAD, reason="zu groß " * 40))
+    body = release.write_status(ReleaseStatus(bytes(4), BAD, reason="zu groß " * 40))
     assert release.read_status(body).reason.startswith("zu gro? ")
     assert len(body) == 6 + release.REASON_MAX
