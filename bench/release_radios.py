@@ -29,6 +29,7 @@ from host.runs import continue_or_begin
 from host.service import HostService
 from models.zoo import package_path
 from ternmesh.federated.events import NodeEvent, WorkReady
+from ternmesh.federated.joining import NodeSettings
 from ternmesh.federated.node import NodeProtocol
 from ternmesh.link.airtime import LoraSetting
 from ternmesh.model_package import ADAPTER, read_model_package
@@ -203,7 +204,13 @@ class BoardEnd(End):
         last = self.store.load(model, DIMENSION, package.adapter_key())
         security = self.keyring.security(self.role, model, last.counter)
         pace = pace_of(self.transport)
-        self.node = NodeProtocol(self.role, model, 100, os.urandom(8), last, rng, pace, security)
+        self.node = NodeProtocol(
+            NodeSettings(self.role, model, os.urandom(8), pace=pace),
+            last,
+            samples=100,
+            rng=rng,
+            security=security,
+        )
         self.driver: Driver[NodeEvent] = Driver(self.node, self.transport, time.monotonic)
         check = release_check(config, self.keyring)
         self.releases = Releases(self.folder / "releases", check)

@@ -100,7 +100,7 @@ class Liar(Board):
         if self.withholds and self.member.pending is not None:
             manifest = self.member.pending.bodies[:1]
             self.member.pending = replace(self.member.pending, bodies=manifest)
-            self.member._outgoing.discard(self.member.address)
+            self.member.channel.outgoing.discard(self.member.address)
 
 
 def _scaled(vector: Vector, like: Vector) -> Vector:
@@ -207,7 +207,7 @@ def run(boards: int, liars: int, seed: int, attack: str, rounds: int, rule: str)
     for stop in range(10, rounds + 1, 10):
         run_until_finished(driver, fleet, clock, stop)
         curve.append(round(100 * judge(to_float(host.model_q24), claimed)[1], 2))
-    own_clips = next(b.held_out for b in fleet if b.member.name == f"board-{first}")
+    own_clips = next(b.held_out for b in fleet if b.member.settings.name == f"board-{first}")
     adapters = np.zeros(plan.dimension, np.float32), to_float(host.model_q24)
     return {
         "accuracy": curve[-1],
@@ -230,7 +230,7 @@ def _weights(host: HostProtocol, liars: Collection[str]) -> dict[str, list[float
 def _arm(fleet: Sequence[Board], attack: str, host: HostProtocol, lies_in_reports: bool) -> None:
     liars = [board for board in fleet if isinstance(board, Liar)]
     honest = [board for board in fleet if not isinstance(board, Liar)]
-    names = {board.member.name for board in liars}
+    names = {board.member.settings.name for board in liars}
 
     def is_own_probe() -> bool:
         probe = host.aggregation._probe

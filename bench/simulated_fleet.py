@@ -21,6 +21,7 @@ from ternmesh.codec.scale import to_float
 from ternmesh.federated.evaluation import Evaluation, write_values
 from ternmesh.federated.events import Advanced, HostEvent, NodeEvent, WorkReady
 from ternmesh.federated.host import HostProtocol
+from ternmesh.federated.joining import NodeSettings
 from ternmesh.federated.news import News
 from ternmesh.federated.node import NodeProtocol
 from ternmesh.federated.state import HostSettings, new_host_state, new_node_state
@@ -180,7 +181,7 @@ def run_fleet(
     traffic = [board.driver.traffic["host"] for board in boards]
     up = sum(t.bytes_out for t in traffic) / per_round
     down = host_driver.traffic["all"].bytes_out / plan.rounds
-    down += sum(host_driver.traffic[b.member.name].bytes_out for b in boards) / per_round
+    down += sum(host_driver.traffic[b.member.settings.name].bytes_out for b in boards) / per_round
     vector = loaded.initial + to_float(host.model_q24)
     own = tuple(vector + board.member.residual for board in boards)
     return FleetRun(vector, up, down, own)
@@ -253,12 +254,10 @@ class Board:
         security: SecurityLayer = OPEN,
     ) -> None:
         self.member = NodeProtocol(
-            name,
-            loaded.package.model_hash(),
-            samples,
-            name.encode().ljust(8)[:8],
+            NodeSettings(name, loaded.package.model_hash(), name.encode().ljust(8)[:8]),
             new_node_state(loaded.package.dimension),
-            np.random.default_rng(seed),
+            samples=samples,
+            rng=np.random.default_rng(seed),
             security=security,
         )
         self.driver: Driver[NodeEvent] = Driver(self.member, link, clock)
@@ -309,7 +308,7 @@ class Board:
 
     def train(self, number: int, plan: Plan) -> Vector:
         """What the training of a round changes (float32, D)."""
-        rng = round_rng(self._seed, self.member.name, number)
+        rng = round_rng(self._seed, self.member.settings.name, number)
         self._trainer.begin(number, self.start(), plan, rng, self._news.rounds)
         while self._trainer.step():
             pass

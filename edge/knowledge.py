@@ -1,7 +1,7 @@
 """Knowledge packets on a board: what arrives is kept, weighed, and learned beside its own samples.
 
-NodeSession ── BoardKnowledge ── KnowledgeReceiver     what has arrived
-                     │
+NodeProtocol ── BoardKnowledge ── KnowledgeReceiver     what has arrived
+                      │
                 WithKnowledge ── Trainer               what is learned
 """
 

@@ -47,6 +47,7 @@ from ternmesh.federated.events import (
     SettingsTaken,
     WorkReady,
 )
+from ternmesh.federated.joining import NodeSettings
 from ternmesh.federated.management import BoardManagement, readable, settings_text
 from ternmesh.federated.news import News
 from ternmesh.federated.node import NodeProtocol
@@ -99,20 +100,22 @@ class Node:
         self.config, self.package, self.data = config, package, data
         self._keyring = keyring or NoKeyring()
         self.personal, state = take_up(package, training.personal, store, state)
-        self.protocol = NodeProtocol(
-            config.name,
-            package.model_hash(),
-            _weight(data),
-            os.urandom(INSTANCE_SIZE),
-            state,
-            np.random.default_rng(),
-            pace,
-            self._keyring.security(config.name, package.model_hash(), state.counter),
-            partial(frame_max, transport),
-        )
         # What the host has set on this board
         self.management = BoardManagement(*store.settings(), allowed=config.remote.allow)
-        self.protocol.management = self.management
+        self.protocol = NodeProtocol(
+            NodeSettings(
+                name=config.name,
+                model_hash=package.model_hash(),
+                instance=os.urandom(INSTANCE_SIZE),
+                pace=pace,
+                frame_max=partial(frame_max, transport),
+            ),
+            state,
+            samples=_weight(data),
+            rng=np.random.default_rng(),
+            security=self._keyring.security(config.name, package.model_hash(), state.counter),
+            management=self.management,
+        )
         if data.knowledge is not None:
             self.protocol.take_knowledge = data.knowledge.take
         self.driver: Driver[NodeEvent] = Driver(self.protocol, transport, clock)
@@ -173,7 +176,7 @@ class Node:
             wait_s = min(wait_s, self.data.feed.wait_s(now))
         moved = self.driver.poll(wait_s, self._note, self._store.commit)
         self._react()
-        if self.protocol.joined or self.protocol.revoked:
+        if self.protocol.joined or self.protocol.joining.revoked:
             self._unanswered_at = math.inf
         elif now >= self._unanswered_at:
             self._unanswered_at = math.inf
@@ -443,11 +446,10 @@ class Node:
             self.trainer.stop()
             return
         self._loss = self.trainer.loss
-        self.protocol.samples = _weight(self.data)
-        self.protocol.evaluation = self._evaluated(self.protocol.version)
+        self.protocol.joining.samples = _weight(self.data)
         delta = self.trainer.delta()
         try:
-            self.protocol.submit(round_number, self.personal.shared(delta), self._clock())
+            self._submit_delta(round_number, self.personal.shared(delta))
         except CodecError as error:
             self._lose_round(error)
             return
@@ -481,8 +483,11 @@ class Node:
         self.trainer.stop(forget=True)
         _log.warning("round %d has no delta (%s): %s", round_number + 1, error, DIVERGED)
         zeros = np.zeros(self.package.dimension, np.float32)
+        self._submit_delta(round_number, zeros)
+
+    def _submit_delta(self, round_number: int, delta: Vector) -> None:
         self.protocol.evaluation = self._evaluated(self.protocol.version)
-        self.protocol.submit(round_number, zeros, self._clock())
+        self.protocol.submit(round_number, delta, self._clock())
 
     def _rest(self) -> None:
         """Free the sessions' memory after a long time without work, or if memory is short."""

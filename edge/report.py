@@ -37,7 +37,7 @@ def status(node: Node) -> dict[str, Any]:
         "version": protocol.version,
         "rounds": None if plan is None else plan.rounds,
         "target": protocol.target,
-        "phase": PHASES[protocol.phase],
+        "phase": PHASES[protocol.host_phase],
         "activity": _activity(node),
         "held_back": node.throttle.reason,
         "provider": node.provider,
@@ -123,7 +123,7 @@ def rss_mib() -> float | None:
 
 def _activity(node: Node) -> str:
     protocol = node.protocol
-    if protocol.revoked:
+    if protocol.joining.revoked:
         return "revoked by the host"
     if not protocol.joined:
         return "joining"

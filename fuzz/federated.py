@@ -22,6 +22,7 @@ from ternmesh.federated.gateway.partial_aggregate import (
     new_gateway_state,
 )
 from ternmesh.federated.host import HostProtocol
+from ternmesh.federated.joining import NodeSettings
 from ternmesh.federated.local_update import make_update
 from ternmesh.federated.node import NodeProtocol
 from ternmesh.federated.open_round import PartialAggregateReassembler, UpdateReassembler
@@ -136,7 +137,12 @@ def _to_host() -> Iterator[bytes]:
 
 def _check_node(data: bytes) -> None:
     rng = np.random.default_rng(0)
-    node = NodeProtocol("ada", wire.MODEL, 10, b"instance", new_node_state(wire.DIMENSION), rng)
+    node = NodeProtocol(
+        NodeSettings("ada", wire.MODEL, b"instance"),
+        new_node_state(wire.DIMENSION),
+        samples=10,
+        rng=rng,
+    )
 
     def state() -> object:
         pending = None if node.pending is None else node.pending.digest

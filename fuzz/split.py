@@ -7,6 +7,7 @@ import numpy as np
 
 from fuzz import wire
 from fuzz.target import Target, is_refusal, joined, number, same, settle, steps
+from ternmesh.federated.joining import NodeSettings
 from ternmesh.split.board import SplitBoard
 from ternmesh.split.host import SplitHost, SplitSettings
 from ternmesh.split.messages import Arrived
@@ -60,7 +61,9 @@ def _check_host(data: bytes) -> None:
 
 
 def _check_board(data: bytes) -> None:
-    board = SplitBoard("ada", wire.MODEL, 10, b"instance", np.random.default_rng(0))
+    board = SplitBoard(
+        NodeSettings("ada", wire.MODEL, b"instance"), samples=10, rng=np.random.default_rng(0)
+    )
 
     def state() -> object:
         return board.run, board.number, board.plan, board.joined, board.phase, board.ready

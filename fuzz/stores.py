@@ -25,6 +25,7 @@ from ternmesh.federated.gateway.partial_aggregate import (
     VersionReached,
 )
 from ternmesh.federated.host import HostProtocol
+from ternmesh.federated.joining import NodeSettings
 from ternmesh.federated.local_update import make_update
 from ternmesh.federated.node import NodeProtocol
 from ternmesh.federated.state import HostSettings
@@ -140,7 +141,14 @@ def _node() -> Any:
 def _use_node(store: NodeStore) -> None:
     state = store.load(wire.MODEL, wire.DIMENSION)
     _check_vector(state.residual)
-    _go_on(NodeProtocol("ada", wire.MODEL, 10, b"instance", state, np.random.default_rng(0)))
+    _go_on(
+        NodeProtocol(
+            NodeSettings("ada", wire.MODEL, b"instance"),
+            state,
+            samples=10,
+            rng=np.random.default_rng(0),
+        )
+    )
 
 
 def _host() -> Any:

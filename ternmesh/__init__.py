@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from ternmesh.errors import TernmeshError as TernmeshError
     from ternmesh.errors import WireError as WireError
     from ternmesh.federated.host import HostProtocol as HostProtocol
+    from ternmesh.federated.joining import NodeSettings as NodeSettings
     from ternmesh.federated.node import NodeProtocol as NodeProtocol
     from ternmesh.federated.state import HostSettings as HostSettings
     from ternmesh.model_package import ModelPackage as ModelPackage
@@ -26,6 +27,7 @@ _MODULES = {
     "WireError": "ternmesh.errors",
     "HostProtocol": "ternmesh.federated.host",
     "NodeProtocol": "ternmesh.federated.node",
+    "NodeSettings": "ternmesh.federated.joining",
     "HostSettings": "ternmesh.federated.state",
     "ModelPackage": "ternmesh.model_package",
     "read_model_package": "ternmesh.model_package",

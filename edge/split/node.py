@@ -22,6 +22,7 @@ from edge.split.part import FIRST, HEAD, Part
 from edge.trainer import round_rng
 from ternmesh.errors import CodecError
 from ternmesh.federated.events import CountersReserved, Decommissioned, Refused, refusals
+from ternmesh.federated.joining import NodeSettings
 from ternmesh.federated.refusals import RefusalLog, why
 from ternmesh.model_package import ModelPackage, TensorSpec
 from ternmesh.split.board import SplitBoard
@@ -106,18 +107,16 @@ class SplitNode:
         counter = store.counter()
         self.counts: Counter[str] = Counter(kept.counts if kept else {})  # of KEPT, and samples
         self.board = SplitBoard(
-            config.name,
-            self._model,
-            len(training),
-            os.urandom(8),
-            np.random.default_rng(),
+            NodeSettings(
+                config.name, self._model, os.urandom(8), pace=pace, frame_max=lambda: transport.mtu
+            ),
+            samples=len(training),
+            rng=np.random.default_rng(),
             run=bytes(8) if kept is None else kept.run,
             number=0 if kept is None else kept.numbers[config.name],
             counter=counter,
             security=self._keyring.security(config.name, self._model, counter),
-            pace=pace,
             fits=self._fits,
-            frame_max=lambda: transport.mtu,
         )
         self.driver: Driver[BoardEvent] = Driver(self.board, transport, clock)
         self.learning_traffic: PeerTraffic | None = None  # up to the last micro-batch

@@ -3,7 +3,7 @@
 A board reports when its host asks. The host sets named values on one board, under a number that
 rises. `session` carries the messages, and keys sign the settings.
 
-    NodeSession ── BoardManagement        HostSession ── FleetManagement
+    Joining ── BoardManagement        HostSession ── FleetManagement
 """
 
 import math

@@ -36,39 +36,6 @@ def next_state(legal: Mapping[State, Mapping[Step, State]], state: State, step: 
     return legal[state][step]
 
 
-class NodePhase(Enum):
-    """The phase of a node in the round of its version; `joined` is independent of it."""
-
-    JOINING = "joining"  # it has never been in a run
-    UP_TO_DATE = "up to date"  # it trains, or waits for work
-    UPDATE_PENDING = "update pending"  # its update waits for the next global update
-    SILENT = "silent"  # its delta was too small for an update, and it sent a `Silent`
-    FINISHED = "finished"
-
-
-class NodeStep(Enum):
-    """The step that takes a node from one phase to another."""
-
-    RUN_BEGAN = "a welcome of another run"
-    UPDATE_MADE = "an update was made"
-    TOO_LITTLE = "the work is too little for an update"
-    ADVANCED = "a global update was applied"
-    RUN_ENDED = "the last global update was applied"
-
-
-_APPLIED = {NodeStep.ADVANCED: NodePhase.UP_TO_DATE, NodeStep.RUN_ENDED: NodePhase.FINISHED}
-_BEGAN = {NodeStep.RUN_BEGAN: NodePhase.UP_TO_DATE}
-_SUBMITTED = {NodeStep.UPDATE_MADE: NodePhase.UPDATE_PENDING, NodeStep.TOO_LITTLE: NodePhase.SILENT}
-NODE_LEGAL: Mapping[NodePhase, Mapping[NodeStep, NodePhase]] = {
-    NodePhase.JOINING: _BEGAN,
-    NodePhase.UP_TO_DATE: _BEGAN | _SUBMITTED | _APPLIED,
-    NodePhase.UPDATE_PENDING: _BEGAN | _APPLIED,
-    # Without an end, a silent node that gets new samples makes an update after all.
-    NodePhase.SILENT: _BEGAN | _APPLIED | {NodeStep.UPDATE_MADE: NodePhase.UPDATE_PENDING},
-    NodePhase.FINISHED: _BEGAN | _APPLIED,  # a restored host may continue from a snapshot
-}
-
-
 class RunStep(Enum):
     """The step that takes a run on the host from one phase to another (`wire.control`)."""
 
@@ -124,17 +91,6 @@ class NodeState:
     chain: tuple[ChainLink, ...] = ()  # the newest global updates, for a host that lost them
     before: Learned | None = None  # of the run before, until this one has a global update
     own_q24: ModelQ24 | None = None  # what it keeps beside the global adapter; None for nothing
-
-    @property
-    def phase(self) -> NodePhase:
-        """The phase to continue in."""
-        if self.plan is None:
-            return NodePhase.JOINING
-        if self.pending is not None:
-            return NodePhase.UPDATE_PENDING
-        if self.silent:
-            return NodePhase.SILENT
-        return NodePhase.FINISHED if self.finished else NodePhase.UP_TO_DATE
 
 
 def new_node_state(dimension: int) -> NodeState:

@@ -1,17 +1,18 @@
 """A board's side of a split training, sans-I/O: join, send a micro-batch, wait for its answer.
 
-`federated.session` says how a program drives it and how it joins. The program also calls `send`
-while the board is `ready`, and `finish` when all micro-batches are done. One micro-batch is under
-way at a time. What is lost is skipped, never repeated, so nothing is kept for it.
+A program drives it like `federated.node`, and `federated.joining` says how it joins. The program
+also calls `send` while the board is `ready`, and `finish` when all micro-batches are done. One
+micro-batch is under way at a time. What is lost is skipped, never repeated, so nothing is kept.
 """
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-
-import numpy as np
+from typing import Any, ClassVar
 
 from ternmesh.errors import WireError
-from ternmesh.federated.session import NodeSession
+from ternmesh.federated.channel import Channel
+from ternmesh.federated.joining import Joining, MembershipStep, NodeSettings, kind_of
 from ternmesh.security.authenticator import OPEN, SecurityLayer
 from ternmesh.security.membership import HOST
 from ternmesh.split.messages import (
@@ -23,14 +24,15 @@ from ternmesh.split.messages import (
     cut_activation,
 )
 from ternmesh.split.plan import SplitPlan, from_numbers
-from ternmesh.timers import NETWORK_TIMERS, TimerSettings, earliest
-from ternmesh.wire import activation, control
+from ternmesh.timers import Random, earliest
+from ternmesh.wire import activation, control, fragments
 from ternmesh.wire.activation import Activation
-from ternmesh.wire.control import Refusal, Welcome
-from ternmesh.wire.frame import FRAME_MAX
+from ternmesh.wire.control import Control, Inquiry, Refusal, Settings, Welcome
 from ternmesh.wire.global_update import NO_GLOBAL_HASH
 
 LOST_MAX = 3  # in a row; then a board says hello before it sends another
+
+Handler = Callable[["SplitBoard", Any, int, float], None]  # what came, its address, the time
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,37 +43,49 @@ class _Wanted:
     give_up_at: float
 
 
-class SplitBoard(NodeSession[BoardEvent, SplitPlan]):
+class SplitBoard:
     """One board. `number` is its next micro-batch; the host's welcome may move it on.
 
-    `fits` says whether a plan is for the board's part and data. The other arguments are those of
-    `NodeSession`.
+    `run`, `number` and `counter` are what it had on disk. `fits` says whether a plan is for the
+    board's part and data. `samples` is how many it trains on; `rng` only jitters timers.
     """
 
     def __init__(
         self,
-        name: str,
-        model_hash: bytes,
-        samples: int,
-        instance: bytes,
-        rng: np.random.Generator,
+        settings: NodeSettings,
         *,
+        samples: int,
+        rng: Random,
         run: bytes = bytes(8),
         number: int = 0,
         counter: int = 0,
         security: SecurityLayer = OPEN,
-        pace: TimerSettings = NETWORK_TIMERS,
         fits: Callable[[SplitPlan], bool] = lambda plan: True,  # noqa: ARG005
-        frame_max: Callable[[], int] = lambda: FRAME_MAX,
     ) -> None:
-        super().__init__(
-            name, model_hash, samples, instance, rng, run, counter, security, pace, frame_max
-        )
+        self.channel: Channel[BoardEvent] = Channel(run=run, counter=counter, security=security)
+        self.joining = Joining(settings, self.channel, run=run, samples=samples, rng=rng)
         self.number = number
+        self.plan: SplitPlan | None = None
+        self.phase = control.GATHERING  # of the run, in the host's last welcome
         self._fits = fits
         self._reassembler: ActivationReassembler | None = None
         self._wanted: _Wanted | None = None
         self._lost = 0  # micro-batches in a row
+
+    @property
+    def run(self) -> bytes:
+        """The run that this board is in."""
+        return self.joining.run
+
+    @property
+    def joined(self) -> bool:
+        """Whether the host knows this board under its address."""
+        return self.joining.joined
+
+    @property
+    def refused(self) -> Counter[str]:
+        """How many frames were refused, by reason."""
+        return self.channel.refused
 
     @property
     def ready(self) -> bool:
@@ -80,13 +94,35 @@ class SplitBoard(NodeSession[BoardEvent, SplitPlan]):
 
     # What the program calls
 
+    def start(self, now: float) -> None:
+        """Begin: send a hello at once."""
+        self.say_hello(now)
+        self.joining.send_handshakes(now)
+
+    def receive_frames(self, peer: str, frames: Sequence[bytes], now: float) -> None:
+        """Handle received frames. A wrong frame is counted as refused and changes nothing."""
+        for frame in frames:
+            try:
+                self._receive(peer, frame, now)
+            except WireError as error:
+                self.joining.refuse_frame(peer, frame, error.reason, now)
+        self.joining.send_handshakes(now)
+
+    def next_event(self) -> BoardEvent | None:
+        """The next event to save or handle; None if there are no more."""
+        return self.channel.next_event()
+
+    def frames_to_send(self, now: float) -> list[tuple[str, list[bytes]]]:  # noqa: ARG002
+        """Frames by peer. Call this after the events are on disk."""
+        return self.channel.frames_to_send()
+
     def send(self, item: Activation, wanted: int, now: float) -> None:
         """Send what the leg `wanted` answers; CodecError for NaN, then nothing is sent."""
         plan = self._known_plan
         bits = plan.bits_gradient if item.leg == activation.GRADIENT_UP else plan.bits_up
         parts = cut_activation(item, bits, plan)
-        self._outgoing.discard(self.address)  # the board waits for no older answer
-        self._outgoing.push(HOST, self.address, parts)
+        self.channel.outgoing.discard(self.joining.address)  # the board waits for no older answer
+        self.channel.outgoing.push(HOST, self.joining.address, parts)
         if item.leg == activation.LEARN:
             self.number = item.number + 1
         width = plan.width if wanted == activation.GRADIENT_DOWN else plan.width_down
@@ -95,67 +131,64 @@ class SplitBoard(NodeSession[BoardEvent, SplitPlan]):
 
     def finish(self, now: float) -> None:
         """Tell the host that all micro-batches are done, until it says that the run is over."""
-        if self._hello_timer.at is None and self.phase != control.FINISHED:
-            self._say_hello(now)
+        if self.joining.hello_timer.at is None and self.phase != control.FINISHED:
+            self.say_hello(now)
 
     # Timers
 
     def next_timeout(self) -> float | None:
         """When `handle_timeout` is due, if ever."""
         give_up_at = None if self._wanted is None else self._wanted.give_up_at
-        return earliest(self._hello_timer.at, give_up_at)
+        return earliest(self.joining.hello_timer.at, give_up_at)
 
     def handle_timeout(self, now: float) -> None:
         """Do what is due: give a micro-batch up, say hello again."""
         if self._wanted is not None and now >= self._wanted.give_up_at:
             self._lose(now)
-        if self._hello_timer.due(now):
-            self._say_hello(now)
-        self._ask(now)
+        if self.joining.hello_timer.due(now):
+            self.say_hello(now)
+        self.joining.send_handshakes(now)
 
-    # Joining
+    # What the board receives. The table is after the methods that it names.
 
-    def _held(self) -> tuple[int, bytes]:
-        return self.number, NO_GLOBAL_HASH
-
-    def _read_plan(self, numbers: tuple[int, ...]) -> SplitPlan:
-        plan = from_numbers(numbers)
+    def _receive_welcome(self, message: Welcome, _address: int, now: float) -> None:
+        if message.instance != self.joining.instance:
+            return  # an answer to another board on a shared transport
+        plan = from_numbers(message.plan)
         if not self._fits(plan):
             raise WireError("plan", "the host's plan is for another cut, or for other labels")
-        return plan
-
-    def _take_run(self, run: bytes, plan: SplitPlan) -> None:
-        if run != self.run:  # else the host goes on with another plan
-            self._change_run(run)
-            self.number = 0
-            self._wanted = None
-        self.plan = plan
-        self._reassembler = ActivationReassembler(plan)
-
-    def _welcomed(self, message: Welcome, plan: SplitPlan, now: float) -> None:
+        is_new = (message.run, plan) != (self.run, self.plan)
+        if not self.joining.answers(message, plan.frame_mtu, is_new=is_new):
+            return
+        if is_new:
+            self._begin_run(message.run, plan)
+        self.joining.welcomed(message.address)
         undone = max(0, message.version - self.number)
         self.number += undone
         is_end_news = message.phase == control.FINISHED and self.phase != control.FINISHED
         self.phase = message.phase
         self._lost = 0
         is_done = self.phase == control.OPEN and self.number >= plan.micro_batches
+        hello_timer = self.joining.hello_timer
         if not (self.phase == control.GATHERING or is_done):
-            self._hello_timer.stop()
-        elif self._hello_timer.at is None:  # it waits for the run to open or to end
-            self._hello_timer.again(now)
+            hello_timer.stop()
+        elif hello_timer.at is None:  # it waits for the run to open or to end
+            hello_timer.again(now)
         if is_end_news:
-            self._push_hello()  # the host may leave once all boards know of the end
-        self._events.append(Welcomed(self.run, self.number, self.phase, plan, undone))
+            # The host may leave once all boards know of the end.
+            self.joining.push_hello(self.number, NO_GLOBAL_HASH)
+        self.channel.events.append(Welcomed(self.run, self.number, self.phase, plan, undone))
 
-    def _receive_refusal(self, message: Refusal, now: float) -> None:
-        super()._receive_refusal(message, now)
+    def _receive_refusal(self, message: Refusal, _address: int, now: float) -> None:
+        self.joining.receive_refusal(message, now)
         if self._wanted is not None:
             self._lose(now)
 
-    # Answers
+    def _receive_management(self, message: Inquiry | Settings, address: int, now: float) -> None:
+        self.joining.receive_management(message, address, now)
 
-    def _receive_body(self, address: int, body: bytes, now: float) -> None:  # noqa: ARG002
-        if self._reassembler is None or address != self._own_address:
+    def _receive_answer(self, body: bytes, address: int, _now: float) -> None:
+        if self._reassembler is None or address != self.joining.own_address:
             raise WireError("kind", f"a board takes no body of kind {body[0]} at this address")
         item = self._reassembler.add(body)
         if item is None:
@@ -167,14 +200,56 @@ class SplitBoard(NodeSession[BoardEvent, SplitPlan]):
             raise WireError("shape", "an answer of another shape than the plan's")
         self._wanted = None
         self._lost = 0
-        self._refused_timer.stop()
-        self._events.append(Answered(item))
+        self.joining.refused_timer.stop()
+        self.channel.events.append(Answered(item))
+
+    HANDLERS: ClassVar[Mapping[type[Control] | int, Handler]] = {
+        Welcome: _receive_welcome,
+        Refusal: _receive_refusal,
+        Inquiry: _receive_management,
+        Settings: _receive_management,
+        activation.KIND: _receive_answer,
+        fragments.KIND: _receive_answer,
+    }
+
+    def _receive(self, peer: str, frame: bytes, now: float) -> None:
+        opened = self.joining.open(peer, frame, now)
+        if opened is None:
+            return
+        if opened.is_of_new_process:
+            self.joining.hello_timer.soon(now)
+        content = self.joining.read(opened)
+        if content is None:
+            return
+        handler = self.HANDLERS.get(kind_of(content))
+        if handler is None:
+            raise WireError("kind", f"a board takes nothing of kind {kind_of(content)}")
+        handler(self, content, opened.address, now)
+
+    # Inside
+
+    def _begin_run(self, run: bytes, plan: SplitPlan) -> None:
+        if run != self.run:  # else the host goes on with another plan
+            self.joining.begin_run(run)
+            self.number = 0
+            self._wanted = None
+        self.plan = plan
+        self._reassembler = ActivationReassembler(plan)
+
+    def say_hello(self, now: float) -> None:
+        self.joining.say_hello(self.number, NO_GLOBAL_HASH, now)
+
+    @property
+    def _known_plan(self) -> SplitPlan:
+        """The plan of a board that is in a run."""
+        assert self.plan is not None
+        return self.plan
 
     def _lose(self, now: float) -> None:
         assert self._wanted is not None
-        self._events.append(Lost(self._wanted.number))
+        self.channel.events.append(Lost(self._wanted.number))
         self._wanted = None
         self._lost += 1
         if self._lost >= LOST_MAX:
-            self.joined = False  # until the host is there again
-            self._hello_timer.by(now)
+            self.joining.take_step(MembershipStep.FORGOTTEN)  # until the host is there again
+            self.joining.hello_timer.by(now)

@@ -1,8 +1,8 @@
 """The host's side of a split training, sans-I/O: what each board may send, and when.
 
-`federated.session` says how a program drives it and how boards join. The program computes; this
-module decides what is worth computing. A run is open from `min_boards` on. It is finished when all
-boards are done or gone, and open again if one of them goes on.
+A program drives it as `federated.node` says, and boards join as in `federated.joining`. The program
+computes; this module decides what is worth computing. A run is open from `min_boards` on. It is
+finished when all boards are done or gone, and open again if one of them goes on.
 """
 
 from collections import Counter

@@ -667,7 +667,7 @@ def test_a_source_with_late_labels_feeds_the_training(world: World, monkeypatch)
     assert status(node)["metric"] == known[-1]
     assert status(node)["source"]["capacity"] == 20
     world.until(lambda: status(node)["source"]["evicted"] > 0)
-    assert 8 <= node.protocol.samples <= 20
+    assert 8 <= node.protocol.joining.samples <= 20
     world.cut_power("ada")
     again = world.add("ada", config)
     assert len(again.data.training) == 20

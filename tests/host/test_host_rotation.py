@@ -302,7 +302,7 @@ def test_a_board_that_is_killed_as_it_takes_the_key_takes_it_again(fleet: Fleet)
 def test_a_flood_of_fragments_takes_bounded_room(fleet: Fleet) -> None:  # R9.6-14
     board, host = fleet.board(), fleet.rings["host"].own
     good = rotation(fleet, host.public, someone("host", Role.HOST), host)
-    reader = board._authenticator._rotations._fragments
+    reader = board.channel.authenticator._rotations._fragments
     for number in range(200):
         forged = bytes((number,)) + good[1:]
         board.receive_frames("host", rotation_frames((forged,))[:-1], fleet.bench.now)
@@ -351,7 +351,7 @@ def test_the_notices_of_a_new_key_have_growing_pauses(fleet: Fleet) -> None:  # 
     fleet.rotate()
     service: Any = fleet.bench.service.enrolment
     ada: Any = fleet.bench.nodes.pop("ada")
-    ada.endpoint._say_hello(fleet.bench.now)
+    ada.endpoint.say_hello(fleet.bench.now)
     frames = [f for _, part in ada.endpoint.frames_to_send(fleet.bench.now) for f in part]
     while ada.endpoint.next_event() is not None:
         pass
@@ -382,10 +382,10 @@ def test_a_board_that_was_away_hears_that_it_was_decommissioned(fleet: Fleet) ->
 
     fleet.bench.work = note  # type: ignore[method-assign]
     fleet.bench.nodes["ada"] = away
-    away.endpoint._say_hello(fleet.bench.now)
+    away.endpoint.say_hello(fleet.bench.now)
     fleet.run(20)
     assert Decommissioned() in heard
-    assert away.endpoint.revoked
+    assert away.endpoint.joining.revoked
     sent = away.traffic["host"].frames_out
     fleet.run(200)
     assert away.traffic["host"].frames_out == sent
@@ -400,10 +400,10 @@ def test_only_the_host_can_decommission(fleet: Fleet) -> None:  # R9.6-16
         fleet.bench.now += 2.0
         notice = write_notice(DECOMMISSIONED, signer, name, key)
         board.receive_frames("host", [notice], fleet.bench.now)
-        assert not board.revoked
+        assert not board.joining.revoked
     assert board.refused["signature"] == 3
     fleet.rotate()
     fleet.run()
     fleet.bench.now += 2.0
     board.receive_frames("host", [write_notice(DECOMMISSIONED, own, name, mine)], fleet.bench.now)
-    assert (board.refused["signature"], board.revoked) == (4, False), "a key that is over"
+    assert (board.refused["signature"], board.joining.revoked) == (4, False), "a key that is over"

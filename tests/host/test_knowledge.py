@@ -18,6 +18,7 @@ from host.knowledge import GroupKnowledge, KnowledgeExchange, Teaching, judge
 from ternmesh.config import ConfigError
 from ternmesh.federated.events import WorkReady
 from ternmesh.federated.host import HostProtocol
+from ternmesh.federated.joining import NodeSettings
 from ternmesh.federated.knowledge import KnowledgeReceiver
 from ternmesh.federated.node import NodeProtocol
 from ternmesh.federated.state import HostSettings, new_host_state, new_node_state
@@ -311,7 +312,7 @@ class Fleet:
         settings, state = HostSettings(1, 60.0), new_host_state(200)
         self.host = HostProtocol(plan, settings, model, b"a run   ", state)
         rng, own = np.random.default_rng(0), new_node_state(200)
-        self.node = NodeProtocol("ada", model, 10, b"instance", own, rng)
+        self.node = NodeProtocol(NodeSettings("ada", model, b"instance"), own, samples=10, rng=rng)
         ends = (self.host, hub.host()), (self.node, hub.node("ada"))
         self.drivers: list[Driver[Any]] = []
         for endpoint, end in ends:

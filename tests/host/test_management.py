@@ -25,7 +25,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     bench = Bench(StateFile(tmp_path))
     for name in ("ada", "bob"):
         bench.join(name)
-        board(bench, name).management = BoardManagement(
+        board(bench, name).joining.management = BoardManagement(
             allowed=LIMITS, values=lambda: {"version": 4, "metric": 0.915, "activity": 2}
         )
     bench.service.protocol.settings = replace(SETTINGS, min_peers=3)  # no round begins
@@ -62,13 +62,13 @@ def test_what_was_set_is_on_the_disk_before_it_is_sent(bench: Bench) -> None:  #
     bench.service.manage({"boards": "ada", "set": {"pause": 1}})
     bench.boot()  # killed before a frame has left
     assert bench.service.protocol.management.boards["ada"].number == 0
-    assert not board(bench, "ada").management.paused
+    assert not board(bench, "ada").joining.management.paused
     bench.service.manage({"boards": "ada", "set": {"pause": 1}})
     bench.service.poll(0.0)
     bench.boot()  # killed when it had
     assert bench.service.protocol.management.boards["ada"].number == 1
     bench.settle()
-    assert board(bench, "ada").management.paused
+    assert board(bench, "ada").joining.management.paused
 
 
 def test_settings_go_on_in_another_run(bench: Bench) -> None:
@@ -103,7 +103,7 @@ def test_a_report_is_readable(bench: Bench) -> None:
 def test_numbers_that_no_board_of_this_version_sends_are_shown(bench: Bench) -> None:
     most = (1 << 32) - 1
     report = Report("9.9", 0, (most,) * len(LIMITS), (most,) * len(VALUES))
-    board(bench, "ada")._outgoing.push("host", UNASSIGNED, [write_control(report)])
+    board(bench, "ada").channel.outgoing.push("host", UNASSIGNED, [write_control(report)])
     bench.settle()
     [row] = ask(bench, "ada")["boards"]
     assert row["report"]["activity"] == row["report"]["log_level"] == most - 1
@@ -134,7 +134,7 @@ def test_the_status_names_boards_that_are_not_like_the_others(bench: Bench) -> N
     assert not any("software" in line or "paused" in line for line in lines())
     ask(bench, "bob", set={"pause": 1})
     report = Report("0.0.9", 0, (), ())
-    board(bench, "ada")._outgoing.push("host", UNASSIGNED, [write_control(report)])
+    board(bench, "ada").channel.outgoing.push("host", UNASSIGNED, [write_control(report)])
     bench.settle()
     shown = lines()
     [heads] = [line for line in shown if line.startswith("node ")]

@@ -17,6 +17,7 @@ from ternmesh.codec.scale import to_float
 from ternmesh.config import ConfigError
 from ternmesh.federated.evaluation import Evaluation, write_values
 from ternmesh.federated.events import OLD_MEMBERS, SecurityChanged, WorkReady
+from ternmesh.federated.joining import NodeSettings
 from ternmesh.federated.node import NodeProtocol
 from ternmesh.federated.recovery import ASKS_MAX
 from ternmesh.federated.refusals import NORMAL_UP_TO, why
@@ -82,7 +83,11 @@ class Bench:
     def join(self, name: str, security: SecurityLayer = OPEN, model: bytes = MODEL) -> None:
         rng, state = np.random.default_rng(0), new_node_state(DIMENSION)
         member = NodeProtocol(
-            name, model, 100, name.encode().ljust(8), state, rng, security=security
+            NodeSettings(name, model, name.encode().ljust(8)),
+            state,
+            samples=100,
+            rng=rng,
+            security=security,
         )
         end = self.hub.node(name)
         end.open()
@@ -614,7 +619,7 @@ def test_a_host_whose_state_is_lost_goes_on_with_its_nodes_run(bench, caplog):  
 def test_an_old_copy_of_the_state_is_spoken_of_loudly(bench, caplog):
     lose_state(bench)
     for driver in bench.nodes.values():
-        driver.endpoint._chain.clear()  # so no node can give it back
+        driver.endpoint.chain.clear()  # so no node can give it back
         driver.endpoint.start(bench.now)
     bench.settle()
     assert "come back from its nodes" in bench.service.status()["behind"]
@@ -758,7 +763,10 @@ def test_a_revoked_board_is_told_and_sends_no_more(keyed, is_first_lost, caplog)
     for _ in range(100):
         bench.now += 10.0
         bench.settle()
-    assert (ada.endpoint.revoked, bench.nodes["bob"].endpoint.revoked) == (True, False)
+    assert (ada.endpoint.joining.revoked, bench.nodes["bob"].endpoint.joining.revoked) == (
+        True,
+        False,
+    )
     assert ada.endpoint.refused["revoked"] >= 1
     assert caplog.text.count("ada is revoked: its update does not count") == 1
     assert "must be sent again" not in caplog.text
@@ -791,15 +799,15 @@ def test_a_notice_for_another_key_revokes_nobody(keyed):  # R9.6-8
     for signer, key in ((own, other), (rings["bob"].own, mine)):
         bench.now += 2.0
         ada.receive_frames("host", [write_notice(REVOKED, signer, fleet, key)], bench.now)
-        assert not ada.revoked
+        assert not ada.joining.revoked
     assert ada.refused["signature"] == 2
     bench.now += 2.0
     ada.receive_frames("host", [write_notice(REVOKED, own, fleet, mine)], bench.now)
-    assert ada.revoked
+    assert ada.joining.revoked
     bench.settle()  # the host knows nothing of this, so what it seals proves the contrary
     bench.now += PLAN.announce_s
     bench.settle()
-    assert (ada.revoked, ada.joined) == (False, True)
+    assert (ada.joining.revoked, ada.joined) == (False, True)
 
 
 def announced(bench) -> None:

@@ -502,7 +502,7 @@ class Fleet:
             own = node.disk.settings
             stored = own.number, own.settings
             expect(stored == (wanted.number, wanted.wanted), f"{node.name} has others: {stored}")
-            in_force = pack(LIMITS, node.endpoint.management.settings)
+            in_force = pack(LIMITS, node.endpoint.joining.management.settings)
             expect(in_force == wanted.wanted, f"{node.name} does not do what it has stored")
 
     def _check_mass(self, node: NodeProcess) -> None:
@@ -521,8 +521,11 @@ class Fleet:
         for process in self._processes():
             endpoint = process.endpoint
             if endpoint is not None:
-                expect(len(endpoint._events) <= 2048, f"{process.name}: events pile up")
-                expect(len(endpoint._outgoing._queue) <= 4096, f"{process.name}: frames pile up")
+                channel = getattr(endpoint, "channel", None)
+                events = endpoint._events if channel is None else channel.events
+                outgoing = endpoint._outgoing if channel is None else channel.outgoing
+                expect(len(events) <= 2048, f"{process.name}: events pile up")
+                expect(len(outgoing._queue) <= 4096, f"{process.name}: frames pile up")
                 if isinstance(endpoint, GatewayAggregator):
                     self.gateway.check_bounds()
                     continue

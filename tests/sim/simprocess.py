@@ -11,6 +11,7 @@ from ternmesh.errors import CodecError
 from ternmesh.federated.events import Advanced, BodyAccepted, HostEvent, Joined, WorkReady
 from ternmesh.federated.gateway.aggregator import GatewayAggregator
 from ternmesh.federated.host import HostProtocol
+from ternmesh.federated.joining import NodeSettings
 from ternmesh.federated.management import LIMITS, BoardManagement
 from ternmesh.federated.news import News
 from ternmesh.federated.node import NodeProtocol
@@ -190,12 +191,16 @@ class NodeProcess(Process):
         numpy_rng = np.random.default_rng(self.fleet.rng.getrandbits(32))
         samples = 10 + sum(self.name.encode())
         state, security = self.disk.committed, self.new_security()
+        stored = self.disk.settings
         is_old = self.fleet.options.old_version and self.name == "node0"
         node = (OldNode if is_old else NodeProtocol)(
-            self.name, MODEL, samples, instance, state, numpy_rng, security=security
+            NodeSettings(self.name, MODEL, instance),
+            state,
+            samples=samples,
+            rng=numpy_rng,
+            security=security,
+            management=BoardManagement(stored.number, stored.settings, LIMITS),
         )
-        stored = self.disk.settings
-        node.management = BoardManagement(stored.number, stored.settings, LIMITS)
         self.news = News(NEWS_MIN)
         self.news.load(self._news_on_disk)
         return node
@@ -214,7 +219,7 @@ class NodeProcess(Process):
     def begin_again(self) -> None:
         """Train in a round in which this node is silent, if it has news or all train."""
         node = self.endpoint
-        if node is not None and node.silent and not node.management.paused:
+        if node is not None and node.silent and not node.joining.management.paused:
             self._submit(self.incarnation, node.run, None)
 
     def crash_chance(self) -> float:
@@ -254,7 +259,7 @@ class NodeProcess(Process):
         """Hand in the work, if neither the process nor its run has ended since it began."""
         if self.endpoint is None or incarnation != self.incarnation or self.endpoint.run != run:
             return
-        if self.endpoint.plan.rounds == 0 and not self.endpoint.management.paused:
+        if self.endpoint.plan.rounds == 0 and not self.endpoint.joining.management.paused:
             number = self.news.round_to_train(self.endpoint, number, self.fleet.now)
             self.settle()
             if number is None or self.endpoint is None:
@@ -268,7 +273,7 @@ class NodeProcess(Process):
             else:
                 raise Violation(f"{self.name} was allowed to submit NaN")
         delta = self.delta()
-        if self.endpoint.management.paused:
+        if self.endpoint.joining.management.paused:
             self.fleet.after(5.0, partial(self._submit, incarnation, run, number))
             return
         was_pending = self.endpoint.pending is not None

@@ -13,11 +13,12 @@ import pytest
 from ternmesh.codec.encoder import Hypervector, add_residual, settle_residual
 from ternmesh.codec.scale import to_vector
 from ternmesh.errors import WireError
-from ternmesh.federated import host, host_run, local_update, node, session
+from ternmesh.federated import channel, host, host_run, joining, local_update, node, session
 from ternmesh.federated.aggregation import update_delta_q24
-from ternmesh.federated.events import ResidualChanged
+from ternmesh.federated.events import Pending, ResidualChanged
 from ternmesh.federated.open_round import OpenRound, UpdateReassembler
 from ternmesh.federated.send_queue import SealedQueue
+from ternmesh.plan import Plan
 from ternmesh.security import peer_session
 from ternmesh.timers import Backoff
 from ternmesh.wire import control
@@ -36,16 +37,13 @@ Mutant = Callable[[pytest.MonkeyPatch], None]
 def settles_without_the_list(patch: pytest.MonkeyPatch) -> None:
     """Every packet that was sent is taken for counted."""
 
-    def settle(self: node.NodeProtocol, counted: object) -> None:
-        if self.pending is not None and self.plan is not None:
-            delta_q24 = update_delta_q24(
-                self.pending.bodies[1:], self._model_hash, self.pending.round, self.plan
-            )
-            self.residual = settle_residual(self.pending.corrected, to_vector(delta_q24))
-            self.pending = None
-            self._update_timer.stop()
+    def settle(
+        pending: Pending, counted: object, address: int, model_hash: bytes, plan: Plan
+    ) -> np.ndarray:
+        delta_q24 = update_delta_q24(pending.bodies[1:], model_hash, pending.round, plan)
+        return settle_residual(pending.corrected, to_vector(delta_q24))
 
-    patch.setattr(node.NodeProtocol, "_settle", settle)
+    patch.setattr(node, "settle_update", settle)
 
 
 def settles_whole_packets(patch: pytest.MonkeyPatch) -> None:
@@ -149,7 +147,7 @@ def never_asks_again(patch: pytest.MonkeyPatch) -> None:
 
 
 def _aim(self: node.NodeProtocol, phase: int) -> None:
-    self.phase = phase
+    self.host_phase = phase
 
 
 def snapshot_without_the_list(patch: pytest.MonkeyPatch) -> None:
@@ -169,30 +167,31 @@ def loses_late_work(patch: pytest.MonkeyPatch) -> None:
             submit(self, round_number, delta, now)
             return
         self.residual = add_residual(self.residual, delta)
-        self._events.append(ResidualChanged(self.residual))
+        self.channel.events.append(ResidualChanged(self.residual))
 
     patch.setattr(node.NodeProtocol, "submit", submit_wrongly)
 
 
 def keeps_the_old_target(patch: pytest.MonkeyPatch) -> None:
     """A new run began, and the node waited for the version of the old one."""
-    welcome = node.NodeProtocol._receive_welcome
+    welcome = node.NodeProtocol.HANDLERS[control.Welcome]
 
     def welcome_wrongly(self: node.NodeProtocol, *rest: object) -> None:
         target = self.target
         welcome(self, *rest)  # type: ignore[arg-type]
         self.target = max(self.target, target)
 
-    patch.setattr(node.NodeProtocol, "_receive_welcome", welcome_wrongly)
+    patch.setitem(node.NodeProtocol.HANDLERS, control.Welcome, welcome_wrongly)
 
 
 def counts_any_reason(patch: pytest.MonkeyPatch) -> None:
     """Every word that a stranger sends took a place in the counters for ever."""
-    patch.setattr(session, "REASONS_MAX", 1 << 30)
+    patch.setattr(joining, "REASONS_MAX", 1 << 30)
 
 
 def piles_up_refusals(patch: pytest.MonkeyPatch) -> None:
     """Every refused frame of a burst left an event."""
+    patch.setattr(channel, "REFUSED_SHOWN_MAX", 1 << 30)
     patch.setattr(session, "REFUSED_SHOWN_MAX", 1 << 30)
 
 
@@ -205,7 +204,8 @@ def loses_the_work_of_a_silent_round(patch: pytest.MonkeyPatch) -> None:
         submit(self, *rest)  # type: ignore[arg-type]
         if self.silent and not was_silent:
             self.residual = before
-            self._events[-1] = replace(cast(Any, self._events[-1]), residual=before)
+            events = self.channel.events
+            events[-1] = replace(cast(Any, events[-1]), residual=before)
 
     patch.setattr(node.NodeProtocol, "submit", submit_and_drop)
 

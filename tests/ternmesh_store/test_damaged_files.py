@@ -24,6 +24,7 @@ from host.runs import continue_or_begin
 from host.service import HostService
 from ternmesh.errors import TernmeshError
 from ternmesh.federated.events import WorkReady
+from ternmesh.federated.joining import NodeSettings
 from ternmesh.federated.node import NodeProtocol
 from ternmesh.federated.state import HostSettings
 from ternmesh.plan import make_plan
@@ -84,7 +85,9 @@ class Fleet:
         loaded = store.load(MODEL, DIMENSION)
         security = keyring.security(name, MODEL, loaded.counter)
         rng = np.random.default_rng(0)
-        board = NodeProtocol(name, MODEL, 9, os.urandom(8), loaded, rng, security=security)
+        board = NodeProtocol(
+            NodeSettings(name, MODEL, os.urandom(8)), loaded, samples=9, rng=rng, security=security
+        )
         board.start(self.now)
         return Driver(board, transport, lambda: self.now), store, keyring
 

@@ -13,6 +13,7 @@ import pytest
 from ternmesh.codec.scale import to_float
 from ternmesh.federated.events import WorkReady
 from ternmesh.federated.host import HostProtocol
+from ternmesh.federated.joining import NodeSettings
 from ternmesh.federated.node import NodeProtocol
 from ternmesh.federated.state import HostSettings
 from ternmesh.plan import make_plan
@@ -84,7 +85,12 @@ class Fleet:
             samples = 10 + len(name)
             instance = self.boundaries.to_bytes(8, "big")
             rng = np.random.default_rng(self.boundaries)
-            end = NodeProtocol(name, MODEL, samples, instance, store.load(MODEL, DIMENSION), rng)
+            end = NodeProtocol(
+                NodeSettings(name, MODEL, instance),
+                store.load(MODEL, DIMENSION),
+                samples=samples,
+                rng=rng,
+            )
         self.stores[name], self.ends[name] = store, end
         end.start(self.now)
         self._settle(name)

@@ -10,6 +10,7 @@ import pytest
 
 from ternmesh.federated.events import WorkReady
 from ternmesh.federated.host import HostProtocol
+from ternmesh.federated.joining import NodeSettings
 from ternmesh.federated.node import NodeProtocol
 from ternmesh.federated.state import HostSettings, new_host_state, new_node_state
 from ternmesh.link.settings import LinkSettings
@@ -77,7 +78,12 @@ class Radios:
 
     def node(self, name: str, pace) -> NodeProtocol:
         instance = name.encode().ljust(8)
-        return NodeProtocol(name, MODEL, 9, instance, new_node_state(DIMENSION), self.rng, pace)
+        return NodeProtocol(
+            NodeSettings(name, MODEL, instance, pace=pace),
+            new_node_state(DIMENSION),
+            samples=9,
+            rng=self.rng,
+        )
 
     def run(self) -> None:
         while not all(node.finished for node in self.nodes.values()):

@@ -12,6 +12,7 @@ from models.zoo import package_path
 from ternmesh.config import ConfigError
 from ternmesh.federated.events import WorkReady
 from ternmesh.federated.host import HostProtocol
+from ternmesh.federated.joining import NodeSettings
 from ternmesh.federated.node import NodeProtocol
 from ternmesh.federated.state import HostSettings, new_host_state, new_node_state
 from ternmesh.plan import make_plan
@@ -40,12 +41,10 @@ class Fleet:
         self.host_driver = Driver(self.host, self.network.host(), lambda: self.now)
         self.members = {
             name: NodeProtocol(
-                name,
-                model_hash,
-                10,
-                name.encode().ljust(8),
+                NodeSettings(name, model_hash, name.encode().ljust(8)),
                 new_node_state(MODEL.dimension),
-                np.random.default_rng(1),
+                samples=10,
+                rng=np.random.default_rng(1),
             )
             for name in BOARDS
         }

@@ -9,6 +9,7 @@ import pytest
 
 from ternmesh.federated.events import SecurityChanged
 from ternmesh.federated.host import HostProtocol
+from ternmesh.federated.joining import NodeSettings
 from ternmesh.federated.node import NodeProtocol
 from ternmesh.federated.state import HostSettings, NodeState, new_host_state, new_node_state
 from ternmesh.plan import Plan, make_plan
@@ -83,7 +84,9 @@ class Bench:
         if security is None:
             security = OPEN if self.keys is None else self.keys.security(name, state.counter)
         instance = name.encode().ljust(8)
-        node = NodeProtocol(name, MODEL, samples, instance, state, rng, security=security)
+        node = NodeProtocol(
+            NodeSettings(name, MODEL, instance), state, samples=samples, rng=rng, security=security
+        )
         self.nodes[name] = node
         node.start(self.now)
         return node

@@ -52,7 +52,7 @@ def test_a_node_follows_at_its_next_contact_or_the_second_announce(bench: Any, w
     if way == "frame":
         theo.submit(0, bench.delta(1), bench.now)
         _, first = bench.take("theo")[0]
-        theo._update_timer.stop()  # of its update no more arrives
+        theo.sender.timer.stop()  # of its update no more arrives
         bench.host.receive_frames("theo", [first], bench.now)
     else:
         bench.wait(ANNOUNCE_S)

@@ -87,7 +87,7 @@ def test_a_new_run_and_a_return_begin_at_the_global_adapter(new_bench: New) -> N
     assert theo.own_q24 is None
     learn(bench, [bench.delta(1), bench.delta(2)])
     assert np.any(theo.own_q24)
-    theo._take_run(b"another!", bench.plan)
+    theo._begin_run(b"another!", bench.plan)
     assert theo.own_q24 is None
 
 

@@ -5,6 +5,7 @@ import pytest
 
 from ternmesh.deliveries import Deliveries, Delivery, DeliveryState
 from ternmesh.federated.events import FRAME_SIZE
+from ternmesh.federated.joining import NodeSettings
 from ternmesh.federated.node import NodeProtocol
 from ternmesh.federated.state import new_node_state
 from ternmesh.security.membership import HOST
@@ -26,7 +27,12 @@ def bench(new_bench):
 def new_node(bench, name: str = "theo", frame_max: int = 4096) -> NodeProtocol:
     rng, state = np.random.default_rng(0), new_node_state(bench.plan.dimension)
     instance = name.encode().ljust(8)
-    node = NodeProtocol(name, MODEL, 10, instance, state, rng, RADIO, frame_max=lambda: frame_max)
+    node = NodeProtocol(
+        NodeSettings(name, MODEL, instance, pace=RADIO, frame_max=lambda: frame_max),
+        state,
+        samples=10,
+        rng=rng,
+    )
     bench.nodes[name] = node
     node.start(bench.now)
     bench.exchange()
@@ -48,7 +54,7 @@ def node(bench) -> NodeProtocol:
 
 
 def welcome(bench, node: NodeProtocol) -> None:
-    node._say_hello(bench.now)
+    node.say_hello(bench.now)
     for _, frame in bench.take("theo"):
         bench.host.receive_frames("theo", [frame], bench.now)
     for _, frame in bench.take(HOST):
@@ -73,7 +79,7 @@ def test_what_a_transport_has_lost_is_sent_at_once(bench, node) -> None:  # R6.3
 
 def test_new_work_leaves_although_older_work_is_held(bench, node) -> None:
     node.pending = None
-    node.node_phase = new_node(bench, "yan").node_phase
+    node.phase = new_node(bench, "yan").phase
     node.submit(0, bench.delta(1), bench.now)
     assert manifests(bench) == 1
     node.handle_delivery(Delivery(HOST, HELD), bench.now)
@@ -93,7 +99,9 @@ def test_a_catch_up_is_not_repeated_while_it_is_on_its_way_or_just_delivered(ben
         bench.wait(10.0)
         stranger = new_node_state(bench.plan.dimension)
         rng = np.random.default_rng(0)
-        late = NodeProtocol("yan", MODEL, 10, b"yan".ljust(8), stranger, rng, RADIO)
+        late = NodeProtocol(
+            NodeSettings("yan", MODEL, b"yan".ljust(8), pace=RADIO), stranger, samples=10, rng=rng
+        )
         late.start(bench.now)
         while late.next_event() is not None:
             pass

@@ -369,7 +369,7 @@ def test_a_version_that_the_chain_has_lost(new_bench: New) -> None:
 def test_a_board_that_lacks_the_steps_gets_a_snapshot(new_bench: New) -> None:
     bench = new_fleet(new_bench, guard=0.0)
     play(bench, 4)
-    bench.nodes["ada"]._chain.clear()  # as after a snapshot
+    bench.nodes["ada"].chain.clear()  # as after a snapshot
     assert bench.host.return_to(1, bench.now) == ""
     live(bench, 40)
     assert all_agree(bench)

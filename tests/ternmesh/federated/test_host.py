@@ -84,7 +84,7 @@ def test_a_run_from_hello_to_finish(new_bench: New) -> None:  # R6.2-1, R6.2-2, 
     bench.exchange()
     for number in range(2):
         for seed, node in enumerate((theo, yan)):
-            work = [e for e in bench.events[node.name] if isinstance(e, WorkReady)][-1]
+            work = [e for e in bench.events[node.settings.name] if isinstance(e, WorkReady)][-1]
             assert work.round == number
             node.submit(number, bench.delta(seed), bench.now)
         bench.exchange()

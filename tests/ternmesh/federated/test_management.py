@@ -53,7 +53,9 @@ def begun(new_bench: New, keys: tuple[str, ...]) -> Any:
     """An open round of two boards that let the host set everything."""
     made = new_bench(rounds=9, min_peers=1, deadline_s=30, keys=keys)
     for name in ("theo", "yan"):
-        made.add(name).management = BoardManagement(allowed=LIMITS, values=lambda: {"version": 0})
+        made.add(name).joining.management = BoardManagement(
+            allowed=LIMITS, values=lambda: {"version": 0}
+        )
     settle(made)
     return made
 
@@ -83,7 +85,7 @@ def give(bench: Any, body: bytes, name: str = "theo", address: int = UNASSIGNED)
     node = bench.nodes[name]
     bench.sealed = getattr(bench, "sealed", 1 << 20) + 1
     frame = bench.host._sealing.seal(name, address, bench.sealed, body)
-    with patch.object(node._outgoing, "push", wraps=node._outgoing.push) as push:
+    with patch.object(node.channel.outgoing, "push", wraps=node.channel.outgoing.push) as push:
         node.receive_frames(HOST, [frame], bench.now)
     return [body for call in push.call_args_list for body in call.args[2]]
 
@@ -144,11 +146,11 @@ def test_a_board_reports_once_after_it_has_joined(bench: Any) -> None:  # R6.10-
     board = bench.host.management.boards["theo"]
     assert board.report == Report(__version__, 0, pack(LIMITS, {}), pack(VALUES, {"version": 0}))
     assert bench.count(HOST, BoardChanged) == 2
-    bench.nodes["theo"]._say_hello(bench.now)  # of the same process
+    bench.nodes["theo"].say_hello(bench.now)  # of the same process
     bench.exchange()
     assert bench.count(HOST, BoardChanged) == 2
     again = bench.add("theo")
-    again._instance = b"another "
+    again.joining.instance = b"another "
     settle(bench)
     assert bench.count(HOST, BoardChanged) == 3
 
@@ -165,7 +167,7 @@ def test_a_report_of_a_board_that_has_not_joined_is_refused(new_bench: New) -> N
     bench = new_bench()
     node = bench.add("theo")
     bench.take("theo")  # its hello is lost
-    node._outgoing.push(HOST, UNASSIGNED, [control.write_control(Report("1", 0, (), ()))])
+    node.channel.outgoing.push(HOST, UNASSIGNED, [control.write_control(Report("1", 0, (), ()))])
     bench.exchange()
     assert bench.host.refused["unknown node"] == 1
     assert not bench.host.management.boards
@@ -174,7 +176,7 @@ def test_a_report_of_a_board_that_has_not_joined_is_refused(new_bench: New) -> N
 def test_a_report_of_a_newer_version_is_read(bench: Any) -> None:
     longer = (*pack(VALUES, {"version": 7}), 5, 6, 7)
     report = Report("99.0", 0, (*pack(LIMITS, PAUSE), 9, 9), longer)
-    bench.nodes["theo"]._outgoing.push(HOST, UNASSIGNED, [control.write_control(report)])
+    bench.nodes["theo"].channel.outgoing.push(HOST, UNASSIGNED, [control.write_control(report)])
     bench.exchange()
     board = bench.host.management.boards["theo"]
     assert board.in_force == PAUSE
@@ -187,12 +189,12 @@ def test_a_report_of_a_newer_version_is_read(bench: Any) -> None:
 def test_settings_arrive_at_once_and_are_reported(bench: Any) -> None:  # R6.10-2, R6.10-3
     set_all(bench, "theo", pause=1, pace_s=60)
     bench.exchange()
-    theo = bench.nodes["theo"].management
+    theo = bench.nodes["theo"].joining.management
     assert theo.settings == {"pause": 1, "pace_s": 60}
     assert bench.last("theo", SettingsTaken) == SettingsTaken(1, (2, 61, 0, 0, 0))
     board = bench.host.management.boards["theo"]
     assert (board.in_force, board.is_behind) == (theo.settings, False)
-    assert bench.nodes["yan"].management.settings == {}
+    assert bench.nodes["yan"].joining.management.settings == {}
     set_all(bench, "theo")
     bench.exchange()
     assert (theo.number, theo.settings) == (2, {})
@@ -210,9 +212,9 @@ def test_lost_settings_come_again_and_more_and_more_seldom(bench: Any) -> None: 
         told += [bench.now] * (board.tries - tries)
     bench.take(HOST)  # none of it arrives
     assert np.diff(told) == pytest.approx(WAITS)
-    bench.nodes["theo"]._say_hello(bench.now)
+    bench.nodes["theo"].say_hello(bench.now)
     bench.exchange()
-    assert bench.nodes["theo"].management.paused
+    assert bench.nodes["theo"].joining.management.paused
 
 
 def test_the_same_settings_are_not_sent_again(bench: Any) -> None:
@@ -227,11 +229,11 @@ def test_a_board_that_has_lost_its_disk_is_told_again(bench: Any) -> None:  # R6
     set_all(bench, "theo", **PAUSE)
     bench.exchange()
     new = bench.add("theo")
-    new._instance = b"new disk"
-    new.management = BoardManagement(allowed=LIMITS)
+    new.joining.instance = b"new disk"
+    new.joining.management = BoardManagement(allowed=LIMITS)
     settle(bench)
-    assert new.management.settings == PAUSE
-    assert new.management.number == 1
+    assert new.joining.management.settings == PAUSE
+    assert new.joining.management.number == 1
 
 
 def test_a_host_that_was_restored_counts_on_from_what_boards_report(bench: Any) -> None:
@@ -247,12 +249,12 @@ def test_a_host_that_was_restored_counts_on_from_what_boards_report(bench: Any) 
     assert bench.host.management.boards["theo"].in_force == {"pace_s": 3}
     set_all(bench, "theo", **PAUSE)
     bench.exchange()
-    assert bench.nodes["theo"].management.number == 4
-    assert bench.nodes["theo"].management.settings == PAUSE
+    assert bench.nodes["theo"].joining.management.number == 4
+    assert bench.nodes["theo"].joining.management.settings == PAUSE
 
 
 def test_a_board_lets_the_host_choose_what_its_owner_allows(bench: Any) -> None:  # R6.10-9
-    bench.nodes["theo"].management = BoardManagement(allowed=("pause",))
+    bench.nodes["theo"].joining.management = BoardManagement(allowed=("pause",))
     set_all(bench, "theo", pause=1, log_level=0)
     bench.exchange()
     board = bench.host.management.boards["theo"]
@@ -293,7 +295,7 @@ def test_a_paused_board_sends_no_work_and_no_round_waits_for_it(bench: Any) -> N
 def test_a_host_does_not_wait_for_a_paused_board_that_says_hello(bench: Any) -> None:  # R6.10-5
     set_all(bench, "theo", **PAUSE)
     bench.exchange()
-    bench.nodes["theo"]._say_hello(bench.now)
+    bench.nodes["theo"].say_hello(bench.now)
     bench.exchange()
     assert not bench.host.nodes[bench.nodes["theo"].address].active
 
@@ -303,7 +305,7 @@ def test_a_board_has_its_own_silence(new_bench: New, silence: int, event: type) 
     quiet = {"silence": 0.0001 if silence else 0.999, "silence_rounds": 3}
     bench = new_bench(rounds=9, plan=quiet)
     theo = bench.add("theo")
-    theo.management = BoardManagement(1, pack(LIMITS, {"silence": silence}), LIMITS)
+    theo.joining.management = BoardManagement(1, pack(LIMITS, {"silence": silence}), LIMITS)
     bench.exchange()
     theo.submit(0, 10 * bench.delta(0), bench.now)
     bench.exchange()
@@ -324,24 +326,24 @@ def test_older_settings_are_refused_also_after_a_restart(keyed: Any) -> None:  #
     give(keyed, sent(keyed, Settings(2, pack(LIMITS, {}))))
     theo = keyed.nodes["theo"]
     give(keyed, old)
-    assert (theo.management.settings, theo.refused["replay"]) == ({}, 1)
+    assert (theo.joining.management.settings, theo.refused["replay"]) == ({}, 1)
     stored = keyed.take("theo") and keyed.last("theo", SettingsTaken)
-    theo.management = BoardManagement(stored.number, stored.settings, LIMITS)
+    theo.joining.management = BoardManagement(stored.number, stored.settings, LIMITS)
     give(keyed, old)
-    assert (theo.management.settings, theo.refused["replay"]) == ({}, 2)
+    assert (theo.joining.management.settings, theo.refused["replay"]) == ({}, 2)
 
 
 def test_the_same_number_changes_nothing(keyed: Any) -> None:  # R6.10-7
     give(keyed, sent(keyed, Settings(1, pack(LIMITS, PAUSE))))
     give(keyed, sent(keyed, Settings(1, pack(LIMITS, {"pace_s": 9}))))
-    assert keyed.nodes["theo"].management.settings == PAUSE
+    assert keyed.nodes["theo"].joining.management.settings == PAUSE
     assert odd(keyed.nodes["theo"]) == {}
 
 
 def test_settings_for_another_board_are_refused(keyed: Any) -> None:  # R9.7-2
     give(keyed, sent(keyed, Settings(9, pack(LIMITS, PAUSE))), name="yan")
     yan = keyed.nodes["yan"]
-    assert (yan.refused["signature"], yan.management.number) == (1, 0)
+    assert (yan.refused["signature"], yan.joining.management.number) == (1, 0)
 
 
 def test_settings_without_a_signature_are_refused(keyed: Any) -> None:  # R9.7-2
@@ -350,17 +352,17 @@ def test_settings_without_a_signature_are_refused(keyed: Any) -> None:  # R9.7-2
     give(keyed, body)
     signed = sent(keyed, Settings(1, pack(LIMITS, PAUSE)))
     give(keyed, signed[:-1] + bytes([signed[-1] ^ 1]))
-    own = theo._authenticator._own  # a board cannot sign for the host
+    own = theo.channel.authenticator._own  # a board cannot sign for the host
     with patch.object(keyed.host._authenticator, "_own", own):
         give(keyed, sent(keyed, Settings(1, pack(LIMITS, PAUSE))))
-    assert (theo.refused["signature"], theo.management.number) == (3, 0)
+    assert (theo.refused["signature"], theo.joining.management.number) == (3, 0)
 
 
 def test_settings_are_valid_in_every_run(keyed: Any) -> None:
-    keyed.nodes["theo"]._sealing.bind(b"nextrun!")
-    keyed.nodes["theo"].run = b"nextrun!"
+    keyed.nodes["theo"].channel.sealing.bind(b"nextrun!")
+    keyed.nodes["theo"].joining.run = b"nextrun!"
     give(keyed, sent(keyed, Settings(1, pack(LIMITS, PAUSE))))
-    assert keyed.nodes["theo"].management.paused
+    assert keyed.nodes["theo"].joining.management.paused
 
 
 @pytest.mark.parametrize("place", range(len(LIMITS)))
@@ -370,20 +372,20 @@ def test_settings_out_of_bounds_are_refused_whole(keyed: Any, place: int) -> Non
     answers = give(keyed, sent(keyed, Settings(1, tuple(numbers))))
     theo = keyed.nodes["theo"]
     assert [control.read_control(body) for body in answers] == [Refusal(1, "settings")]
-    assert (theo.management.number, theo.management.settings) == (0, {})
+    assert (theo.joining.management.number, theo.joining.management.settings) == (0, {})
     assert theo.refused["settings"] == 1
 
 
 def test_a_host_hears_that_a_board_has_refused_settings(bench: Any) -> None:  # R6.10-8
     board = bench.host.management.boards["theo"]
     board.number, board.wanted = 1, (3, 0, 0, 0)
-    bench.nodes["theo"]._say_hello(bench.now)
+    bench.nodes["theo"].say_hello(bench.now)
     bench.exchange()
     assert bench.host.nodes[1].refused["settings"] == 1
     assert board.is_behind
     set_all(bench, "theo", **PAUSE)
     bench.exchange()
-    assert bench.nodes["theo"].management.paused
+    assert bench.nodes["theo"].joining.management.paused
 
 
 def test_settings_for_all_or_under_an_address_are_refused(new_bench: New) -> None:  # R4.3-7
@@ -393,7 +395,7 @@ def test_settings_for_all_or_under_an_address_are_refused(new_bench: New) -> Non
         for message in (Settings(1, pack(LIMITS, PAUSE)), Inquiry()):
             assert give(bench, sent(bench, message), address=address) == []
     assert theo.refused["kind"] == 4
-    assert theo.management.number == 0
+    assert theo.joining.management.number == 0
 
 
 def test_a_number_that_is_used_up_raises_nothing(bench: Any) -> None:
@@ -449,7 +451,7 @@ def test_a_board_of_an_older_version_takes_part(new_bench: New, keys: tuple[str,
     # R6.10-1, R6.10-3
     bench = new_bench(rounds=3, min_peers=2, deadline_s=1000, keys=keys)
     theo, yan = old(bench.add("theo")), bench.add("yan")
-    yan.management = BoardManagement(allowed=LIMITS)
+    yan.joining.management = BoardManagement(allowed=LIMITS)
     settle(bench)
     set_all(bench, "theo", **PAUSE)
     for number in range(3):
@@ -476,7 +478,7 @@ def test_a_host_of_an_older_version_hears_nothing_new(
     old(bench.host)
     bench.host.management.heard = lambda *_: None  # it never asks
     theo = bench.add("theo")
-    theo.management = BoardManagement(allowed=LIMITS)
+    theo.joining.management = BoardManagement(allowed=LIMITS)
     settle(bench)
     theo.submit(0, bench.delta(0), bench.now)
     settle(bench)
@@ -504,7 +506,7 @@ def test_a_board_that_reports_without_end_gets_no_settings_and_no_disk_for_it(be
         bench.exchange()
         count, frames = bench.count(HOST, BoardChanged), len(bench.sent[HOST])
         for _ in range(100):
-            theo._outgoing.push(HOST, UNASSIGNED, [liar])
+            theo.channel.outgoing.push(HOST, UNASSIGNED, [liar])
             bench.exchange()
     assert bench.count(HOST, BoardChanged) <= count + 1
     assert len(bench.sent[HOST]) == frames
@@ -520,7 +522,7 @@ def test_a_host_that_has_restarted_tells_boards_that_are_behind(bench: Any) -> N
     bench.host.management.restore(boards)
     bench.wait(10.0)
     bench.exchange()
-    assert bench.nodes["theo"].management.paused
+    assert bench.nodes["theo"].joining.management.paused
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
@@ -565,7 +567,7 @@ def test_a_number_that_a_restored_host_uses_twice_is_replaced(bench: Any) -> Non
     bench.exchange()
     board.wanted = pack(LIMITS, PAUSE)  # under the same number
     ask_again(bench)
-    theo = bench.nodes["theo"].management
+    theo = bench.nodes["theo"].joining.management
     assert (theo.number, theo.settings) == (2, PAUSE)
 
 

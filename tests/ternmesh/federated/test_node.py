@@ -18,7 +18,7 @@ from ternmesh.federated.events import (
     UpdateReceived,
     WorkReady,
 )
-from ternmesh.federated.session import REASONS_MAX
+from ternmesh.federated.joining import REASONS_MAX
 from ternmesh.federated.state import NodeState
 from ternmesh.plan import genesis, to_numbers
 from ternmesh.security.membership import HOST
@@ -89,7 +89,7 @@ def test_a_packet_is_sent_until_its_receipt(bench: Any) -> None:  # R6.3-3
     bench.host.receive_frames("theo", [f for _, f in first], bench.now)
     bench.exchange()
     assert bench.last("theo", UpdateReceived) == UpdateReceived(0)
-    assert theo._update_timer.at is None
+    assert theo.sender.timer.at is None
 
 
 def test_a_manifest_follows_its_shares_as_often_as_the_plan_says(bench: Any) -> None:  # R6.3-3
@@ -183,7 +183,7 @@ def test_who_is_behind_catches_up_step_by_step(bench: Any) -> None:  # R4.5-3, R
         bench.exchange()
     assert bench.host.version == 3
     bench.nodes["yan"] = late
-    late._say_hello(bench.now)
+    late.say_hello(bench.now)
     bench.exchange()
     versions = [e.version for e in bench.events["yan"] if isinstance(e, Advanced)]
     assert versions == [1, 2, 3]
@@ -207,7 +207,7 @@ def test_a_snapshot_settles_the_packet_it_counts(new_bench: New) -> None:  # R4.
         bench.wait(31)
         bench.exchange()
     bench.nodes["yan"] = yan
-    yan._say_hello(bench.now)
+    yan.say_hello(bench.now)
     bench.exchange()
     versions = [e.version for e in bench.events["yan"] if isinstance(e, Advanced)]
     assert versions == [3]
@@ -236,7 +236,7 @@ def test_a_new_run_starts_from_nothing(bench: Any) -> None:  # R6.5-10
 
 
 def welcome(bench: Any, node: Any, **changes: Any) -> control.Welcome:
-    instance = node._instance
+    instance = node.joining.instance
     plan = to_numbers(bench.plan)
     message = control.Welcome(instance, 1, bench.host.run, 0, OPEN, 0, plan)
     return replace(message, **changes)
@@ -263,7 +263,7 @@ def test_a_restart_before_the_first_reference_knows_its_place(bench: Any) -> Non
 def test_a_stale_announce_takes_nobody_back(bench: Any) -> None:  # R6.5-11
     theo = bench.nodes["theo"]
     from_host(bench, theo, control.Announce(b"run-id-8", 0, control.GATHERING, 0))
-    assert theo.phase == OPEN
+    assert theo.host_phase == OPEN
 
 
 @pytest.mark.parametrize("change", ["run", "plan"])
@@ -283,10 +283,10 @@ def test_a_welcome_to_a_hello_from_before_this_run_leads_out_of_it_no_more(bench
     """It was held back. The node has joined a new run since, and says hello again."""
     theo = bench.nodes["theo"]
     late = welcome(bench, theo)
-    theo._say_hello(bench.now)
+    theo.say_hello(bench.now)
     from_host(bench, theo, welcome(bench, theo, run=b"next run"))
     assert theo.run == b"next run"
-    theo._say_hello(bench.now)
+    theo.say_hello(bench.now)
     from_host(bench, theo, late)
     assert theo.run == b"next run"
     from_host(bench, theo, welcome(bench, theo, run=b"last run"))
@@ -309,17 +309,17 @@ def test_a_late_reference_does_not_take_back_a_question(bench: Any) -> None:
 def test_a_refused_receipt_breaks_no_silence(bench: Any) -> None:
     theo = bench.nodes["theo"]
     theo.submit(0, bench.delta(1), bench.now)
-    doubts_at = theo._doubts_at()
+    doubts_at = theo._doubts_host_at()
     bench.now += 5.0
     from_host(bench, theo, control.Receipt(0, bytes(4), b"\x01"))
     assert theo.refused == {"digest": 1}
-    assert theo._doubts_at() == doubts_at
+    assert theo._doubts_host_at() == doubts_at
 
 
 def test_a_refusal_hastens_a_hello_that_is_far_off(bench: Any) -> None:
     theo = bench.nodes["theo"]
     for _ in range(8):
-        theo._say_hello(bench.now)
+        theo.say_hello(bench.now)
     assert theo.next_timeout() > bench.now + 20
     from_host(bench, theo, control.Refusal(0, "unknown node"))
     assert theo.next_timeout() <= bench.now + 1.5
@@ -327,22 +327,22 @@ def test_a_refusal_hastens_a_hello_that_is_far_off(bench: Any) -> None:
 
 def test_phases_go_forward_only(bench: Any) -> None:  # R6.5-11
     theo = bench.nodes["theo"]
-    theo._say_hello(bench.now)
+    theo.say_hello(bench.now)
     from_host(bench, theo, welcome(bench, theo, version=2, phase=control.FINISHED))
     both_submit(bench, 0)
-    assert (theo.version, theo.phase) == (1, control.FINISHED)
+    assert (theo.version, theo.host_phase) == (1, control.FINISHED)
 
 
 def test_another_reference_of_the_same_version_makes_a_node_ask(bench: Any) -> None:
     """The host was restored from an older disk, and made it again from other updates."""
     theo = bench.nodes["theo"]
     both_submit(bench, 0)
-    assert (theo.version, theo._hello_timer.at) == (1, None)
+    assert (theo.version, theo.joining.hello_timer.at) == (1, None)
     step = new_step(bench)
     for body in fragments.cut(certify(write_global_update(step)), bench.plan.frame_mtu):
         theo.receive_frames(HOST, [seal_open(Header(BROADCAST, 0), body)], bench.now)
     assert theo.version == 1
-    assert theo._hello_timer.at is not None
+    assert theo.joining.hello_timer.at is not None
 
 
 def test_an_announce_from_the_past_makes_nobody_speak(bench: Any) -> None:  # R6.5-6

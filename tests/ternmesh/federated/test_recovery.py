@@ -141,18 +141,18 @@ def test_a_node_that_waits_long_asks_for_its_receipt_again(alone: Any) -> None: 
     theo = alone.nodes["theo"]
     theo.submit(1, alone.delta(5), alone.now)
     alone.exchange()
-    asked_at = theo._asked_at
+    asked_at = theo.joining.asked_at
     live(alone, 190)
-    assert theo._asked_at == asked_at
+    assert theo.joining.asked_at == asked_at
     live(alone, 30)
-    assert theo._asked_at > asked_at
+    assert theo.joining.asked_at > asked_at
     assert theo.received
-    asked_at = theo._asked_at
+    asked_at = theo.joining.asked_at
     alone.nodes["yan"].submit(1, alone.delta(6), alone.now)
     alone.exchange()
     assert theo.version == 2
     live(alone, 300)
-    assert theo._asked_at == asked_at  # it waits for no receipt
+    assert theo.joining.asked_at == asked_at  # it waits for no receipt
 
 
 def test_a_run_that_was_over_is_over_again(bench: Any) -> None:
@@ -161,7 +161,7 @@ def test_a_run_that_was_over_is_over_again(bench: Any) -> None:
     play(bench, ROUNDS - 1)
     host = restore(bench, old)
     for node in bench.nodes.values():
-        node._say_hello(bench.now)
+        node.say_hello(bench.now)
     live(bench, 30)
     assert (host.version, host.phase) == (ROUNDS, FINISHED)
 
@@ -285,9 +285,9 @@ def test_what_the_host_did_not_certify_is_refused(new_bench: New) -> None:  # R6
     play(bench)
     old = copy_of(bench)
     play(bench, 2)
-    theo._chain._links = type(theo._chain._links)(
+    theo.chain._links = type(theo.chain._links)(
         replace(link, content=certify(split_certificate(link.content)[0], ((0, bytes(64)),)))
-        for link in theo._chain._links
+        for link in theo.chain._links
     )
     host = restore(bench, old)
     live(bench, 60)
@@ -302,7 +302,7 @@ def test_what_a_node_keeps_is_bounded(alone: Any, monkeypatch: Any) -> None:  # 
     kept = [event for event in alone.events["theo"] if isinstance(event, Advanced)]
     assert [event.oldest for event in kept] == [1, 1, 1, 1]
     size = len(kept[-1].content)
-    theo._chain._bytes_max = 2 * size + size // 2
+    theo.chain._bytes_max = 2 * size + size // 2
     play(alone)
     assert alone.last("theo", Advanced).oldest == 4
     assert node_module.CHAIN_MAX == 64
@@ -344,8 +344,8 @@ def test_a_store_has_what_came_back(bench: Any, tmp_path: Path) -> None:  # R6.9
 def forget(bench: Any, keep: int = 1) -> None:
     """The nodes have no more than their newest global updates."""
     for node in bench.nodes.values():
-        node._chain._bytes_max = 1
-        node._chain._links = type(node._chain._links)(node._chain._links, maxlen=keep)
+        node.chain._bytes_max = 1
+        node.chain._links = type(node.chain._links)(node.chain._links, maxlen=keep)
 
 
 def is_one_fleet(bench: Any) -> bool:

@@ -242,7 +242,8 @@ def test_sessions_carry_it_also_to_a_board_of_another_model(
     bench.add("theo")
     node = bench.nodes["theo"]
     if model == "another":
-        node._model_hash = node._authenticator._model_hash = bytes(32)
+        node.joining._settings = replace(node.settings, model_hash=bytes(32))
+        node.channel.authenticator._model_hash = bytes(32)
     taken: list[bytes] = []
     node.take_release = lambda body, _now: taken.append(body)
     air = Air(0, 1_000, 0, 0.0)

@@ -107,12 +107,12 @@ def test_a_key_is_given_at_once_also_where_somebody_who_never_joined_was_revoked
     bench.host.exclude("shed", bench.now)
     bench.exchange()
     for node in bench.nodes.values():
-        assert node._sealing.broadcast_name == bench.host._sealing.broadcast_name
+        assert node.channel.sealing.broadcast_name == bench.host._sealing.broadcast_name
 
 
 def test_forged_broadcasts_write_nothing(bench: Any) -> None:  # R9.3-14
     """A member can seal one, and not sign it: each is refused, and none may cost an fsync."""
-    theo, listener = bench.nodes["theo"], bench.nodes["mallory"]._sealing._listener
+    theo, listener = bench.nodes["theo"], bench.nodes["mallory"].channel.sealing._listener
     keys, found = listener._keys, []
     for number in range(20):
         counter = listener._near + 1000 + number

@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
+from ternmesh.errors import StateError
 from ternmesh.federated.events import ResidualChanged
-from ternmesh.federated.state import NODE_LEGAL, RUN_LEGAL, NodePhase, NodeStep, RunStep
+from ternmesh.federated.joining import MEMBERSHIP_LEGAL, Membership, MembershipStep
+from ternmesh.federated.node import LEGAL, NodePhase, NodeStep
+from ternmesh.federated.state import RUN_LEGAL, RunStep, next_state
 from ternmesh.wire.control import FINISHED, GATHERING, OPEN, PHASES
 
 Table = Mapping[Any, Mapping[Any, Any]]
@@ -28,7 +31,8 @@ def reachable(table: Table, first: object) -> set[object]:
 @pytest.mark.parametrize(
     ("table", "first", "phases", "steps"),
     [
-        (NODE_LEGAL, NodePhase.JOINING, set(NodePhase), set(NodeStep)),
+        (LEGAL, NodePhase.NO_RUN, set(NodePhase), set(NodeStep)),
+        (MEMBERSHIP_LEGAL, Membership.UNKNOWN, set(Membership), set(MembershipStep)),
         (RUN_LEGAL, GATHERING, set(PHASES), set(RunStep)),
     ],
 )
@@ -40,23 +44,28 @@ def test_every_phase_is_reached_and_every_step_is_used(
 
 
 def test_a_new_run_takes_a_node_out_of_every_phase() -> None:
-    assert {row[NodeStep.RUN_BEGAN] for row in NODE_LEGAL.values()} == {NodePhase.UP_TO_DATE}
+    assert {row[NodeStep.RUN_BEGAN] for row in LEGAL.values()} == {NodePhase.NEW_RUN}
 
 
 def test_a_node_goes_through_its_phases(new_bench: Callable[..., Any]) -> None:
     bench = new_bench(rounds=2)
     theo = bench.add("theo")
-    assert (theo.node_phase, theo.joined) == (NodePhase.JOINING, False)
+    assert (theo.phase, theo.joined) == (NodePhase.NO_RUN, False)
     bench.exchange()
-    assert (theo.node_phase, bench.host.phase) == (NodePhase.UP_TO_DATE, OPEN)
+    assert (theo.phase, bench.host.phase) == (NodePhase.TRAINING, OPEN)
     theo.submit(0, bench.delta(1), bench.now)
-    assert (theo.node_phase, bench.host.phase) == (NodePhase.UPDATE_PENDING, OPEN)
+    assert (theo.phase, bench.host.phase) == (NodePhase.UPDATE_SENT, OPEN)
     bench.exchange()
-    assert (theo.node_phase, bench.host.phase) == (NodePhase.UP_TO_DATE, OPEN)
+    assert (theo.phase, bench.host.phase) == (NodePhase.TRAINING, OPEN)
     theo.submit(1, bench.delta(2), bench.now)
     bench.exchange()
-    assert (theo.node_phase, bench.host.phase) == (NodePhase.FINISHED, FINISHED)
+    assert (theo.phase, bench.host.phase) == (NodePhase.FINISHED, FINISHED)
     theo.submit(2, bench.delta(3), bench.now)  # work after the end stays on the node
     bench.exchange()
-    assert theo.node_phase is NodePhase.FINISHED
+    assert theo.phase is NodePhase.FINISHED
     assert bench.count("theo", ResidualChanged) == 1
+
+
+def test_a_step_that_a_phase_does_not_allow_is_an_error_that_names_both() -> None:
+    with pytest.raises(StateError, match="'no run': the host has saved"):
+        next_state(LEGAL, NodePhase.NO_RUN, NodeStep.SAVED)

@@ -146,13 +146,13 @@ def test_silence_is_repeated_until_it_is_answered(bench: Any) -> None:  # R6.7-4
     pauses = []
     for _ in range(4):
         assert words(bench, "theo") == [Silent(1)]
-        pauses.append(theo._update_timer.at - bench.now)
-        bench.now = theo._update_timer.at
+        pauses.append(theo.sender.timer.at - bench.now)
+        bench.now = theo.sender.timer.at
         theo.handle_timeout(bench.now)
     assert 1.5 <= pauses[0] <= 4.5
     assert 12 <= pauses[3] <= 36
     bench.exchange()
-    assert theo._update_timer.at is None
+    assert theo.sender.timer.at is None
     assert bench.host.delivered(1) == "silent"
 
 
@@ -164,9 +164,9 @@ def test_the_next_reference_ends_the_repetition(bench: Any) -> None:  # R6.7-4
     bench.host.settings = replace(bench.host.settings, min_peers=1)
     bench.exchange()
     bench.wait(31)  # the deadline passes as theo is about to say it again
-    assert theo._outgoing._queue
+    assert theo.channel.outgoing._queue
     bench.exchange()
-    assert (theo.version, theo._update_timer.at) == (2, None)
+    assert (theo.version, theo.sender.timer.at) == (2, None)
     assert not bench.host.refused  # what was queued for the round before was never sent
 
 
@@ -176,7 +176,7 @@ def test_an_answer_for_another_round_does_not_end_it(bench: Any, number: int) ->
     theo.submit(1, work(QUIET), bench.now)
     body = control.write_control(Silent(number))
     theo.receive_frames(HOST, [seal_open(Header(1 | DOWN, 0), body)], bench.now)
-    assert theo._update_timer.at is not None
+    assert theo.sender.timer.at is not None
 
 
 def test_late_work_of_a_silent_round_is_kept_and_not_sent(bench: Any) -> None:
@@ -209,15 +209,15 @@ def test_a_restart_in_a_silent_round_repeats_it_and_trains_no_second_time(bench:
     bench.exchange()
     assert bench.host.delivered(1) == "silent"
     assert bench.count("theo", WorkReady) == 0
-    assert (again.silences, again._update_timer.at) == (1, None)
+    assert (again.silences, again.sender.timer.at) == (1, None)
 
 
 def test_a_new_run_ends_the_silence(bench: Any) -> None:
     theo = bench.nodes["theo"]
     theo.submit(1, work(QUIET), bench.now)
     bench.take("theo")
-    theo._take_run(b"run-id-9", bench.plan)
-    assert (theo.silent, theo.silences, theo._update_timer.at) == (False, 0, None)
+    theo._begin_run(b"run-id-9", bench.plan)
+    assert (theo.silent, theo.silences, theo.sender.timer.at) == (False, 0, None)
 
 
 def test_another_reference_of_a_silent_round_is_worked_on(bench: Any) -> None:

@@ -136,7 +136,9 @@ def test_a_packet_that_its_node_has_not_signed_is_forgotten(bench: Any, monkeypa
     # R6.4-3, R9.7-3
     theo = bench.nodes["theo"]
     with monkeypatch.context() as patch:
-        patch.setattr(theo._authenticator, "sign_update", lambda run, number, item, update: item)
+        patch.setattr(
+            theo.channel.authenticator, "sign_update", lambda run, number, item, update: item
+        )
         theo.submit(0, bench.delta(0), bench.now)
     bench.exchange()
     assert bench.host.refused["signature"] >= 1
@@ -218,7 +220,7 @@ def fragments_for_all(bench: Any) -> list[tuple[str, bytes]]:
 def test_a_false_piece_before_each_true_one_spoils_no_reference(bench: Any) -> None:
     theo = bench.nodes["theo"]
     frames = fragments_for_all(bench)
-    listener = bench.nodes["yan"]._sealing._listener
+    listener = bench.nodes["yan"].channel.sealing._listener
     for _, frame in frames:
         counter, cipher = int.from_bytes(frame[3:6], "little"), listener._keys.cipher(0)
         true = cipher.open(nonce(BROADCAST, counter), frame[:6], frame[6:])
@@ -351,10 +353,10 @@ def test_what_waits_to_be_sealed_does_not_cross_into_the_next_run(bench: Any) ->
     theo.submit(0, bench.delta(7), bench.now)  # its bodies wait for the transport
     host = new_run(bench)
     welcome = control.Welcome(
-        theo._instance, theo.address, host.run, 0, 1, 0, to_numbers(bench.plan)
+        theo.joining.instance, theo.address, host.run, 0, 1, 0, to_numbers(bench.plan)
     )
-    theo._say_hello(bench.now)
-    theo._receive_welcome(welcome, bench.now)
+    theo.say_hello(bench.now)
+    theo._receive_welcome(welcome, 0, bench.now)
     assert not [frame for _, frame in bench.take("theo") if frame[1:3] != b"\0\0"]
 
 
@@ -375,9 +377,9 @@ def test_a_snapshot_is_for_one_node(bench: Any) -> None:  # R9.3-14
     global_snapshot = bench.host._missing(bench.host.nodes[yan.address], 5, None)[0]
     *first, last = fragments.cut(global_snapshot, bench.plan.frame_mtu)
     for fragment in first:
-        theo._receive_fragment(fragment, True, bench.now)
+        theo._receive_fragment(fragment, BROADCAST, bench.now)
     with pytest.raises(WireError, match="for one node"):
-        theo._receive_fragment(last, True, bench.now)
+        theo._receive_fragment(last, BROADCAST, bench.now)
     assert theo.pending is not None
 
 
@@ -493,7 +495,7 @@ def test_under_keys_a_reference_does_not_name_its_model(bench: Any) -> None:
     assert isinstance(made, GlobalUpdate)
     named = write_global_update(replace(made, model=bytes(range(8))))
     assert len(named) == len(content) + 8
-    authenticator = bench.nodes["theo"]._authenticator
+    authenticator = bench.nodes["theo"].channel.authenticator
     authenticator.check_certificate(bench.host.run, content, row)
     authenticator._model_hash = bytes(32)
     with pytest.raises(WireError, match="signature"):

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from ternmesh.federated.events import CountersReserved, SecurityChanged
+from ternmesh.federated.joining import NodeSettings
 from ternmesh.security.authenticator import OPEN, SecurityLayer, make_security_layer
 from ternmesh.security.identity import Identity, Role, make_identity
 from ternmesh.security.membership import HOST, MemberList, found_fleet
@@ -111,11 +112,9 @@ class Keys:
 
 def add_board(wire: Wire, name: str, security: SecurityLayer = OPEN, **kept: object) -> SplitBoard:
     board = SplitBoard(
-        name,
-        MODEL,
-        10,
-        name.encode().ljust(8)[:8],
-        np.random.default_rng(1),
+        NodeSettings(name, MODEL, name.encode().ljust(8)[:8]),
+        samples=10,
+        rng=np.random.default_rng(1),
         security=security,
         **kept,  # type: ignore[arg-type]
     )

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ternmesh.federated.joining import NodeSettings
 from ternmesh.security.membership import HOST
 from ternmesh.split.board import SplitBoard
 from ternmesh.split.host import SplitHost, SplitSettings
@@ -45,7 +46,9 @@ def welcome(**changes: object) -> bytes:
 
 
 def test_a_board_believes_welcomes_that_are_for_it_and_were_asked_for() -> None:  # R10.3-1
-    board = SplitBoard("a", MODEL, 10, b"a       ", np.random.default_rng(1))
+    board = SplitBoard(
+        NodeSettings("a", MODEL, b"a       "), samples=10, rng=np.random.default_rng(1)
+    )
     board.start(0.0)
     board.receive_frames(HOST, [welcome(instance=b"somebody")], 0.0)
     assert not board.joined
@@ -58,19 +61,21 @@ def test_a_board_believes_welcomes_that_are_for_it_and_were_asked_for() -> None:
 def test_another_plan_of_the_same_run_counts_only_where_it_was_asked_for() -> None:  # R10.3-1
     wire = make_wire("ada")
     ada = wire.boards["ada"]
-    assert ada._hello_timer.at is None
+    assert ada.joining.hello_timer.at is None
     plan = replace(PLAN, micro_batches=99)
-    frame = welcome(instance=ada._instance, plan=to_numbers(plan))
+    frame = welcome(instance=ada.joining.instance, plan=to_numbers(plan))
     ada.receive_frames("host", [frame], wire.now)
     assert ada.plan == PLAN
-    ada._say_hello(wire.now)
+    ada.say_hello(wire.now)
     ada.receive_frames("host", [frame], wire.now)
     assert ada.plan == plan
 
 
 def test_behind_a_link_hellos_are_as_seldom_as_its_pace() -> None:
     pace = TimerSettings(hello_s=40.0, hello_longest_s=600.0)
-    board = SplitBoard("a", MODEL, 10, bytes(8), np.random.default_rng(1), pace=pace)
+    board = SplitBoard(
+        NodeSettings("a", MODEL, bytes(8), pace=pace), samples=10, rng=np.random.default_rng(1)
+    )
     board.start(0.0)
     asks_at = board.next_timeout()
     assert asks_at is not None
@@ -137,11 +142,11 @@ def test_hellos_and_questions_keep_no_run_open() -> None:  # R10.3-5
     wire = make_wire("a", "b", settings=SplitSettings(min_boards=2, silence_s=300.0))
     a, b = wire.boards["a"], wire.boards["b"]
     a.number = PLAN.micro_batches
-    a._say_hello(wire.now)
+    a.say_hello(wire.now)
     wire.settle()
     for question in range(3):
         wire.now += 110.0
-        b._say_hello(wire.now)
+        b.say_hello(wire.now)
         b.send(Activation(ASK, 90 + question, values()), ANSWER, wire.now)
         wire.settle()
     assert wire.host.nodes[2].heard_at == wire.now

@@ -95,7 +95,7 @@ def test_nothing_piles_up_while_the_bearer_is_down() -> None:
         board.send(micro_batch(number), GRADIENT_DOWN, wire.now)
         wire.now += 2.0
         board.handle_timeout(wire.now)
-        sizes.add(len(board._outgoing._queue))
+        sizes.add(len(board.channel.outgoing._queue))
     assert max(sizes) <= 4  # the pieces of one micro-batch, and a hello
 
 
@@ -196,7 +196,7 @@ def test_a_refused_frame_costs_one_micro_batch_where_labels_stay() -> None:
     board, host = wire.boards["a"], wire.host
     board.send(micro_batch(0, b""), ANSWER, wire.now)
     wire.settle()
-    board._say_hello(wire.now)  # as after a refusal
+    board.say_hello(wire.now)  # as after a refusal
     wire.settle()
     host.answer(1, Activation(ANSWER, 0, values(3)))
     wire.settle()

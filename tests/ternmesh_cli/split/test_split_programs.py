@@ -200,7 +200,7 @@ def test_ends_have_the_pace_of_their_bearer_and_the_clip_of_the_plan(
     served, board = ends
     assert served._hello_longest_s == pace.hello_longest_s
     assert stage._clip_norm == served.plan.clip_norm == 2e-6
-    assert board._hello_timer.at - time.monotonic() > 30.0
+    assert board.joining.hello_timer.at - time.monotonic() > 30.0
 
 
 @pytest.mark.parametrize("name", ["host.toml", "board.toml"])

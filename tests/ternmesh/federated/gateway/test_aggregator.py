@@ -19,6 +19,7 @@ from ternmesh.federated.gateway.partial_aggregate import (
     new_gateway_state,
 )
 from ternmesh.federated.host import HostProtocol
+from ternmesh.federated.joining import NodeSettings
 from ternmesh.federated.node import NodeProtocol
 from ternmesh.federated.state import HostSettings, new_host_state, new_node_state
 from ternmesh.plan import make_plan
@@ -72,7 +73,9 @@ class Yard:
         rng = np.random.default_rng(len(self.nodes))
         instance = name.encode().ljust(8)
         state = new_node_state(DIMENSION)
-        node = NodeProtocol(name, MODEL, 10 * (1 + len(self.nodes)), instance, state, rng)
+        node = NodeProtocol(
+            NodeSettings(name, MODEL, instance), state, samples=10 * (1 + len(self.nodes)), rng=rng
+        )
         self.nodes[name] = node
         node.start(self.now)
 
@@ -207,7 +210,7 @@ def test_nothing_is_lost_between_boards_gateway_and_host() -> None:  # R6.8-14
             before[name] += (rng.standard_t(3, DIMENSION) * 0.01).astype(np.float32)
     assert yard.host.version == 3
     learned = sum(
-        node.samples * (before[name] - node.residual) for name, node in yard.nodes.items()
+        node.joining.samples * (before[name] - node.residual) for name, node in yard.nodes.items()
     )
     reached = 60 * (to_float(yard.host.model_q24) + yard.host.residual) + yard.gateway.residual
     assert np.abs(learned - reached).max() < 1e-3
