@@ -51,6 +51,7 @@ from transports.base import (
     StatusTransport,
     Transport,
     UnknownPeer,
+    check_sizes,
 )
 
 WAIT_MAX_S = 0.25  # how long the bearer is listened to before timers are looked at again
@@ -188,6 +189,7 @@ class ReliableTransport:
         Where there is no room, an object for the host waits with the caller (Busy). One for a node
         or for all is lost: a node that takes nothing must not hold up the others.
         """
+        check_sizes(frames, self.mtu)
         fits = max(map(len, frames)) <= self._inner.mtu
         if fits and (len(frames) == 1 or self._is_unreliable):
             self._send_unreliably(peer, frames)

@@ -1,8 +1,6 @@
 import asyncio
-import functools
 import json
 import random
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, cast
@@ -11,21 +9,12 @@ import pytest
 
 pytest.importorskip("bumble", reason="bumble is not installed: pip install -e '.[dev]'")
 
-from transports.base import ALL, HOST, Busy, FrameTooLarge, NotConnected
+from transports.base import ALL, HOST, Busy, NotConnected
 from transports.ble import bumble_ends
-from transports.ble.bumble_ends import (
-    BumbleBridge,
-    BumbleClient,
-    Controller,
-    LocalLink,
-    open_device,
-    open_transport,
-)
 from transports.ble.config import BleSettings
 from transports.ble.simulated import VirtualBle
 from transports.ble.transport import BleTransport
 from transports.ble.values import DATA_OVERHEAD, WINDOW, BleHello, decode, encode
-from transports.loop_thread import LoopThread
 
 WAIT_S = 20.0
 FIND_BY_TYPE_VALUE = 0x06  # the opcode of a request of ATT: it looks for a service
@@ -170,35 +159,6 @@ def test_a_program_that_reads_nothing_stops_the_other_and_nothing_is_dropped(
     assert pair.host.status()["dropped"] == 0
 
 
-def test_bytes_are_counted_once(new_pair, eventually) -> None:
-    pair = new_pair()
-    for size in (1, 1000, 4096):
-        pair.node.send(HOST, [b"x" * size])
-    arrived: list[Any] = []
-    while sum(len(arrival.frames) for arrival in arrived) < 3:
-        arrived.append(pair.host.receive(WAIT_S))
-    assert {arrival.peer for arrival in arrived} == {"ada"}
-    assert sum(arrival.wire_bytes for arrival in arrived) == pair.host.counters.bytes_in
-    eventually(lambda: pair.node.status()["queued"] == 0)
-    assert pair.node.counters.bytes_out == pair.host.counters.bytes_in
-
-
-def test_what_cannot_be_sent_is_refused_whole(new_pair) -> None:
-    pair = new_pair()
-    for frames in ([b"x", b"x" * 4097], [b"x", b""]):
-        with pytest.raises(FrameTooLarge, match="1 to 4096"):
-            pair.node.send(HOST, frames)
-    for end, peer in ((pair.node, "bob"), (pair.node, ALL), (pair.host, "bob"), (pair.host, HOST)):
-        with pytest.raises(ValueError, match=r"node|leads to"):
-            end.send(peer, [b"x"])
-    pair.node.close()
-    pair.node.close()
-    assert not pair.node.connected
-    with pytest.raises(NotConnected):
-        pair.node.send(HOST, [b"x"])
-    assert pair.host.receive(0) is None
-
-
 def test_closing_is_possible_at_any_time(eventually) -> None:
     with VirtualBle() as virtual:
         never = BleTransport(BleSettings("ada"), virtual.central, virtual.loop)
@@ -212,19 +172,6 @@ def test_closing_is_possible_at_any_time(eventually) -> None:
     own_loop.open()  # its virtual link was never started: there is no device
     eventually(lambda: "IndexError" in str(own_loop.status()["last_error"]))
     own_loop.close()
-
-
-def test_a_bridge_that_is_not_there_yet_is_waited_for(eventually) -> None:
-    with VirtualBle() as virtual:
-        node = BleTransport(BleSettings("ada", **FAST), virtual.central, virtual.loop)
-        node.open()
-        eventually(lambda: virtual.link.controllers and virtual._devices[0].is_le_connecting)
-        assert not node.connected
-        host = BleTransport(BleSettings(HOST, "ada", **FAST), virtual.bridge, virtual.loop)
-        host.open()
-        eventually(lambda: node.connected and host.connected)
-        node.close()
-        host.close()
 
 
 def test_a_connection_may_end_while_it_is_made(eventually) -> None:
@@ -305,45 +252,6 @@ def test_strangers_are_left_with_a_sentence(eventually, monkeypatch) -> None:
         virtual.loop.submit(connect()).result(WAIT_S)
         eventually(lambda: "subscribe took more than" in str(host.status()["last_error"]))
         host.close()
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
-
-def test_two_hosts_reach_their_controllers_over_hci(eventually) -> None:
-    """Each end in its own loop, with a controller behind HCI over TCP, as a USB one would be."""
-    ports, link = (free_port(), free_port()), LocalLink()
-    board, bridge = "F0:F1:F2:F3:F4:05", "F0:F1:F2:F3:F4:06"
-    controllers = LoopThread("controllers")
-
-    async def serve() -> list[object]:
-        kept: list[object] = []
-        for port in ports:
-            hci = await open_transport(f"tcp-server:127.0.0.1:{port}")
-            kept += [hci, Controller("c", host_source=hci.source, host_sink=hci.sink, link=link)]
-        return kept
-
-    controllers.start()
-    kept = controllers.submit(serve()).result(WAIT_S)
-    devices = [
-        functools.partial(open_device, f"tcp-client:127.0.0.1:{port}", address)
-        for port, address in zip(ports, (board, bridge), strict=True)
-    ]
-    host = BleTransport(BleSettings(HOST, "ada", **FAST), BumbleBridge(devices[1], "bridge"))
-    node = BleTransport(BleSettings("ada", **FAST), BumbleClient(devices[0], bridge))
-    for end in (host, node):
-        end.open()
-    eventually(lambda: node.connected and host.connected)
-    node.send(HOST, [b"up" * 2000])
-    host.send("ada", [b"down" * 1000])
-    assert (collect(host, 1), collect(node, 1)) == ([b"up" * 2000], [b"down" * 1000])
-    for end in (node, host):
-        end.close()
-    controllers.stop()
-    assert kept
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@ import base64
 import contextlib
 import hashlib
 import json
-import os
-import signal
 import socket
 import threading
 
@@ -13,7 +11,7 @@ from paho.mqtt import publish
 
 from ternmesh.wire.frame import SEALED_MIN
 from transports import batch
-from transports.base import ALL, HOST, Arrival, Busy, FrameTooLarge, NameTaken, NotConnected
+from transports.base import HOST, Arrival, FrameTooLarge, NameTaken, NotConnected
 from transports.mqtt.settings import INBOUND_MESSAGE_MAX, MqttSettings
 from transports.mqtt.transport import FRAMES_MAX, MqttTransport
 
@@ -28,42 +26,6 @@ def framed(text: str) -> bytes:
 
 def all_connected(*ends: MqttTransport) -> bool:
     return all(end.connected for end in ends)
-
-
-@pytest.mark.parametrize("protocol", VERSIONS)
-def test_nodes_reach_the_host_and_the_host_one_or_all(
-    mosquitto, new_end, eventually, protocol
-) -> None:
-    host, ada, bob = (new_end(mosquitto.url, r, protocol=protocol) for r in (HOST, "ada", "bob"))
-    eventually(lambda: all_connected(host, ada, bob))
-    assert host.status()["protocol"] == protocol
-
-    assert ada.send(HOST, [framed("1"), framed("22")]) == 34
-    assert host.receive(WAIT_S) == Arrival("ada", (framed("1"), framed("22")), 34)
-    host.send("ada", [framed("to ada")])
-    host.send("bob", [framed("to bob")])
-    host.send(ALL, [framed("to all")])
-    for end, frame in ((ada, framed("to ada")), (bob, framed("to bob"))):
-        assert end.receive(WAIT_S) == Arrival(HOST, (frame,), 17)
-        assert end.receive(WAIT_S) == Arrival(HOST, (framed("to all"),), 17)
-    eventually(lambda: host.status()["acked"] == 3)
-    assert (ada.receive(0), bob.receive(0), host.receive(0)) == (None, None, None)
-
-    status = json.loads(json.dumps(host.status()))
-    expected = {
-        "connected": True,
-        "reconnects": 0,
-        "messages_out": 3,
-        "bytes_out": 51,
-        "messages_in": 1,
-        "frames_in": 2,
-        "bytes_in": 34,
-        "in_flight": 0,
-        "lost": 0,
-    }
-    assert status | expected == status
-    with pytest.raises(ValueError, match="a node sends to 'host' only"):
-        ada.send("bob", [b"x"])
 
 
 def test_frames_are_sent_in_as_few_messages_as_fit(mosquitto, new_end, eventually) -> None:
@@ -120,56 +82,6 @@ def test_a_broker_without_qos_1_still_carries(new_mosquitto, new_end, eventually
         ada.send(HOST, [bytes([i]) * 15])
     assert [host.receive(WAIT_S).frames[0][0] for _ in range(30)] == list(range(30))
     assert (ada.status()["limits"]["qos_max"], ada.status()["lost"]) == (0, 0)
-
-
-@pytest.mark.parametrize("protocol", VERSIONS)
-def test_traffic_resumes_after_kill_9_of_the_broker(
-    mosquitto, new_end, eventually, protocol, caplog
-) -> None:
-    caplog.set_level("INFO")
-    host = new_end(mosquitto.url, HOST, protocol=protocol)
-    ada = new_end(mosquitto.url, "ada", protocol=protocol)
-    eventually(lambda: all_connected(host, ada))
-    for count in (1, 2):
-        mosquitto.kill9()
-        eventually(lambda: not ada.connected and not host.connected)
-        with pytest.raises(NotConnected, match="not connected: "):
-            ada.send(HOST, [b"lost"])
-        eventually(lambda: "cannot reach mqtt://127.0.0.1" in str(ada.status()["last_error"]))
-        mosquitto.start()
-        eventually(lambda: all_connected(host, ada))
-        ada.send(HOST, [framed("up")])
-        host.send("ada", [framed("down")])
-        assert host.receive(WAIT_S).frames == (framed("up"),)
-        assert ada.receive(WAIT_S).frames == (framed("down"),)
-        assert ada.status()["reconnects"] == count
-    assert " was lost" in caplog.text
-    assert "Unspecified" not in caplog.text
-
-
-def test_a_broker_that_comes_later_is_found(mosquitto, new_end, eventually) -> None:
-    mosquitto.kill9()
-    ada = new_end(mosquitto.url, "ada")
-    eventually(lambda: "cannot reach" in str(ada.status()["last_error"]))
-    mosquitto.start()
-    eventually(lambda: ada.connected)
-
-
-def test_a_stalled_broker_makes_busy_and_loses_nothing(mosquitto, new_end, eventually) -> None:
-    host = new_end(mosquitto.url, HOST)
-    ada = new_end(mosquitto.url, "ada", inflight_max=2, queue_max=3)
-    eventually(lambda: all_connected(host, ada))
-    os.kill(mosquitto.pid, signal.SIGSTOP)
-    try:
-        for i in range(5):
-            ada.send(HOST, [bytes([i]) * 15])
-        with pytest.raises(Busy, match="3 messages wait"):
-            ada.send(HOST, [b"too much"])
-        assert (ada.status()["in_flight"], ada.status()["queued"]) == (2, 3)
-    finally:
-        os.kill(mosquitto.pid, signal.SIGCONT)
-    assert [host.receive(WAIT_S).frames[0][0] for _ in range(5)] == list(range(5))
-    eventually(lambda: ada.status()["acked"] == 5)
 
 
 def test_malformed_messages_are_counted_and_stop_nothing(mosquitto, new_end, eventually) -> None:

@@ -1,6 +1,5 @@
 """Whole transports on real pseudo-terminals, with emulated modems at the other end."""
 
-import json
 import os
 import random
 import termios
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 
 from ternmesh.link.airtime import LoraSetting
-from transports.base import ALL, HOST, Arrival, Busy, FrameTooLarge, NotConnected
+from transports.base import HOST, Arrival
 from transports.serial_lora import modem_link
 from transports.serial_lora.emulator.radios import LONG_FAST, EmulatedRadios, new_modem
 from transports.serial_lora.port import PortError, SerialPort
@@ -80,46 +79,6 @@ def text_only(end: SerialLoraTransport) -> object:
     return end.status()["text_only"]
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
-def test_nodes_reach_the_host_and_the_host_one_or_all(new_fleet, eventually, dialect) -> None:
-    _, (host, ada, bob) = new_fleet(dialect, 3)
-    assert ada.send(HOST, [b"from ada"]) == host.receive(WAIT_S).wire_bytes
-    bob.send(HOST, [b"from bob"])
-    assert host.receive(WAIT_S).peer == "bob"
-    host.send("ada", [b"to ada"])
-    host.send(ALL, [b"to all"])
-    assert frames_from(ada, 2) == [b"to ada", b"to all"]
-    arrival = bob.receive(WAIT_S)
-    assert (arrival.peer, arrival.frames) == (HOST, (b"to all",))
-    # REYAX ends also send probes by themselves: what waits is gone only by and by.
-    eventually(lambda: (now := host.status())["frames_out"] == 2 and now["queued"] == 0)
-    assert bob.status()["foreign"] >= 1
-    assert bob.receive(0) is None
-
-    status = json.loads(json.dumps(host.status()))
-    expected = {"connected": True, "last_error": None, "reconnects": 0, "lost": 0}
-    assert status | expected | {"frames_in": 2, "malformed": 0, "refused": 0} == status
-    with pytest.raises(ValueError, match="a node sends to 'host' only"):
-        ada.send("bob", [b"x"])
-
-
-@pytest.mark.parametrize("dialect", DIALECTS)
-def test_full_frames_with_all_values_arrive_as_they_were(new_fleet, dialect) -> None:
-    _, (host, ada) = new_fleet(dialect)
-    assert host.mtu >= 190
-    frames = [
-        EVERY_BYTE[: host.mtu],
-        EVERY_BYTE[-host.mtu :],
-        b"\0" * host.mtu,
-        b"\xc0\xdb\x94\xc3+OK\r\n+RCV=1,5,a,b,c,-1,2\r\n,,,",
-        b"\r",
-    ]
-    ada.send(HOST, frames)
-    assert frames_from(host, len(frames)) == frames
-    with pytest.raises(FrameTooLarge, match=f"exceeds the mtu {host.mtu}"):
-        host.send("ada", [b"x", b"x" * (host.mtu + 1)])
-
-
 @pytest.mark.parametrize("shape", ["split", "glued"])
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_split_and_glued_lines_cost_nothing(new_fleet, dialect, shape) -> None:
@@ -159,24 +118,6 @@ def test_the_beginning_of_a_message_that_never_comes_holds_up_nothing_for_long(
     assert frames_from(host, 1) == [b"kept"]
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
-def test_unplugged_and_plugged_in_again(new_fleet, eventually, dialect) -> None:
-    radios, (host, ada) = new_fleet(dialect)
-    for count in (1, 2):
-        radios.unplug(0)
-        eventually(lambda: not host.connected)
-        with pytest.raises(NotConnected, match="not connected: "):
-            host.send("ada", [b"lost"])
-        eventually(lambda: "there is no such device" in str(host.status()["last_error"]))
-        radios.replug(0)
-        eventually(lambda: host.connected)
-        host.send("ada", [b"down %d" % count])
-        ada.send(HOST, [b"up %d" % count])
-        assert frames_from(ada, 1) == [b"down %d" % count]
-        assert frames_from(host, 1) == [b"up %d" % count]
-        assert host.status()["reconnects"] == count
-
-
 def test_what_waits_when_the_modem_goes_is_counted_as_lost(new_fleet, eventually) -> None:
     radios, (_, ada) = new_fleet("reyax", speed=1.0)
     ada.send(HOST, [b"x" * 100] * 5)
@@ -185,21 +126,6 @@ def test_what_waits_when_the_modem_goes_is_counted_as_lost(new_fleet, eventually
     eventually(lambda: not ada.connected)
     eventually(lambda: ada.status()["lost"] == 5)
     assert (ada.status()["queued"], ada.status()["frames_out"]) == (0, 0)
-
-
-def test_a_modem_that_comes_later_is_found(eventually, tmp_path) -> None:
-    end = SerialLoraTransport(settings_for("reyax", str(tmp_path / "modem-0"), HOST, speed=SPEED))
-    assert not end.connected
-    with pytest.raises(NotConnected, match="not opened yet"):
-        end.send(ALL, [b"x"])
-    end.open()
-    try:
-        eventually(lambda: "cannot open" in str(end.status()["last_error"]))
-        with EmulatedRadios([new_modem("reyax", 0)], speed=SPEED, folder=tmp_path):
-            eventually(lambda: end.connected)
-    finally:
-        end.close()
-        end.close()
 
 
 def test_writes_that_get_stuck_end_and_the_modem_is_used_again(new_fleet, eventually) -> None:
@@ -235,17 +161,6 @@ def test_a_modem_that_stops_answering_is_opened_anew(new_fleet, eventually) -> N
     eventually(lambda: ada.connected)
     ada.send(HOST, [b"again"])
     assert b"again" in frames_from(host, 1) + frames_from(host, 1)
-
-
-def test_a_full_queue_is_busy_and_loses_nothing(new_fleet, eventually) -> None:
-    _, (host, ada) = new_fleet("reyax", speed=20.0, queue_max=3, binary="no")
-    ada.send(HOST, [bytes([i]) * 100 for i in range(4)])  # The first call may hold more.
-    with pytest.raises(Busy, match=r"[34] frames wait for the modem"):
-        ada.send(HOST, [b"x"] * 3)
-    assert [frame[0] for frame in frames_from(host, 4)] == [0, 1, 2, 3]
-    eventually(lambda: ada.status()["queued"] == 0)
-    ada.send(HOST, [b"x"] * 3)
-    assert frames_from(host, 3) == [b"x"] * 3
 
 
 @pytest.mark.parametrize(
