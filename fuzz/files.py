@@ -35,6 +35,7 @@ from ternmesh.model_package import (
 )
 from ternmesh_service.control_socket import ControlServer
 from transports.mqtt.credentials import Credentials, parse_credentials, write_credentials
+from transports.serial_lora.settings import DIALECTS
 
 _BROKER = b'[link]\nurl = "mqtt://127.0.0.1:1"\nfleet = "attic"\n'
 _NODE = b'name = "ada"\nstate_dir = "s"\nmodel = "keyword"\n'
@@ -46,7 +47,6 @@ _RADIO = (
     b'[link]\nregion = "EU868"\n[link.serial]\nport = "/dev/tty"\ndialect = "%b"\n'
     b"frequency_hz = 869525000\nspreading_factor = 7\naddresses = { ada = 1 }\n"
 )
-_DIALECTS = (b"reyax", b"ebyte", b"meshtastic", b"rnode", b"meshcore")
 _ADAPTER_SIZE = 4  # numbers
 _DIMENSION = 60  # of a stage of a pipeline
 _MODEL_FILES = (ADAPTER, FORWARD, TRAIN_STEP, DESCRIPTION)
@@ -69,7 +69,7 @@ _CONFIGS: Mapping[str, tuple[Callable[[Path], object], Sequence[bytes]]] = {
     "node_config": (
         read_node_config,
         [
-            *(_NODE + _RADIO % dialect + _DATA for dialect in _DIALECTS),
+            *(_NODE + _RADIO % dialect.encode() + _DATA for dialect in DIALECTS),
             _NODE + b'[link.ble]\nhci = "usb:0"\naddress = "F0:F1:F2:F3:F4:05"\n' + _DATA,
             _NODE + _BROKER + b'ca_file = "a"\ncertificate_file = "b"\nkey_file = "c"\n' + _DATA,
         ],

@@ -28,7 +28,7 @@ from firmware_tools.radios.provision import (
     restore,
     write_backup,
 )
-from firmware_tools.radios.survey import Busy, Reach, measure_range, survey
+from firmware_tools.radios.survey import ChannelUse, Reach, measure_range, survey
 from ternmesh.config import ConfigError
 from ternmesh.link.airtime import SPREADING_FACTORS
 from ternmesh.link.regions import REGIONS
@@ -253,7 +253,7 @@ def _survey(arguments: argparse.Namespace) -> int:
     name, port = next(iter(ports.items()))
     settings = replace(fleet.ends[name], port=port, speed=arguments.speed)
 
-    def tell(busy: Busy) -> None:
+    def tell(busy: ChannelUse) -> None:
         if sys.stderr.isatty():
             print(f"\r{_heard(busy)}", end="", file=sys.stderr, flush=True)
 
@@ -265,7 +265,7 @@ def _survey(arguments: argparse.Namespace) -> int:
     return ExitCode.DONE
 
 
-def _heard(busy: Busy) -> str:
+def _heard(busy: ChannelUse) -> str:
     level = busy.strongest_dbm
     strongest = "" if level is None else f", the strongest at {level:g} dBm"
     share = f"the channel was busy for {100 * busy.share:.1f} % of the time"

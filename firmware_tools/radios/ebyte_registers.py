@@ -21,7 +21,7 @@ BANDWIDTH_KHZ = 500  # the most that it uses, at its highest air rates; it does 
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class EbyteModel:
     """A series: its first channel, how many there are, and the powers of the codes 0 to 3."""
 
     base_hz: int
@@ -31,12 +31,12 @@ class Model:
 
 _LOW, _HIGH = (22, 17, 13, 10), (30, 27, 24, 21)
 MODELS = {
-    "E22-230T22": Model(220_125_000, 65, _LOW),
-    "E22-230T30": Model(220_125_000, 65, _HIGH),
-    "E22-400T22": Model(410_125_000, 84, _LOW),
-    "E22-400T30": Model(410_125_000, 84, _HIGH),
-    "E22-900T22": Model(850_125_000, 81, _LOW),
-    "E22-900T30": Model(850_125_000, 81, _HIGH),
+    "E22-230T22": EbyteModel(220_125_000, 65, _LOW),
+    "E22-230T30": EbyteModel(220_125_000, 65, _HIGH),
+    "E22-400T22": EbyteModel(410_125_000, 84, _LOW),
+    "E22-400T30": EbyteModel(410_125_000, 84, _HIGH),
+    "E22-900T22": EbyteModel(850_125_000, 81, _LOW),
+    "E22-900T30": EbyteModel(850_125_000, 81, _HIGH),
 }
 
 
@@ -116,7 +116,7 @@ def packed(settings: Mapping[str, str]) -> bytes:
     return address + bytes(rest)
 
 
-def power_code(model: Model, power_dbm: int) -> int:
+def power_code(model: EbyteModel, power_dbm: int) -> int:
     """The code of the strongest power that is not above `power_dbm`; FirmwareError if none is."""
     for code, power in enumerate(model.powers_dbm):
         if power <= power_dbm:
@@ -125,7 +125,7 @@ def power_code(model: Model, power_dbm: int) -> int:
     raise FirmwareError(f"this EBYTE model sends with {lowest} dBm at least: set power_dbm to that")
 
 
-def channel_of(model: Model, frequency: int) -> int:
+def channel_of(model: EbyteModel, frequency: int) -> int:
     """The channel of a frequency in Hz; FirmwareError where the model has none there."""
     channel, rest = divmod(frequency - model.base_hz, _CHANNEL_HZ)
     if 0 <= channel < model.channels and not rest:

@@ -107,7 +107,7 @@ class Modem(ABC):
             raise FirmwareError(f"{min(unknown)} is no setting of such a modem")
 
 
-class Reyax(Modem):
+class ReyaxProvisioner(Modem):
     dialect = "reyax"
     bauds = (115_200, 9600, 57_600, 38_400, 19_200)
     forms: ClassVar[Mapping[str, str]] = {
@@ -172,7 +172,7 @@ class Reyax(Modem):
         return self._line.ask(written, self._parser, answer, command, timeout_s)
 
 
-class Ebyte(Modem):
+class EbyteProvisioner(Modem):
     dialect = "ebyte"
     bauds = (9600,)  # of the configuration mode, whatever the modem has otherwise
     forms: ClassVar[Mapping[str, str]] = {
@@ -236,7 +236,7 @@ class Kiss(Modem):
         self._unframer = KissUnframer()
 
 
-class Rnode(Kiss):
+class RnodeProvisioner(Kiss):
     dialect = "rnode"
 
     def identify(self) -> str:
@@ -272,7 +272,7 @@ class Rnode(Kiss):
         return {RnodeCommand(code).name: data.hex() for code, data in commands.items()}
 
 
-class Meshcore(Kiss):
+class MeshcoreProvisioner(Kiss):
     dialect = "meshcore"
     forms: ClassVar[Mapping[str, str]] = {"radio": "[0-9a-f]{20}", "power": "[0-9a-f]{2}"}
 
@@ -328,7 +328,7 @@ def as_float(mhz: float) -> int:
     return int.from_bytes(struct.pack("<f", mhz), "little")
 
 
-class Meshtastic(Modem):
+class MeshtasticProvisioner(Modem):
     """A Meshtastic node: read by its handshake, changed by admin messages to itself.
 
     Floats are their bits, so that what is read is what is written. An override that would break
@@ -468,5 +468,10 @@ class Meshtastic(Modem):
             raise FirmwareError(f"{self._line.path}: the node refuses an admin message: {reason}")
 
 
-MODEMS: tuple[type[Modem], ...] = (Rnode, Meshcore, Meshtastic, Reyax, Ebyte)
-BY_DIALECT = {kind.dialect: kind for kind in MODEMS}
+BY_DIALECT: dict[str, type[Modem]] = {
+    "rnode": RnodeProvisioner,
+    "meshcore": MeshcoreProvisioner,
+    "meshtastic": MeshtasticProvisioner,
+    "reyax": ReyaxProvisioner,
+    "ebyte": EbyteProvisioner,
+}

@@ -15,7 +15,7 @@ from typing import Any
 
 from firmware_tools.errors import FirmwareError, NoAnswer
 from firmware_tools.radios.line import Line
-from firmware_tools.radios.modems import BY_DIALECT, MODEMS, Modem, Settings
+from firmware_tools.radios.modems import BY_DIALECT, Modem, Settings
 from ternmesh.errors import TernmeshError
 from ternmesh_store.files import make_private_folder
 from transports.base import TransportError
@@ -99,7 +99,7 @@ def opened(
 
 def probe(port: str) -> Found:
     """Which modem is at a port, and its settings; PortError, FirmwareError."""
-    with opened(port, MODEMS) as (_, found):
+    with opened(port, tuple(BY_DIALECT.values())) as (_, found):
         return found
 
 

@@ -38,7 +38,7 @@ LATEST_S = 20.0  # for a modem to report a frame as sent
 
 
 @dataclass(frozen=True, slots=True)
-class Busy:
+class ChannelUse:
     """What was heard on a channel."""
 
     seconds: float
@@ -116,7 +116,9 @@ class Station:
                     continue
 
 
-def survey(settings: SerialLoraSettings, seconds: float, tell: Callable[[Busy], None]) -> Busy:
+def survey(
+    settings: SerialLoraSettings, seconds: float, tell: Callable[[ChannelUse], None]
+) -> ChannelUse:
     """Listen on a channel for so long (radio time); `tell` is called about once a second."""
     with Line(settings.port, settings.baud) as line:
         station = Station(line, new_dialect(settings, random.Random()))
@@ -130,10 +132,10 @@ def survey(settings: SerialLoraSettings, seconds: float, tell: Callable[[Busy], 
         return _busy(station, (time.monotonic() - began) * settings.speed)
 
 
-def _busy(station: Station, seconds: float) -> Busy:
+def _busy(station: Station, seconds: float) -> ChannelUse:
     airtime_us = sum(station.dialect.airtime_us(len(item.payload)) for item in station.heard)
     levels = [item.rssi_dbm for item in station.heard if item.rssi_dbm is not None]
-    return Busy(seconds, len(station.heard), airtime_us / 1e6, max(levels, default=None))
+    return ChannelUse(seconds, len(station.heard), airtime_us / 1e6, max(levels, default=None))
 
 
 def measure_range(

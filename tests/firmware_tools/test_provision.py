@@ -24,7 +24,12 @@ from firmware_tools.radios.ebyte_registers import (
 )
 from firmware_tools.radios.fleet_file import read_radio_fleet
 from firmware_tools.radios.line import Line
-from firmware_tools.radios.modems import BY_DIALECT, Meshtastic, Reyax, as_float
+from firmware_tools.radios.modems import (
+    BY_DIALECT,
+    MeshtasticProvisioner,
+    ReyaxProvisioner,
+    as_float,
+)
 from firmware_tools.radios.provision import (
     Found,
     Outcome,
@@ -40,9 +45,9 @@ from transports.serial_lora.emulator.ebyte import EbyteModem
 from transports.serial_lora.emulator.radios import EmulatedRadios, new_modem
 from transports.serial_lora.emulator.reyax import ReyaxModem
 from transports.serial_lora.port import PortError
+from transports.serial_lora.settings import DIALECTS
 
 KEY = "A" * 43 + "="
-DIALECTS = ("reyax", "ebyte", "meshtastic", "rnode", "meshcore")
 
 
 def fleet_text(dialect: str = "reyax", **radio: object) -> str:
@@ -167,7 +172,7 @@ def test_a_setting_that_the_modem_refuses_is_named_and_the_others_are_taken_back
 
 def test_a_modem_that_is_pulled_out_can_be_brought_back(radios, tmp_path, monkeypatch) -> None:
     before = probe(radios.paths[0]).settings
-    write = Reyax.write
+    write = ReyaxProvisioner.write
 
     def pulled(self, changes) -> None:
         first = dict(list(changes.items())[:1])
@@ -175,7 +180,7 @@ def test_a_modem_that_is_pulled_out_can_be_brought_back(radios, tmp_path, monkey
         radios.unplug(0)
         write(self, changes)
 
-    monkeypatch.setattr(Reyax, "write", pulled)
+    monkeypatch.setattr(ReyaxProvisioner, "write", pulled)
     outcome = set_up(radios, 0, tmp_path)
     assert outcome.result == "failed"
     assert "is it unplugged?" in outcome.reason
@@ -354,14 +359,14 @@ def test_frames_on_the_air_are_no_answers(radios, tmp_path) -> None:
 
 
 def test_a_node_that_restarts_late_and_goes_away_meanwhile(radios, tmp_path, monkeypatch) -> None:
-    write = Meshtastic.write
+    write = MeshtasticProvisioner.write
 
     def slow(self, changes) -> None:
         write(self, changes)
         radios.unplug(2)
         threading.Timer(2.0, radios.replug, (2,)).start()
 
-    monkeypatch.setattr(Meshtastic, "write", slow)
+    monkeypatch.setattr(MeshtasticProvisioner, "write", slow)
     assert set_up(radios, 2, tmp_path, "meshtastic").result == "changed"
 
 

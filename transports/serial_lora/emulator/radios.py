@@ -39,18 +39,16 @@ def new_modem(
     binary_safe: bool = True,
 ) -> EmulatedModem:
     """A modem of this dialect; `radio` is for Meshtastic, which the host cannot tune."""
-    match dialect:
-        case "reyax":
-            return ReyaxModem(binary_safe)
-        case "ebyte":
-            return EbyteModem(air_rate_bps)
-        case "meshtastic":
-            return MeshtasticModem(0x7E500000 + index, radio)
-        case "rnode":
-            return RnodeModem()
-        case "meshcore":
-            return MeshcoreModem()
-    raise ValueError(f"there is no emulated modem for {dialect!r}")
+    makers: dict[str, Callable[[], EmulatedModem]] = {
+        "reyax": lambda: ReyaxModem(binary_safe),
+        "ebyte": lambda: EbyteModem(air_rate_bps),
+        "meshtastic": lambda: MeshtasticModem(0x7E500000 + index, radio),
+        "rnode": RnodeModem,
+        "meshcore": MeshcoreModem,
+    }
+    if dialect not in makers:
+        raise ValueError(f"there is no emulated modem for {dialect!r}")
+    return makers[dialect]()
 
 
 class EmulatedRadios:
@@ -131,10 +129,6 @@ class EmulatedRadios:
     def fail_next(self, index: int, *codes: int) -> None:
         """Let the next sends of the modem fail with these error codes."""
         self._do(lambda: self.modems[index].fail_next.extend(codes))
-
-    def set_loss(self, loss: float) -> None:
-        """Change the loss rate at each receiver."""
-        self._do(lambda: setattr(self._channel, "loss", loss))
 
     def _do(self, task: Callable[[], object]) -> None:
         """Run `task` in the thread and wait for its end; nothing happens after `close`."""
