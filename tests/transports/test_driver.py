@@ -4,9 +4,8 @@ from typing import Any
 
 from ternmesh.deliveries import Delivery, DeliveryState
 from transports import driver as module
-from transports.base import HOST, Arrival, Busy, NotConnected
+from transports.base import Arrival, Busy, NotConnected
 from transports.driver import OTHERS, Driver, PeerTraffic
-from transports.loopback import LoopbackHub
 
 
 class Script:
@@ -248,18 +247,3 @@ def test_delivery_reports_go_to_the_endpoint_before_its_timers() -> None:
     bench.endpoint.timeout = 99.0
     bench.poll()
     assert bench.log[1:] == [("delivery", "ada", "LOST", 100.0), ("timeout", 100.0)]
-
-
-def test_two_endpoints_talk_over_the_loopback() -> None:
-    hub = LoopbackHub()
-    ends = {HOST: hub.host(), "ada": hub.node("ada")}
-    scripts = {name: Script() for name in ends}
-    drivers = {name: Driver(scripts[name], end, lambda: 0.0) for name, end in ends.items()}
-    for end in ends.values():
-        end.open()
-    scripts["ada"].outgoing = [(HOST, [b"hello"])]
-    scripts[HOST].echo = True
-    for name in ("ada", HOST, "ada"):
-        drivers[name].poll(0.0, lambda event: None, lambda: None)
-    assert scripts["ada"].log == [("receive", HOST, (b"hello",), 0.0)]
-    assert drivers["ada"].traffic[HOST].bytes_out == drivers[HOST].traffic["ada"].bytes_in == 7

@@ -1,39 +1,37 @@
-"""Whole messages over a bearer of small frames that get lost; real stores, a real loopback hub."""
+"""Whole messages over a bearer of small frames that get lost, with keys and without.
 
-from collections.abc import Sequence
+Real stores of both ends, a real loopback hub, a clock that stands still, and crashes.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from ternmesh.federated.refusals import why
 from ternmesh.link.link import Link, LinkFull
 from ternmesh.link.settings import LinkSettings
-from ternmesh.wire.frame import Header, seal_open
+from ternmesh.security.identity import Role
+from ternmesh.security.membership import found_fleet
+from ternmesh.security.notices import REVOKED, write_notice
+from ternmesh.wire.frame import BROADCAST, Header, seal_open, suite_of
+from ternmesh_service.identity_file import IDENTITY, make_identity_file
+from ternmesh_service.keyring import Keyring, SecurityConfig, hop_keys
 from ternmesh_store.link_store import LinkStore
 from ternmesh_store.state_file import StateFile
 from tests.faulty import Faults, FaultyTransport
 from transports import reliable
-from transports.base import Busy, UnknownPeer
+from transports.base import ALL, HOST, Arrival, Busy, UnknownPeer
 from transports.loopback import LoopbackHub
-from transports.reliable import ReliableTransport
-
-MTU = 64
+from transports.reliable import REASONS_MAX, REFUSED_PEERS_MAX, ReliableTransport
 
 
-class Clock:
-    """Seconds that pass when somebody waits for nothing."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-class Bench:
-    """A host and nodes on one hub; the hub's waits are the clock's steps."""
+class Linked:
+    """A host and nodes on one hub; with `is_keyed` they seal the link."""
 
     def __init__(
         self,
@@ -41,201 +39,268 @@ class Bench:
         faults: Faults,
         names: tuple[str, ...] = ("theo",),
         *,
-        unreliable: bool = False,
+        is_unreliable: bool = False,
+        is_keyed: bool = False,
     ) -> None:
-        self.folder, self.faults, self.names, self.unreliable = folder, faults, names, unreliable
-        self.clock, self.hub = Clock(), LoopbackHub(mtu=MTU)
+        self.faults = faults
+        self.names = names
+        self.is_unreliable = is_unreliable
+        self.now = 0.0
+        self.lives = 0
+        self.hub = LoopbackHub(mtu=120 if is_keyed else 64)
+        self.states = {name: StateFile(folder / name) for name in (HOST, *names)}
+        self.rings: dict[str, Keyring] = {}
         self.stores: dict[str, LinkStore] = {}
-        self.ends = {name: self.open(name) for name in ("host", *names)}
+        self.ends: dict[str, ReliableTransport] = {}
+        for state in self.states.values():
+            state.open()
+        if is_keyed:
+            self._make_keys(folder)
+        for name in self.states:
+            self.open(name)
 
-    def open(self, name: str) -> ReliableTransport:
-        state = StateFile(self.folder / name)
-        state.open()
-        store = self.stores[name] = state.link()
-        rng = np.random.default_rng(len(self.stores))
-        raw = self.hub.host() if name == "host" else self.hub.node(name)
-        inner = FaultyTransport(raw, self.faults, rng, self.clock)
-        settings = LinkSettings(mtu=MTU, idle_s=1.0, longest_s=30.0)
-        end = ReliableTransport(
-            inner, settings, store, self.clock, rng, self.names, unreliable=self.unreliable
+    def _make_keys(self, folder: Path) -> None:
+        for name, state in self.states.items():
+            make_identity_file(
+                folder / name / IDENTITY, name, Role.HOST if name == HOST else Role.NODE
+            )
+            self.rings[name] = Keyring(state, SecurityConfig())
+            self.rings[name].open()
+        host = self.rings[HOST]
+        for ring in self.rings.values():
+            ring.adopt(found_fleet("garden", host.own.public))
+        for name in self.names:
+            host.member_list.enrol(self.rings[name].own.public)
+        host.keep_member_list()
+
+    def open(self, name: str, *, has_keys: bool = True) -> ReliableTransport:
+        self.lives += 1
+        rng = np.random.default_rng(self.lives)
+        raw = self.hub.host() if name == HOST else self.hub.node(name)
+        self.stores[name] = self.states[name].link()
+        end = self.ends[name] = ReliableTransport(
+            FaultyTransport(raw, self.faults, rng, lambda: self.now),
+            LinkSettings(mtu=self.hub.mtu, idle_s=1.0, longest_s=30.0, addresses={ALL: BROADCAST}),
+            self.stores[name],
+            lambda: self.now,
+            rng,
+            self.names,
+            unreliable=self.is_unreliable,
+            keys=hop_keys(self.rings[name], name) if self.rings and has_keys else None,
         )
         end.open()
         return end
 
-    def restart(self, name: str) -> None:
-        """A crash: what was not committed is lost."""
+    def crash(self, name: str, *, has_keys: bool = True) -> None:
+        """End and begin again: what was not committed is lost."""
         self.ends[name].close()
-        self.stores[name]._database.close()
-        self.ends[name] = self.open(name)
+        self.states[name].close()
+        self.states[name].open()
+        if self.rings:
+            self.rings[name].open()
+        self.open(name, has_keys=has_keys)
 
-    def run(self, seconds: float) -> dict[str, list[Any]]:
-        found: dict[str, list[Any]] = {name: [] for name in self.ends}
-        until = self.clock.now + seconds
-        while self.clock.now < until:
+    def run(self, seconds: float) -> dict[str, list[Arrival]]:
+        """What arrives at each end in this time."""
+        arrived: dict[str, list[Arrival]] = {name: [] for name in self.ends}
+        until = self.now + seconds
+        while self.now < until:
             for name, end in self.ends.items():
                 while (arrival := end.receive(0.0)) is not None:
-                    found[name].append(arrival)
-            self.clock.now += 0.05
-        return found
+                    arrived[name].append(arrival)
+            self.now += 0.05
+        return arrived
+
+    def close(self) -> None:
+        for end in self.ends.values():
+            end.close()
+        for state in self.states.values():
+            state.close()
 
 
-def frames(count: int, counter: int = 0, size: int = 100) -> list[bytes]:
+def frames(count: int, counter: int = 0, size: int = 100, suite: int = 0) -> list[bytes]:
+    """Frames as the layer above seals them."""
     rng = np.random.default_rng(count)
-    return [seal_open(Header(3, counter + i), b"\x02" + rng.bytes(size)) for i in range(count)]
+    return [
+        seal_open(Header(3, counter + index, suite=suite), b"\x02" + rng.bytes(size))
+        for index in range(count)
+    ]
 
 
-def test_a_small_frame_passes_as_it_is(tmp_path: Path) -> None:  # R8.2-29
-    bench = Bench(tmp_path, Faults())
-    [frame] = frames(1, size=20)
-    bench.ends["theo"].send("host", [frame])
-    [arrival] = bench.run(1.0)["host"]
-    assert (arrival.peer, arrival.frames) == ("theo", (frame,))
+def note_frames(end: ReliableTransport, sent: list[bytes]) -> None:
+    """Keep a copy of every frame that this end hands to its bearer."""
+    pass_on = end._inner.send
 
+    def note(peer: str, frames: Sequence[bytes]) -> int:
+        sent.extend(frames)
+        return pass_on(peer, frames)
 
-def test_many_frames_arrive_together_through_losses(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, Faults(drop=0.3, duplicate=0.1, reorder=0.2, flip=0.05))
-    up, down = frames(9), frames(5)
-    bench.ends["theo"].send("host", up)
-    bench.ends["host"].send("theo", down)
-    found = bench.run(120.0)
-    assert [a.frames for a in found["host"] if len(a.frames) > 1] == [tuple(up)]
-    assert [a.frames for a in found["theo"] if len(a.frames) > 1] == [tuple(down)]
-    assert bench.ends["theo"].objects_sent == bench.ends["host"].objects_sent == 1
-
-
-def test_a_broadcast_reaches_every_node(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, Faults(drop=0.2), ("theo", "nora", "li"))
-    sent = frames(6)
-    bench.ends["host"].send("all", sent)
-    found = bench.run(200.0)
-    assert all([a.frames for a in found[name]] == [tuple(sent)] for name in bench.names)
-    assert bench.ends["host"].objects_sent == 1
+    end._inner.send = note  # type: ignore[method-assign]
 
 
 def reports(end: ReliableTransport) -> list[tuple[str, str]]:
     return [(delivery.peer, delivery.state.name) for delivery in end.deliveries()]
 
 
-def test_an_object_is_reported_as_held_and_then_as_delivered(tmp_path: Path) -> None:  # R8.2-38
-    bench = Bench(tmp_path, Faults(drop=0.1))
-    theo = bench.ends["theo"]
-    theo.send("host", frames(1, size=20))
-    assert reports(theo) == []
-    theo.send("host", frames(4))
-    assert reports(theo) == [("host", "HELD")]
-    bench.run(20.0)
-    assert reports(theo) == [("host", "DELIVERED")]
-    assert reports(theo) == []
+def link_status(end: ReliableTransport) -> dict[str, Any]:
+    return cast(dict[str, Any], end.status()["link"])
 
 
-def test_a_broadcast_is_reported_for_each_receiver(tmp_path: Path) -> None:  # R8.2-38
-    bench = Bench(tmp_path, Faults(drop=0.1), ("theo", "nora"))
-    host = bench.ends["host"]
-    bench.ends.pop("nora").close()
-    host.send("all", frames(4))
+LOSSY = Faults(drop=0.2, duplicate=0.2, reorder=0.2, flip=0.1)
+
+
+@pytest.fixture
+def new_fleet(tmp_path: Path) -> Iterator[Callable[..., Linked]]:
+    """A function that makes a fleet and closes it after the test."""
+    made: list[Linked] = []
+
+    def make(*names: str, faults: Faults = Faults(), **options: bool) -> Linked:  # noqa: B008
+        made.append(Linked(tmp_path, faults, names or ("theo",), **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.mark.parametrize("is_keyed", [False, True])
+def test_objects_arrive_whole_through_losses_for_one_and_for_all(
+    new_fleet, is_keyed: bool
+) -> None:  # R8.2-29
+    air = new_fleet("theo", "nora", faults=LOSSY, is_keyed=is_keyed)
+    sent: list[bytes] = []
+    for end in air.ends.values():
+        note_frames(end, sent)
+    air.ends["theo"].send(HOST, frames(9, suite=1))
+    air.ends[HOST].send("nora", frames(5, suite=1))
+    air.ends[HOST].send(ALL, frames(6, suite=1))
+    found = air.run(300.0)
+    assert [a.frames for a in found[HOST]] == [tuple(frames(9, suite=1))]
+    wanted = [tuple(frames(5, suite=1)), tuple(frames(6, suite=1))]
+    assert sorted(a.frames for a in found["nora"]) == sorted(wanted)
+    assert [a.frames for a in found["theo"]] == wanted[1:]
+    assert air.ends[HOST].objects_sent == 2
+    assert {suite_of(frame) for frame in sent} == {2 if is_keyed else 0}
+
+
+@pytest.mark.parametrize("is_keyed", [False, True])
+@pytest.mark.parametrize("name", [HOST, "theo"])
+def test_a_transfer_goes_on_after_a_crash_of_either_end(new_fleet, name: str, is_keyed) -> None:
+    air = new_fleet(faults=LOSSY, is_keyed=is_keyed)
+    air.run(20.0)
+    sent = frames(40, suite=1)
+    air.ends["theo"].send(HOST, sent)
+    early: list[Arrival] = []
+    while not air.stores[HOST].load().incoming:
+        early += air.run(0.1)[HOST]
+        assert air.now < 300.0
+    assert early == []
+    air.crash(name)
+    assert [a.frames for a in air.run(600.0)[HOST]] == [tuple(sent)]
+    assert [ring.status()["clones"] for ring in air.rings.values()] == [{}] * len(air.rings)
+
+
+def test_an_object_is_reported_as_held_and_then_as_delivered(new_fleet) -> None:  # R8.2-38
+    air = new_fleet(faults=Faults(drop=0.1))
+    air.ends["theo"].send(HOST, frames(1, size=20))
+    assert reports(air.ends["theo"]) == []
+    air.ends["theo"].send(HOST, frames(4))
+    assert reports(air.ends["theo"]) == [(HOST, "HELD")]
+    air.crash("theo")
+    assert reports(air.ends["theo"]) == [(HOST, "HELD")]
+    found = air.run(20.0)[HOST]
+    assert [a.frames for a in found if len(a.frames) > 1] == [tuple(frames(4))]
+    assert reports(air.ends["theo"]) == [(HOST, "DELIVERED")]
+    air.crash("theo")
+    assert reports(air.ends["theo"]) == []
+
+
+def test_a_broadcast_is_reported_for_each_receiver(new_fleet) -> None:  # R8.2-38
+    air = new_fleet("theo", "nora", faults=Faults(drop=0.1))
+    host = air.ends[HOST]
+    air.ends.pop("nora").close()
+    host.send(ALL, frames(4))
     assert reports(host) == [("theo", "HELD"), ("nora", "HELD")]
-    bench.run(20.0)
+    air.run(20.0)
     assert reports(host) == [("theo", "DELIVERED")]
     host._link.cancel(0)
-    bench.run(0.1)
+    air.run(0.1)
     assert reports(host) == [("nora", "LOST")]
-    told: dict[str, Any] = host.status()
-    assert told["link"]["objects_under_way"] == 0
+    told = link_status(host)
+    assert told["objects_under_way"] == 0
 
 
-def test_what_was_held_is_held_again_after_a_restart(tmp_path: Path) -> None:  # R8.2-38
-    bench = Bench(tmp_path, Faults(drop=0.1))
-    bench.ends["theo"].send("host", frames(4))
-    bench.restart("theo")
-    assert reports(bench.ends["theo"]) == [("host", "HELD")]
-    assert len(bench.run(20.0)["host"]) == 1
-    assert reports(bench.ends["theo"]) == [("host", "DELIVERED")]
-    bench.restart("theo")
-    assert reports(bench.ends["theo"]) == []
+def test_a_restart_hands_out_the_last_minute_again_and_no_more(new_fleet) -> None:
+    air = new_fleet()
+    air.ends["theo"].send(HOST, frames(4))
+    assert len(air.run(5.0)[HOST]) == 1
+    air.crash(HOST)
+    assert len(air.run(reliable.KEEP_S + 1.0)[HOST]) == 1
+    air.crash(HOST)
+    assert air.run(5.0)[HOST] == []
 
 
-@pytest.mark.parametrize("name", ["theo", "host"])
-def test_a_transfer_survives_a_restart(tmp_path: Path, name: str) -> None:
-    bench = Bench(tmp_path, Faults(drop=0.2))
-    sent = frames(20)
-    bench.ends["theo"].send("host", sent)
-    early = bench.run(1.0)["host"]
-    bench.restart(name)
-    assert early == []
-    assert [a.frames for a in bench.run(300.0)["host"]] == [tuple(sent)]
-
-
-def test_a_restart_hands_out_the_last_minute_again_and_no_more(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, Faults())
-    bench.ends["theo"].send("host", frames(4))
-    assert len(bench.run(5.0)["host"]) == 1
-    bench.restart("host")
-    assert len(bench.run(reliable.KEEP_S + 1.0)["host"]) == 1
-    bench.restart("host")
-    assert bench.run(5.0)["host"] == []
-
-
-def test_a_bearer_that_drops_between_two_frames_keeps_them(tmp_path: Path, monkeypatch) -> None:
-    bench = Bench(tmp_path, Faults())
-    bench.hub.up = False
+def test_a_bearer_that_drops_between_two_frames_keeps_them(new_fleet, monkeypatch) -> None:
+    air = new_fleet()
+    air.hub.up = False
     with monkeypatch.context() as patch:
         patch.setattr(FaultyTransport, "connected", True)
-        bench.ends["theo"].send("host", frames(3))  # NotConnected stays inside
-    bench.hub.up = True
-    assert len(bench.run(10.0)["host"]) == 1
+        air.ends["theo"].send(HOST, frames(3))  # NotConnected stays inside
+    air.hub.up = True
+    assert len(air.run(10.0)[HOST]) == 1
 
 
-def test_a_full_link_is_busy(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, Faults(drop=1.0))
-    theo = bench.ends["theo"]
+def test_a_full_link_is_busy(new_fleet) -> None:
+    air = new_fleet(faults=Faults(drop=1.0))
+    theo = air.ends["theo"]
     with pytest.raises(Busy):  # noqa: PT012
         for counter in range(300):
-            theo.send("host", frames(2, size=100 + counter))
+            theo.send(HOST, frames(2, size=100 + counter))
     held = len(theo._under_way)
     theo._settings = replace(theo._settings, object_max=1000)
     with pytest.raises(Busy):
-        theo.send("host", frames(8, size=300))  # several objects: all of them or none
+        theo.send(HOST, frames(8, size=300))  # several objects: all of them or none
     theo._settle()
-    assert len(theo._under_way) == held == len(bench.stores["theo"].load().outgoing)
+    assert len(theo._under_way) == held == len(air.stores["theo"].load().outgoing)
 
 
-def test_a_node_that_takes_nothing_is_busy_for_nobody(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, Faults(), ("theo", "mallory"))
-    host = bench.ends["host"]
-    bench.ends.pop("mallory").close()
+def test_a_node_that_takes_nothing_is_busy_for_nobody(new_fleet) -> None:
+    air = new_fleet("theo", "mallory")
+    host = air.ends[HOST]
+    air.ends.pop("mallory").close()
     for counter in range(300):  # each sealed anew, so that none is known
         host.send("mallory", frames(2, size=100 + counter))
     assert len(host._under_way) <= reliable.UNSENT_MAX + 4
     assert host.objects_lost >= 280
     host.send("theo", frames(3))
-    host.send("all", frames(4))
-    found = bench.run(60.0)["theo"]
+    host.send(ALL, frames(4))
+    found = air.run(60.0)["theo"]
     assert {a.frames for a in found} == {tuple(frames(3)), tuple(frames(4))}
 
 
 def test_where_nothing_can_make_way_a_node_misses_an_object_and_the_host_is_not_held_up(
-    tmp_path: Path, monkeypatch
+    new_fleet, monkeypatch
 ) -> None:
-    bench = Bench(tmp_path, Faults())
+    air = new_fleet()
 
     def refuse(*_: object, **__: object) -> int:
         raise LinkFull("full")
 
     with monkeypatch.context() as patch:
         patch.setattr(Link, "send", refuse)
-        bench.ends["host"].send("theo", frames(3))
-        bench.ends["host"].send("all", frames(3))
+        air.ends[HOST].send("theo", frames(3))
+        air.ends[HOST].send(ALL, frames(3))
         with pytest.raises(Busy, match="full"):
-            bench.ends["theo"].send("host", frames(3))
-    told: dict[str, Any] = bench.ends["host"].status()
-    assert told["link"]["objects_lost"] == 2
-    bench.ends["host"].send("theo", frames(3))
-    assert len(bench.run(10.0)["theo"]) == 1
+            air.ends["theo"].send(HOST, frames(3))
+    told = link_status(air.ends[HOST])
+    assert told["objects_lost"] == 2
+    air.ends[HOST].send("theo", frames(3))
+    assert len(air.run(10.0)["theo"]) == 1
 
 
-def test_as_is_each_frame_travels_once_and_nothing_is_asked_for(tmp_path: Path) -> None:  # R8.2-31
-    bench = Bench(tmp_path, Faults(drop=0.2), unreliable=True)
-    theo = bench.ends["theo"]
+def test_as_is_each_frame_travels_once_and_nothing_is_asked_for(new_fleet) -> None:  # R8.2-31
+    air = new_fleet(faults=Faults(drop=0.2), is_unreliable=True)
+    theo = air.ends["theo"]
     sent: list[bytes] = []
     pass_on = theo._inner.send
 
@@ -243,89 +308,89 @@ def test_as_is_each_frame_travels_once_and_nothing_is_asked_for(tmp_path: Path) 
         sent.extend(frames)
         return pass_on(peer, frames)
 
-    theo._inner.send = note  # type: ignore[method-assign]
+    theo._inner.send = note
     packet = frames(30, size=40)
-    theo.send("host", packet)
-    found = [frame for arrival in bench.run(20.0)["host"] for frame in arrival.frames]
+    theo.send(HOST, packet)
+    found = [frame for arrival in air.run(20.0)[HOST] for frame in arrival.frames]
     assert sent == packet
     assert set(found) < set(packet)
     assert len(found) > 15
-    assert reports(theo) == [("host", "HELD"), ("host", "DELIVERED")]
+    assert reports(theo) == [(HOST, "HELD"), (HOST, "DELIVERED")]
 
 
-def test_a_frame_that_the_bearer_takes_no_more_is_lost_alone(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, Faults())
-    theo = bench.ends["theo"]
+def test_a_frame_that_the_bearer_takes_no_more_is_lost_alone(new_fleet) -> None:
+    air = new_fleet()
+    theo = air.ends["theo"]
     [long, short] = [*frames(1, 0, size=40), *frames(1, 1, size=10)]
-    bench.hub.up = False
-    theo.send("host", [long])
-    theo.send("host", [short])
-    bench.hub.mtu, bench.hub.up = 40, True
-    assert [arrival.frames for arrival in bench.run(1.0)["host"]] == [(short,)]
+    air.hub.up = False
+    theo.send(HOST, [long])
+    theo.send(HOST, [short])
+    air.hub.mtu, air.hub.up = 40, True
+    assert [arrival.frames for arrival in air.run(1.0)[HOST]] == [(short,)]
     assert theo.frames_refused == 1
 
 
-def test_as_is_a_question_may_be_repeated_and_what_is_long_is_an_object(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, Faults(), unreliable=True)
-    theo = bench.ends["theo"]
+def test_as_is_a_question_may_be_repeated_and_what_is_long_is_an_object(new_fleet) -> None:
+    air = new_fleet(is_unreliable=True)
+    theo = air.ends["theo"]
     for counter in range(3):
-        theo.send("host", frames(1, counter, size=20))
-    theo.send("host", frames(2, 0, size=20) + frames(2, 2, size=20))  # one of them twice: meant so
-    assert len(bench.run(5.0)["host"]) == 7
-    theo.send("host", frames(4))
-    assert [len(arrival.frames) for arrival in bench.run(10.0)["host"]] == [4]
+        theo.send(HOST, frames(1, counter, size=20))
+    theo.send(HOST, frames(2, 0, size=20) + frames(2, 2, size=20))  # one of them twice: meant so
+    assert len(air.run(5.0)[HOST]) == 7
+    theo.send(HOST, frames(4))
+    assert [len(arrival.frames) for arrival in air.run(10.0)[HOST]] == [4]
     assert theo.objects_sent == 1
 
 
-def test_what_is_longer_than_the_longest_object_travels_as_several(tmp_path: Path) -> None:
+def test_what_is_longer_than_the_longest_object_travels_as_several(new_fleet) -> None:
     # R8.2-29
-    bench = Bench(tmp_path, Faults(drop=0.1))
-    theo = bench.ends["theo"]
+    air = new_fleet(faults=Faults(drop=0.1))
+    theo = air.ends["theo"]
     many = frames(9, size=900)
     most = 3000
     theo._settings = replace(theo._settings, object_max=most)
     theo._link._settings = theo._settings
-    theo.send("host", many)
-    assert reports(theo) == [("host", "HELD")] * 3
-    found = bench.run(300.0)["host"]
+    theo.send(HOST, many)
+    assert reports(theo) == [(HOST, "HELD")] * 3
+    found = air.run(300.0)[HOST]
     assert len(found) == 3
     assert all(arrival.wire_bytes <= most for arrival in found)
     assert sorted(frame for arrival in found for frame in arrival.frames) == sorted(many)
 
 
 def test_what_was_handed_out_is_neither_read_again_nor_kept_without_a_limit(
-    tmp_path: Path, monkeypatch
+    new_fleet, monkeypatch
 ) -> None:
-    bench = Bench(tmp_path, Faults())
+    air = new_fleet()
     monkeypatch.setattr(reliable, "KEEP_BYTES_MAX", 3000)
     read: list[int] = []
-    plain = bench.stores["host"].inbox
+    plain = air.stores[HOST].inbox
 
     def inbox(after: int = 0) -> list[tuple[int, str, bytes]]:
         rows = plain(after)
         read.append(len(rows))
         return rows
 
-    bench.stores["host"].inbox = inbox  # type: ignore[method-assign]
+    air.stores[HOST].inbox = inbox
     for counter in range(9):
-        bench.ends["theo"].send("host", frames(3, size=300 + counter))
-    assert len(bench.run(30.0)["host"]) == 9
+        air.ends["theo"].send(HOST, frames(3, size=300 + counter))
+    assert len(air.run(30.0)[HOST]) == 9
     assert sum(read) == 9
     kept = [payload for _, _, payload in plain()]
     assert 1000 < sum(map(len, kept)) <= 3000
-    bench.run(reliable.KEEP_S)
+    air.run(reliable.KEEP_S)
     assert plain() == []
-    bench.ends["theo"].send("host", frames(4))  # in the first place again
-    assert len(bench.run(30.0)["host"]) == 1
+    air.ends["theo"].send(HOST, frames(4))  # in the first place again
+    assert len(air.run(30.0)[HOST]) == 1
 
 
 def test_what_is_under_way_for_a_board_that_has_left_the_configuration_ends_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    new_fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench = Bench(tmp_path, Faults(), ("theo", "dora"))
-    bench.ends["host"].send("dora", frames(4))
-    bench.restart("host")
-    host = bench.ends["host"]
+    air = new_fleet("theo", "dora")
+    air.ends[HOST].send("dora", frames(4))
+    air.crash(HOST)
+    host = air.ends[HOST]
     send = host._inner.send
 
     def addressed(peer: str, sent: Any) -> int:
@@ -334,25 +399,92 @@ def test_what_is_under_way_for_a_board_that_has_left_the_configuration_ends_noth
         return send(peer, sent)
 
     monkeypatch.setattr(host._inner, "send", addressed)
-    bench.run(2.0)
+    air.run(2.0)
     host.send("theo", frames(5))
-    [arrival] = bench.run(5.0)["theo"]
+    [arrival] = air.run(5.0)["theo"]
     assert len(arrival.frames) == 5
     assert host.frames_refused > 0
 
 
-def test_a_broadcast_is_for_nodes_that_nobody_has_named_but_that_were_heard(tmp_path: Path) -> None:
+def test_a_broadcast_is_for_nodes_that_nobody_has_named_but_that_were_heard(new_fleet) -> None:
     """Of brokers a host's configuration names no boards."""
-    bench = Bench(tmp_path, Faults(drop=0.3))
-    host = bench.ends["host"]
+    air = new_fleet(faults=Faults(drop=0.3))
+    host = air.ends[HOST]
     host._receivers = ()
-    host.send("all", frames(5))
-    told: dict[str, Any] = host.status()
-    assert told["link"]["objects_under_way"] == 0, "nobody is there"
-    bench.ends["theo"].send("host", frames(1, size=20))
-    while not bench.run(1.0)["host"]:
-        bench.ends["theo"].send("host", frames(1, size=20))
-    host.send("all", frames(6))
-    [arrival] = bench.run(60.0)["theo"]
+    host.send(ALL, frames(5))
+    told = link_status(host)
+    assert told["objects_under_way"] == 0, "nobody is there"
+    air.ends["theo"].send(HOST, frames(1, size=20))
+    while not air.run(1.0)[HOST]:
+        air.ends["theo"].send(HOST, frames(1, size=20))
+    host.send(ALL, frames(6))
+    [arrival] = air.run(60.0)["theo"]
     assert len(arrival.frames) == 6
     assert host.objects_sent == 1
+
+
+def test_what_was_on_the_air_is_refused_after_a_restart(new_fleet) -> None:
+    air = new_fleet(is_keyed=True)
+    heard: list[bytes] = []
+    take = air.ends[HOST]._inner.receive
+
+    def listen(timeout_s: float) -> Arrival | None:
+        arrival = take(timeout_s)
+        heard.extend(() if arrival is None else arrival.frames)
+        return arrival
+
+    air.ends[HOST]._inner.receive = listen
+    air.ends["theo"].send(HOST, frames(9, suite=1))
+    air.run(30.0)
+    air.crash(HOST)
+    air.run(60.0)
+    raw = air.hub.node("theo")
+    raw.open()
+    before = air.ends[HOST].frames_refused
+    for frame in heard:
+        raw.send(HOST, [frame])
+    assert air.run(5.0)[HOST] == []
+    assert air.ends[HOST].frames_refused == before + len(heard)
+
+
+def test_a_mismatch_is_told_on_both_sides_and_its_end_lets_everything_through(
+    new_fleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    air = new_fleet(is_keyed=True)
+    air.crash("theo", has_keys=False)
+    air.ends["theo"].send(HOST, frames(4, suite=1))
+    air.ends[HOST].send("theo", frames(5, suite=1))
+    found = air.run(100.0)
+    assert found == {HOST: [], "theo": []}
+    for name, peer in ((HOST, "theo"), ("theo", HOST)):
+        link = link_status(air.ends[name])
+        assert link["sealed"] is (name == HOST)
+        assert set(link["refused"][peer]) == {"suite"}
+    told = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert sorted(told) == [
+        f"the link refuses frames from or for host: suite: {why('suite', on_host=False)}",
+        f"the link refuses frames from or for theo: suite: {why('suite', on_host=True)}",
+    ]
+    air.crash("theo")
+    found = air.run(200.0)
+    assert [a.frames for a in found[HOST]] == [tuple(frames(4, suite=1))]
+    assert [a.frames for a in found["theo"]] == [tuple(frames(5, suite=1))]
+
+
+def test_what_is_counted_by_name_is_bounded(new_fleet) -> None:
+    end = new_fleet().ends["theo"]
+    for number in range(REFUSED_PEERS_MAX + 50):
+        end._count_refusal(f"peer {number}", "seal")
+    for number in range(REASONS_MAX + 50):
+        end._count_refusal("peer 0", f"reason {number}")
+    assert len(end.refused) == REFUSED_PEERS_MAX + 1
+    assert len(end.refused["peer 0"]) == REASONS_MAX + 1
+    assert end.frames_refused == REFUSED_PEERS_MAX + REASONS_MAX + 100
+
+
+def test_a_sealed_link_carries_the_notice_of_a_revocation(new_fleet) -> None:  # R3-12, R3-13
+    air = new_fleet(is_keyed=True)
+    ring = air.rings[HOST]
+    notice = write_notice(REVOKED, ring.own, ring.member_list.fleet, bytes(16))
+    air.ends[HOST].send("theo", [notice])
+    assert [arrival.frames for arrival in air.run(5.0)["theo"]] == [(notice,)]

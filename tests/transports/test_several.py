@@ -21,7 +21,6 @@ from transports.link_config import LinkConfig
 from transports.loopback import LoopbackHub
 from transports.multipath import REST, Bearer, MultipathTransport
 from transports.reliable import ReliableTransport
-from transports.serial_lora.emulator.radios import EmulatedRadios, new_modem
 
 MTU = 120
 PATIENCE_S = 10.0
@@ -293,53 +292,6 @@ def radio(port: str, frequency_hz: int) -> dict[str, Any]:
     serial = {"port": port, "dialect": "rnode", "frequency_hz": frequency_hz, "speed": 100.0}
     serial |= {"spreading_factor": 7, "addresses": {"ada": 1}}
     return {"region": "EU868", "serial": serial}
-
-
-def test_two_modems_of_each_end_on_two_channels(tmp_path: Path, eventually) -> None:
-    """One object over both; then one modem is pulled out, and the next object arrives as well."""
-    with EmulatedRadios([new_modem("rnode", i) for i in range(4)], speed=100.0, loss=0.1) as air:
-        ends = {}
-        for index, role in enumerate((HOST, "ada")):
-            first, second = air.paths[index], air.paths[2 + index]
-            link = LinkConfig(**radio(first, 869_525_000), also={"far": radio(second, 868_300_000)})
-            check_link(link, role)
-            state = StateFile(tmp_path / role)
-            state.open()
-            ends[role] = make_transport(link, role, state)
-            ends[role].open()
-
-        def bearers(role: str) -> dict[str, dict[str, Any]]:
-            told: dict[str, Any] = ends[role].status()
-            return told["bearers"]
-
-        def connected() -> list[bool]:
-            return [b["connected"] for role in ends for b in bearers(role).values()]
-
-        def arrived() -> Arrival | None:
-            ends["ada"].receive(0.01)
-            return ends[HOST].receive(0.01)
-
-        def transfer(count: int) -> None:
-            ends["ada"].send(HOST, frames(count))
-            found: list[Arrival] = []
-            eventually(lambda: found.append(a) if (a := arrived()) else found, 60.0)
-            assert [a.frames for a in found] == [tuple(frames(count))]
-
-        try:
-            eventually(lambda: all(connected()))
-            transfer(60)
-            sent = {name: bearer["frames_sent"] for name, bearer in bearers("ada").items()}
-            assert min(sent.values()) > 10
-            assert all(bearer["airtime_us"] > 0 for bearer in bearers("ada").values())
-            air.unplug(1)
-            eventually(lambda: not bearers("ada")["link"]["connected"])
-            transfer(30)
-            assert bearers("ada")["far"]["frames_sent"] > sent["far"]
-        finally:
-            for end in ends.values():
-                end.close()
-    for folder in (tmp_path / "ada", tmp_path / "ada" / "link-far"):
-        assert (folder / "airtime.db").exists()
 
 
 SERIAL = radio("/dev/x", 869_525_000)

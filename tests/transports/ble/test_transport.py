@@ -143,37 +143,6 @@ def test_frames_arrive_once_and_in_order_over_loss_cuts_and_breaks(
     assert pair.node.status()["refused"] + pair.host.status()["refused"] >= 1
 
 
-def test_a_program_that_reads_nothing_stops_the_other_and_nothing_is_dropped(
-    new_pair, eventually
-) -> None:
-    pair = new_pair(mtus=(247, 247), unread_max=4, queue_max=4096)
-    frames = [bytes([i]) * 230 for i in range(200)]
-    thread = offer(pair.node, HOST, frames)
-    eventually(lambda: pair.node._protocol.sender._window == 0)
-    eventually(lambda: pair.node.status()["queued_bytes"] > 3000)
-    with pytest.raises(Busy, match="bytes wait for the peer"):
-        pair.node.send(HOST, [b"never" * 800])
-    assert pair.host.counters.frames_in <= 4 + WINDOW
-    assert collect(pair.host, len(frames)) == frames
-    thread.join(WAIT_S)
-    assert pair.host.status()["dropped"] == 0
-
-
-def test_closing_is_possible_at_any_time(eventually) -> None:
-    with VirtualBle() as virtual:
-        never = BleTransport(BleSettings("ada"), virtual.central, virtual.loop)
-        never.close()
-        host = BleTransport(BleSettings(HOST, "ada"), virtual.bridge, virtual.loop)
-        host.open()
-        host.close()
-        with pytest.raises(NotConnected):
-            host.send("ada", [b"x"])
-    own_loop = BleTransport(BleSettings("ada"), VirtualBle().central)
-    own_loop.open()  # its virtual link was never started: there is no device
-    eventually(lambda: "IndexError" in str(own_loop.status()["last_error"]))
-    own_loop.close()
-
-
 def test_a_connection_may_end_while_it_is_made(eventually) -> None:
     with VirtualBle() as virtual:
         pass_on, breaks = virtual.link.send_acl_data, list[Any]()

@@ -11,8 +11,8 @@ from paho.mqtt import publish
 
 from ternmesh.wire.frame import SEALED_MIN
 from transports import batch
-from transports.base import HOST, Arrival, FrameTooLarge, NameTaken, NotConnected
-from transports.mqtt.settings import INBOUND_MESSAGE_MAX, MqttSettings
+from transports.base import HOST, Arrival, FrameTooLarge, NameTaken
+from transports.mqtt.settings import INBOUND_MESSAGE_MAX
 from transports.mqtt.transport import FRAMES_MAX, MqttTransport
 
 VERSIONS = ("5", "3.1.1")
@@ -129,12 +129,6 @@ def test_a_message_that_is_too_long_ends_one_connection(mosquitto, new_end, even
     assert host.status()["connects"] == 2
 
 
-def test_two_processes_with_one_name_are_told_so(mosquitto, new_end, eventually) -> None:
-    ends = [new_end(mosquitto.url, "ada") for _ in range(2)]
-    sentence = "another process ternmesh-barn-ada"
-    eventually(lambda: any(sentence in str(end.status()["last_error"]) for end in ends))
-
-
 @pytest.mark.parametrize("protocol", VERSIONS)
 def test_who_takes_our_client_id_again_and_again_keeps_us_away_for_a_while_only(
     mosquitto, new_end, eventually, caplog, protocol
@@ -177,23 +171,6 @@ def test_a_password_is_used_and_a_wrong_one_is_told(
     eventually(lambda: sentence in str(wrong.status()["last_error"]))
     assert not wrong.connected
     assert "guess" not in json.dumps(wrong.status())
-
-
-def test_closing_is_possible_at_any_time(mosquitto, new_end, eventually) -> None:
-    never = MqttTransport(MqttSettings(mosquitto.url, "barn", "never"))
-    never.close()
-    ada = new_end(mosquitto.url, "ada")
-    eventually(lambda: ada.connected)
-    ada.close()
-    ada.close()
-    assert not ada.connected
-    with pytest.raises(NotConnected):
-        ada.send(HOST, [b"x"])
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        waiting = new_end(f"mqtt://127.0.0.1:{silent.getsockname()[1]}", "bob")
-        silent.accept()[0].close()
-        waiting.close()
-    assert not waiting.connected
 
 
 class ScriptedBroker:

@@ -207,27 +207,6 @@ def test_rnode_signal_belongs_to_the_frame_behind_it() -> None:
     assert modem.receive_bytes(stream, 1.0) == [Received(b"one", -93.0, -2.5), Received(b"two")]
 
 
-@pytest.mark.parametrize(
-    ("code", "refused"),
-    [
-        (4, PayloadRefused("error 4, its queue is full", 1.0)),
-        (2, PayloadRefused("error 2, sending failed")),
-    ],
-)
-def test_rnode_errors(code: int, refused: PayloadRefused) -> None:
-    modem = rnode_up()
-    modem.send(b"x", 1.0)
-    assert modem.receive_bytes(kiss_frame(RnodeCommand.ERROR, bytes([code])), 1.0) == [refused]
-    assert modem.idle
-
-
-def test_rnode_that_restarts_is_set_up_again() -> None:
-    modem = rnode_up()
-    modem.send(b"x", 3.0)
-    events = modem.receive_bytes(kiss_frame(RnodeCommand.RESET, b"\xf8"), 3.0)
-    assert events == [PayloadRefused("the modem has restarted"), Write(kiss_frame(8, b"\x73"))]
-
-
 def test_rnode_that_is_never_ready_again_is_set_up_again() -> None:
     modem = rnode_up()
     modem.send(b"x", 4.0)
@@ -279,21 +258,6 @@ def test_meshcore_tells_when_it_has_sent() -> None:
     assert (modem.idle, modem.deadline) == (True, None)
 
 
-@pytest.mark.parametrize(
-    ("answer", "refused"),
-    [
-        (hardware(0xF1, b"\x07"), PayloadRefused("error 7, it is still sending", 0.25)),
-        (hardware(0xF1, b"\x01"), PayloadRefused("error 1, too few bytes")),
-        (hardware(0xF8, b"\x00"), PayloadRefused("the radio could not send")),
-    ],
-)
-def test_meshcore_errors(answer: bytes, refused: PayloadRefused) -> None:
-    modem = meshcore_up()
-    modem.send(b"x", 1.0)
-    assert modem.receive_bytes(answer, 1.0) == [refused]
-    assert modem.idle
-
-
 def test_meshcore_that_does_not_answer_is_set_up_again_and_may_refuse_that() -> None:
     modem = meshcore_up()
     modem.send(b"x", 1.0)
@@ -341,11 +305,6 @@ def meshtastic_up(now: float = 0.0) -> Meshtastic:
     assert modem.receive_bytes(b"log\r\n" + meshtastic.frame(number(7, nonce)), now + 0.3) == []
     assert (modem.ready, modem.idle) == (True, True)
     return modem
-
-
-def test_meshtastics_airtime_has_the_preamble_of_its_firmware() -> None:
-    modem = Meshtastic(settings_for("meshtastic"))
-    assert modem.airtime_us(231) == airtime_us(LoraSetting(9, 125, 1, 16), 255)
 
 
 def send_meshtastic(modem: Meshtastic, payload: bytes, now: float) -> int:

@@ -4,19 +4,15 @@ import select
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from ternmesh import protobuf
-from ternmesh.link.airtime import LoraSetting, airtime_us
-from transports.serial_lora import meshtastic
 from transports.serial_lora.emulator.channel import EmulatedChannel
 from transports.serial_lora.emulator.ebyte import BUFFER_MAX, EbyteModem
 from transports.serial_lora.emulator.line import WAITING_MAX, SerialLine
 from transports.serial_lora.emulator.meshcore import MeshcoreModem
-from transports.serial_lora.emulator.meshtastic import MeshtasticModem
-from transports.serial_lora.emulator.modem import Output, Pause, Reception, Transmit
+from transports.serial_lora.emulator.modem import Output, Pause, Transmit
 from transports.serial_lora.emulator.radios import EmulatedRadios, new_modem
 from transports.serial_lora.emulator.reyax import ReyaxModem
 from transports.serial_lora.emulator.rnode import RnodeModem
@@ -31,18 +27,6 @@ def heard(channel: EmulatedChannel, receivers: int = 1) -> list[tuple[bytes, int
     while (over := channel.finish(1e9)) is not None:
         found.append((over.payload, sum(channel.arrives(over) for _ in range(receivers))))
     return found
-
-
-def test_a_channel_takes_as_long_as_the_airtime() -> None:
-    channel = EmulatedChannel(random.Random(1))
-    channel.start(0, "tuning", Transmit(b"slow", 2 * SECOND_US), 10.0)
-    channel.start(1, "tuning", Transmit(b"fast", SECOND_US // 2), 10.0)
-    assert channel.next_end() == 10.5
-    assert channel.finish(10.4) is None
-    assert channel.finish(10.5).payload == b"fast"
-    assert channel.finish(11.9) is None
-    assert channel.finish(12.0).payload == b"slow"
-    assert channel.next_end() is None
 
 
 def test_a_channel_loses_its_share_with_a_seed() -> None:
@@ -64,21 +48,6 @@ def test_collisions_only_where_frames_overlap_on_one_tuning() -> None:
         channel.start(3, "a", Transmit(b"later", SECOND_US), 1.9)
         lost = {payload for payload, count in heard(channel) if not count}
         assert lost == ({b"first", b"overlaps"} if collisions else set())
-
-
-def test_who_listens_before_talking_waits() -> None:
-    channel = EmulatedChannel(random.Random(1), collisions=True)
-    for sender in range(4):
-        channel.start(sender, "a", Transmit(bytes([sender]), SECOND_US, listens=True), 0.0)
-    assert heard(channel) == [(bytes([sender]), 1) for sender in range(4)]
-
-
-def test_a_sender_without_power_is_not_heard() -> None:
-    channel = EmulatedChannel(random.Random(1))
-    for sender in range(3):
-        channel.start(sender, "a", Transmit(bytes([sender]), SECOND_US), 0.0)
-    channel.abort(1)
-    assert [payload for payload, _ in heard(channel)] == [b"\0", b"\2"]
 
 
 def answers(actions: Sequence[object]) -> bytes:
@@ -110,21 +79,6 @@ def test_reyax_answers_of_the_manual(command: bytes, answer: bytes) -> None:
     assert answers(modem.receive_bytes(command)) == answer
 
 
-def test_reyax_answers_when_it_has_sent() -> None:
-    modem = ReyaxModem()
-    data = b"\0\r\n,\xff"
-    (sent,) = modem.receive_bytes(b"AT+SEND=0,5," + data[:2]) + modem.receive_bytes(
-        data[2:] + b"\r\n"
-    )
-    assert sent.airtime_us == airtime_us(LoraSetting(9, 125, 1, 12), 5 + 8)
-    assert answers(modem.transmitted()) == b"+OK\r\n"
-    other = ReyaxModem()
-    (line,) = other.hear(Reception(sent.payload, -70, 9))
-    assert line.data == b"+RCV=0,5," + data + b",-70,9\r\n"
-    (private,) = modem.receive_bytes(b"AT+SEND=7,1,x\r\n")
-    assert other.hear(Reception(private.payload, -70, 9)) == []
-
-
 def test_reyax_that_is_not_binary_safe_cuts_at_zeros_and_line_ends() -> None:
     modem = ReyaxModem(binary_safe=False)
     assert answers(modem.receive_bytes(b"AT+SEND=0,3,a\0b\r\n")) == b"+ERR=5\r\n"
@@ -145,22 +99,6 @@ def test_ebyte_cuts_and_glues() -> None:
     modem.receive_bytes(b"d" * 5000)
     sizes = [len(action.payload) for _ in range(9) for action in modem.transmitted()]
     assert sum(sizes) == BUFFER_MAX
-
-
-def test_a_meshtastic_node_with_a_full_queue_takes_no_more() -> None:
-    modem = MeshtasticModem(5, LoraSetting(11, 250, 1, 16))
-    packet = protobuf.bytes_field(4, protobuf.bytes_field(2, b"x")) + protobuf.fixed32_field(6, 9)
-    written = meshtastic.frame(protobuf.bytes_field(1, packet))
-    results = []
-    for _ in range(18):
-        (message,) = meshtastic.MeshtasticUnframer().feed(answers(modem.receive_bytes(written)))
-        status = protobuf.fields(cast(bytes, message[11]))
-        results.append((status[1], status[2]))
-    assert results == [(0, 16), *((0, free) for free in range(15, -1, -1)), (1, 0)]
-    large = protobuf.bytes_field(4, protobuf.bytes_field(2, b"x" * 235))
-    told = answers(modem.receive_bytes(meshtastic.frame(protobuf.bytes_field(1, large))))
-    status = protobuf.fields(cast(bytes, meshtastic.MeshtasticUnframer().feed(told)[1][11]))
-    assert status[1] == 7
 
 
 def test_kiss_modems_refuse_as_their_firmware_does() -> None:
@@ -193,26 +131,6 @@ def read_all(path: Path, size: int) -> bytes:
     finally:
         os.close(device)
     return data
-
-
-def test_the_shapes_of_a_line(line: SerialLine) -> None:
-    line.write(b"whole", 0.0)
-    assert line.next_due() == 0.0
-    line.flush(0.0)
-    line.shape = "split"
-    line.write(b"0123456789", 0.0)
-    assert line.next_due() == 0.0
-    line.flush(0.0)
-    assert line.next_due() == pytest.approx(0.001)
-    line.flush(1.0)
-    line.shape = "glued"
-    line.write(b"A", 1.01)
-    line.write(b"B", 1.04)
-    line.flush(1.049)
-    assert line.next_due() == pytest.approx(1.05)
-    line.flush(1.05)
-    assert line.next_due() is None
-    assert read_all(line.path, 17) == b"whole0123456789AB"
 
 
 def test_a_line_whose_host_does_not_read_loses_bytes_and_stays_bounded(line: SerialLine) -> None:
