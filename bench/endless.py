@@ -110,7 +110,14 @@ class Fleet:
         settings = HostSettings(min_peers=3, deadline_s=DEADLINE_S)
         state = new_host_state(plan.dimension)
         run = (seed + 1).to_bytes(8, "little")
-        self.host = HostProtocol(plan, settings, model_hash, run, state, self.security(HOST))
+        self.host = HostProtocol(
+            plan=plan,
+            settings=settings,
+            model_hash=model_hash,
+            run=run,
+            state=state,
+            security=self.security(HOST),
+        )
         self.driver: Driver[HostEvent] = Driver(self.host, self.hub.host(), self.clock)
         self.boards: dict[str, Board] = {}
         self.silent_bytes: list[int] = []  # of a board in a round in which it was silent

@@ -51,7 +51,14 @@ class Fleet:
         at_host = make_security_layer(host, MemberList(state), MODEL, rng.bytes(32), 0, _NEW)
         settings = HostSettings(min(boards, PEERS_MAX), nodes_max=boards)
         begin = new_host_state(DIMENSION)
-        self.host = HostProtocol(self.plan, settings, MODEL, RUN, begin, at_host)
+        self.host = HostProtocol(
+            plan=self.plan,
+            settings=settings,
+            model_hash=MODEL,
+            run=RUN,
+            state=begin,
+            security=at_host,
+        )
         self.host.start(self.now)
         bodies = [_variants(number, self.plan, rng) for number in range(rounds)]
         shared = MemberList(state)

@@ -171,7 +171,7 @@ class HostEnd(End):
             stored, settings, model, store, self.transport, keyring=self.keyring,
             pace=pace_of(self.transport), releases=self.releases,
         )  # fmt: skip
-        send = self.service.protocol.broadcast_release
+        send = self.service.protocol.session.broadcast
 
         def broadcast(bodies: Sequence[bytes]) -> None:
             for body in bodies:
@@ -179,7 +179,7 @@ class HostEnd(End):
                 self.count(body, FRAME_OVERHEAD + signature)
             send(bodies)
 
-        self.service.protocol.broadcast_release = broadcast  # type: ignore[method-assign]
+        self.service.protocol.session.broadcast = broadcast  # type: ignore[method-assign]
         self.service.start()
 
     def turn(self) -> None:

@@ -173,11 +173,11 @@ def run(boards: int, liars: int, seed: int, attack: str, rounds: int, rule: str)
     if name != "no_trust":
         known = AggregationSettings(name, load_rule(name), int(byzantine or 0))
     host = HostProtocol(
-        plan,
-        HostSettings(boards - liars, DEADLINE_S, aggregation=known),
-        loaded.package.model_hash(),
-        (seed + 1).to_bytes(8, "little"),
-        new_host_state(plan.dimension),
+        plan=plan,
+        settings=HostSettings(boards - liars, DEADLINE_S, aggregation=known),
+        model_hash=loaded.package.model_hash(),
+        run=(seed + 1).to_bytes(8, "little"),
+        state=new_host_state(plan.dimension),
     )
     driver: Driver[HostEvent] = Driver(host, hub.host(), clock)
     fleet: list[Board] = []

@@ -154,7 +154,14 @@ def run_fleet(
     names = [f"board-{index}" for index in range(len(data))]
     security = keyed(names, model_hash, seed) if keys else lambda _name: OPEN
     run = (seed + 1).to_bytes(8, "little")
-    host = HostProtocol(plan, settings, model_hash, run, state, security(HOST))
+    host = HostProtocol(
+        plan=plan,
+        settings=settings,
+        model_hash=model_hash,
+        run=run,
+        state=state,
+        security=security(HOST),
+    )
     host_driver: Driver[HostEvent] = Driver(host, hub.host(), clock)
     boards = []
     for index, (name, clips) in enumerate(zip(names, data, strict=True)):

@@ -103,10 +103,16 @@ def _check_host(data: bytes) -> None:
     settings = HostSettings(
         min_peers=1, deadline_s=5.0, nodes_max=2, chain_max=2, partial_aggregates=True
     )
-    host = HostProtocol(_QUIET_PLAN, settings, wire.MODEL, RUN, new_host_state(wire.DIMENSION))
+    host = HostProtocol(
+        plan=_QUIET_PLAN,
+        settings=settings,
+        model_hash=wire.MODEL,
+        run=RUN,
+        state=new_host_state(wire.DIMENSION),
+    )
 
     def state() -> object:
-        nodes = [(n.name, n.samples, host.delivered(n.address)) for n in host.nodes.values()]
+        nodes = [(n.name, n.samples, host.round.delivered(n.address)) for n in host.nodes.values()]
         return host.version, host.global_hash, host.phase, host.model_q24.tobytes(), nodes
 
     host.start(0.0)

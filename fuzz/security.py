@@ -4,7 +4,6 @@ Where a proof stands in front of the content, the target makes a valid one: no f
 signature, and the reader behind it is what is tested.
 """
 
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
@@ -15,7 +14,12 @@ from typing import Any
 from fuzz.target import STEPS_MAX, Target, joined, parts, same, steps
 from host.enrolment import EnrolmentService
 from ternmesh.errors import WireError
+from ternmesh.federated.channel import Channel
+from ternmesh.federated.fleet_session import FleetSession, Handlers
+from ternmesh.federated.registry import NodeRegistry
+from ternmesh.federated.state import RegisteredNode
 from ternmesh.security import enrolment, identity, membership
+from ternmesh.security.authenticator import OPEN
 from ternmesh.security.enrolment import write_rotation_request
 from ternmesh.security.host_keys import write_host_rotation
 from ternmesh.security.identity import PublicIdentity, Role
@@ -52,14 +56,22 @@ def _check_desk(data: bytes) -> None:
     known = membership.MemberList(fleet())
     keyring: Any = SimpleNamespace(own=_HOST, member_list=known, is_strange=lambda _peer: False)
     keyring.keep_member_list = keyring.keep_rotation = keyring.rekey = lambda: None
-    endpoint: Any = SimpleNamespace(frames_to_send=lambda _now: [])
-    endpoint.receive_frames = lambda _peer, _frames, _now: None
-    desk: EnrolmentService[object] = EnrolmentService(endpoint, keyring, Counter())
+    channel = Channel[object](run=bytes(8), counter=0, security=OPEN)
+    desk, handlers = EnrolmentService(keyring, channel), Handlers(of_node={}, of_peer={})
+    desk.register(handlers)
+    session = FleetSession(
+        channel=channel,
+        nodes=NodeRegistry([], new=RegisteredNode),
+        model=bytes(8),
+        plan=(),
+        excuse=lambda _node, _now: None,
+        answer_s=1.0,
+    )
     desk._codes.issue(_CODE_TEXT, Role.NODE, 1000.0, 0.0)
     for step in steps(data, unit_s=10.0):
         peer, frame = _PEERS[step.choice >> 2 & 3], _desk_frame(step.choice & 3, step.body)
-        desk.receive_frames(peer, [frame], step.now)
-        for to, answers in desk.frames_to_send(step.now):
+        session.receive_frames(peer, [frame], handlers, 0, step.now)
+        for to, answers in channel.frames_to_send():
             same((to, len(answers)), (peer, 1), "the answers of the desk")
     same(len(known.state.members) <= 2, True, "whether one code enrolled one member")
 

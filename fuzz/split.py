@@ -36,7 +36,9 @@ def _answer(host: SplitHost, address: int, item: Activation) -> None:
 def _check_host(data: bytes) -> None:
     plan = _PLANS[number(data, 0, 1) & 1]
     settings = SplitSettings(boards_max=2, silence_s=20.0)
-    host = SplitHost(plan, settings, wire.MODEL, _RUN, [(1, "ada", 0)])
+    host = SplitHost(
+        plan=plan, settings=settings, model_hash=wire.MODEL, run=_RUN, boards=[(1, "ada", 0)]
+    )
 
     def state() -> object:
         boards = host.nodes.values()

@@ -170,7 +170,15 @@ def _use_host(store: HostStore) -> None:
     if found is not None:
         _check_vector(found.state.residual)
         settings = HostSettings(min_peers=1, deadline_s=5.0, chain_max=4, partial_aggregates=True)
-        _go_on(HostProtocol(found.plan, settings, wire.MODEL, found.run, found.state))
+        _go_on(
+            HostProtocol(
+                plan=found.plan,
+                settings=settings,
+                model_hash=wire.MODEL,
+                run=found.run,
+                state=found.state,
+            )
+        )
 
 
 def _link() -> Any:

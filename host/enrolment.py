@@ -1,18 +1,19 @@
 """The host's service for enrolment with a code, new keys and the list of members (SPEC.md 9.6).
 
-It wraps the host's endpoint. It answers the three kinds of request, bodies without a seal, and
-passes all other frames on unchanged. It also gives boards the notices of the host: that they were
-revoked, are to wipe themselves, or that the host has a new key.
+It handles for a host what comes without a seal: three kinds of request, and proofs that the host's
+key has a successor. It also gives boards the notices of the host: that they were revoked, are to
+wipe themselves, or that the host has a new key.
 """
 
 import logging
 import os
-from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Generic
+from functools import partial
+from typing import Any
 
-from ternmesh.deliveries import Delivery
 from ternmesh.errors import SecurityError, WireError
+from ternmesh.federated.channel import Channel
+from ternmesh.federated.fleet_session import IN_CLEAR, Handlers
 from ternmesh.federated.refusals import RefusalLog
 from ternmesh.security import enrolment
 from ternmesh.security.enrolment import (
@@ -33,82 +34,58 @@ from ternmesh.security.notices import (
     NOTICE_LONGEST_S,
     REVOKED,
     RotationReader,
-    is_rotation,
     rotation_frames,
     write_notice,
 )
 from ternmesh.timers import GrowingPause, RateLimiter
 from ternmesh.wire import control, fragments
 from ternmesh.wire.control import Refusal
-from ternmesh.wire.frame import FRAME_MAX, UNASSIGNED, Header, open_seal, seal_open
+from ternmesh.wire.frame import FRAME_MAX, open_seal, seal_open
 from ternmesh_service.keyring import SUPERSEDED, Keyring
-from transports.driver import DeliveryHandler, Endpoint, Event
 
-_HEADER = Header(UNASSIGNED, 0)
-_HEAD = seal_open(_HEADER, b"x")[:3]  # version, suite 0, address
 ROTATION_MIN_S = 3600.0  # between two rotations of a member; the membership keeps each for ever
 ANSWER_MIN_S = 1.0  # between two answers, and between two refusals, to a peer
 CHECK_MIN_S = 0.02  # between two requests of all members that cost a check of signatures
 LIST_MIN_S = 10.0  # between two lists for a gateway
 
-_Handler = Callable[[str, bytes, float], Sequence[bytes]]
+_Request = Callable[[str, bytes, float], Sequence[bytes]]
 
 _log = logging.getLogger(__name__)
 
 
-class EnrolmentService(Generic[Event]):
-    """An endpoint (`transports.driver.Endpoint`) around another. `refused` counts refusals."""
+class EnrolmentService:
+    """Handles the messages in the clear that come over `channel`, once they are registered."""
 
-    def __init__(self, endpoint: Endpoint[Event], keyring: Keyring, refused: Counter[str]) -> None:
-        self._endpoint = endpoint
+    def __init__(self, keyring: Keyring, channel: Channel[Any]) -> None:
         self._keyring = keyring
-        self._refused = refused
+        self._channel = channel
         self._codes = EnrolmentCodes()
-        self._answers: list[tuple[str, list[bytes]]] = []
         # What is proved and what is not count apart: who sends requests in a board's name without
         # its proof must not use up the board's answers.
         self._proved = RateLimiter(ANSWER_MIN_S)
         self._unproved = RateLimiter(ANSWER_MIN_S)
         self._checks = RateLimiter(CHECK_MIN_S)
         self._lists = RateLimiter(LIST_MIN_S)
-        self._handlers: dict[int, _Handler] = {
-            enrolment.REQUEST: self._enrol,
-            ROTATION_REQUEST: self._rotate,
-            LIST_REQUEST: self._list,
-        }
         self._rotated_at: dict[str, float] = {}  # by member
         self._notices = GrowingPause(NOTICE_FIRST_S, NOTICE_LONGEST_S)  # by kind and fingerprint
         self._rotations = RotationReader()
         self._refusals = RefusalLog()  # requests from strangers must not fill the log
+
+    def register(self, handlers: Handlers) -> None:
+        """Handle these messages of a host from now on."""
+        handlers.in_clear |= {
+            enrolment.REQUEST: partial(self._answer, self._enrol),
+            ROTATION_REQUEST: partial(self._answer, self._rotate),
+            LIST_REQUEST: partial(self._answer, self._list),
+            HOST_ROTATED: self._hear_rotation,
+        }
+        handlers.after_frames = self.tell
 
     def issue(self, role: Role, lasts_s: float, now: float) -> str:
         """A new code for one member; SecurityError for too many open codes."""
         code = make_code(os.urandom(ENTROPY_SIZE))
         self._codes.issue(code, role, now + lasts_s, now)
         return code
-
-    def receive_frames(self, peer: str, frames: Sequence[bytes], now: float) -> None:
-        frames = [frame for frame in frames if not self._receive(peer, frame, now)]
-        self._endpoint.receive_frames(peer, frames, now)
-        self.tell(peer, now)
-
-    def next_timeout(self) -> float | None:
-        return self._endpoint.next_timeout()
-
-    def handle_timeout(self, now: float) -> None:
-        self._endpoint.handle_timeout(now)
-
-    def handle_delivery(self, delivery: Delivery, now: float) -> None:
-        """Pass the report on to an endpoint that repeats messages."""
-        if isinstance(self._endpoint, DeliveryHandler):
-            self._endpoint.handle_delivery(delivery, now)
-
-    def next_event(self) -> Event | None:
-        return self._endpoint.next_event()
-
-    def frames_to_send(self, now: float) -> list[tuple[str, list[bytes]]]:
-        answers, self._answers = self._answers, []
-        return answers + self._endpoint.frames_to_send(now)
 
     def tell(self, peer: str, now: float) -> None:
         """Tell a board in the clear what it cannot hear under a seal, with growing pauses."""
@@ -126,9 +103,10 @@ class EnrolmentService(Generic[Event]):
             if kind != HOST_ROTATED:
                 own = self._keyring.own
                 frames.append(write_notice(kind, own, member_list.fleet, fingerprint))
-            self._answers += [(peer, [frame]) for frame in frames]  # links pass those alone
+            for frame in frames:
+                self._channel.send_in_clear(peer, [frame])  # links pass those alone
 
-    def _hear_rotation(self, frame: bytes, now: float) -> None:
+    def _hear_rotation(self, _peer: str, frame: bytes, now: float) -> None:
         """Stop where a board proves that this host's key has a successor: there must be one host.
 
         SecurityError. The rotation is on disk then, so the next start is refused too.
@@ -136,41 +114,25 @@ class EnrolmentService(Generic[Event]):
         try:
             is_over = self._rotations.take(frame, self._keyring.follow_host, now)
         except WireError as error:
-            self._refused[error.reason] += 1
+            self._channel.refused[error.reason] += 1
             return
         if is_over:
             raise SecurityError(f"this host has {SUPERSEDED}")
 
-    def _receive(self, peer: str, frame: bytes, now: float) -> bool:
-        """Answer a request; False for any other frame."""
-        if frame[:3] != _HEAD:
-            return False
-        if is_rotation(frame):
-            self._hear_rotation(frame, now)
-            return True
+    def _answer(self, request: _Request, peer: str, frame: bytes, now: float) -> None:
+        """Send the answer or refusal; nothing where it would be one too many."""
+        _, body = open_seal(frame)
+        answers: Sequence[bytes] = ()
         try:
-            _, body = open_seal(frame)
-        except WireError:
-            return False
-        handle = self._handlers.get(body[0])
-        if handle is None:
-            return False
-        answers = self._answer(handle, peer, body, now)
-        if answers:
-            self._answers.append((peer, [seal_open(_HEADER, answer) for answer in answers]))
-        return True
-
-    def _answer(self, handle: _Handler, peer: str, body: bytes, now: float) -> Sequence[bytes]:
-        """The answer or refusal; empty where it would be one too many."""
-        try:
-            return handle(peer, body, now)
+            answers = request(peer, body, now)
         except WireError as error:
-            self._refused[error.reason] += 1
+            self._channel.refused[error.reason] += 1
             if self._refusals.is_news(peer, error.reason):
                 _log.warning("refused to enrol or to rotate keys of %s: %s", peer, error)
-            if not self._unproved.allow(peer, now):
-                return ()
-            return (control.write_control(Refusal(0, error.reason)),)
+            if self._unproved.allow(peer, now):
+                answers = (control.write_control(Refusal(0, error.reason)),)
+        if answers:
+            self._channel.send_in_clear(peer, [seal_open(IN_CLEAR, answer) for answer in answers])
 
     def _enrol(self, peer: str, body: bytes, now: float) -> Sequence[bytes]:
         public, answer = self._codes.accept(body, self._keyring.member_list, now, peer)

@@ -208,7 +208,7 @@ class Teaching:
         has no pace of its own.
         """
         is_over = host.phase == FINISHED or host.plan.rounds == 0
-        is_over = is_over or not host.has_boards
+        is_over = is_over or not any(True for _ in host.boards)
         ahead = self._exchange.note(self.group, host.version, is_over=is_over)
         return self._every_rounds <= ahead <= WAITS_MAX * self._every_rounds
 

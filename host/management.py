@@ -22,11 +22,11 @@ def answer(host: HostProtocol, request: Mapping[str, Any], now: float) -> dict[s
     changes = request.get("set", {})
     if not are_allowed({name: value for name, value in changes.items() if value is not None}):
         return {"error": f"not all of these are settings of a board within bounds: {changes}"}
-    management = host.management
+    management = host.session.management
     for name in names:
         if changes:
             wanted = {**unpack(LIMITS, management.boards[name].wanted), **changes}
-            host.set_board(name, wanted, now)
+            host.session.set_board(name, wanted, now)
         if request.get("inquire"):
             management.inquire(name, now)
     host.handle_timeout(now)  # sends what the boards have to hear

@@ -17,7 +17,7 @@ ASK = "enrol"  # a request on the control socket with this key is for this modul
 def answer(
     keyring: Keyring | NoKeyring,
     request: Mapping[str, Any],
-    service: EnrolmentService[Any] | None = None,
+    service: EnrolmentService | None = None,
     now: float = 0.0,
 ) -> dict[str, Any]:
     """The answer to `{"enrol": ...}` with a word of the match below, or an "error".
@@ -71,7 +71,7 @@ def _add(keyring: Keyring, identities: object) -> None:
         keyring.keep_member_list()
 
 
-def _code(service: EnrolmentService[Any], request: Mapping[str, Any], now: float) -> dict[str, Any]:
+def _code(service: EnrolmentService, request: Mapping[str, Any], now: float) -> dict[str, Any]:
     try:
         role = Role[str(request.get("role", "")).upper()]
         minutes = float(request["minutes"])

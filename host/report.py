@@ -186,7 +186,7 @@ def summary(host: HostProtocol) -> str:
 def _behind(host: HostProtocol) -> str | None:
     if host.recovering:
         return "this host was restored from an old copy: global updates come back from its nodes"
-    names = host.ahead
+    names = host.recovery.unmet(host.version)
     return f"{', '.join(names)} {AHEAD}" if names else None
 
 
@@ -200,13 +200,13 @@ def _node(node: RegisteredNode, host: HostProtocol, now: float) -> dict[str, Any
         # Whether a round waits for it: none does once the run is over
         "active": node.is_awaited(host.version, now) and not (revoked or host.phase == FINISHED),
         "heard_s_ago": None if node.heard_at is None else round(now - node.heard_at, 1),
-        "delivered": host.delivered(node.address),
+        "delivered": host.round.delivered(node.address),
         # The gateway whose partial aggregate counted it last; None: its own update was counted.
         "partial_aggregate": None
         if node.partial_aggregate is None
         else node.partial_aggregate.address,
         "refused": refusals(node.refused),
-        "board": row(host.management.boards[node.name], now),
+        "board": row(host.session.management.boards[node.name], now),
     }
 
 

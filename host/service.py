@@ -87,15 +87,21 @@ class HostService:
         self._keyring = keyring or NoKeyring()
         security = self._keyring.security(HOST, model_hash, stored.state.counter)
         self.protocol = HostProtocol(
-            stored.plan, settings, model_hash, stored.run, stored.state, security, pace
+            plan=stored.plan,
+            settings=settings,
+            model_hash=model_hash,
+            run=stored.run,
+            state=stored.state,
+            security=security,
+            pace=pace,
         )
-        self.protocol.management.restore(store.boards(clock()))
+        self.protocol.session.management.restore(store.boards(clock()))
         self.protocol.mute(store.muted)
-        self.enrolment: EnrolmentService[HostEvent] | None = None
+        self.enrolment: EnrolmentService | None = None
         if isinstance(self._keyring, Keyring):
-            self.enrolment = EnrolmentService(self.protocol, self._keyring, self.protocol.refused)
-        endpoint = self.enrolment or self.protocol
-        self.driver: Driver[HostEvent] = Driver(endpoint, transport, clock)
+            self.enrolment = EnrolmentService(self._keyring, self.protocol.channel)
+            self.enrolment.register(self.protocol.handlers)
+        self.driver: Driver[HostEvent] = Driver(self.protocol, transport, clock)
         self.releases = releases
         self.teaching = teaching
         self._store = store
@@ -125,9 +131,9 @@ class HostService:
         """Handle what arrives within `wait_s` seconds; True if anything happened."""
         moved = self.driver.poll(wait_s, self._handle, self._commit)
         if self._made:
-            # The global update was sent after its commit: its bytes still belong to its round.
+            # The global update was sent after its commit: its bytes still belong to its round. The
+            # next commit makes that durable.
             self._charge(self._made[-1], 0.0)
-            self._store.commit()
             self._history.extend(self._store.history(len(self._made)))
             self._made.clear()
         now = self._clock()
@@ -135,10 +141,10 @@ class HostService:
             known = (node.name for node in self.protocol.nodes.values())
             boards = (name for name in known if not self.protocol.is_excluded(name))
             bodies = self.releases.turn(now, self.driver.spare(), boards)
-            self.protocol.release = self.releases.sender
-            self.protocol.broadcast_release(bodies)
+            self.protocol.session.release = self.releases.sender
+            self.protocol.session.broadcast(bodies)
         if self.teaching is not None:
-            self.protocol.broadcast_knowledge(self.teaching.turn(self.protocol))
+            self.protocol.session.broadcast(self.teaching.turn(self.protocol))
             self.protocol.hold(self.teaching.is_ahead(self.protocol), now)
         if now >= self._gathering_at:
             self._gathering_at = math.inf

@@ -93,11 +93,21 @@ class SplitService:
         counter = store.counter()
         boards = [(address, name, kept.numbers.get(name, 0)) for address, name in store.boards()]
         security = self._keyring.security(HOST, model, counter)
-        self.host = SplitHost(plan, settings, model, kept.run, boards, counter, security, pace)
-        self.enrolment: EnrolmentService[HostEvent] | None = None
+        self.host = SplitHost(
+            plan=plan,
+            settings=settings,
+            model_hash=model,
+            run=kept.run,
+            boards=boards,
+            counter=counter,
+            security=security,
+            pace=pace,
+        )
+        self.enrolment: EnrolmentService | None = None
         if isinstance(self._keyring, Keyring):
-            self.enrolment = EnrolmentService(self.host, self._keyring, self.host.refused)
-        self.driver: Driver[HostEvent] = Driver(self.enrolment or self.host, transport, clock)
+            self.enrolment = EnrolmentService(self._keyring, self.host.channel)
+            self.enrolment.register(self.host.handlers)
+        self.driver: Driver[HostEvent] = Driver(self.host, transport, clock)
         self.counts = +Counter({name: kept.counts.get(name, 0) for name in COUNTED})
         for board in self.host.nodes.values():
             board.learned = kept.counts.get(f"{board.name}.learned", 0)
@@ -267,7 +277,7 @@ class SplitService:
                     "done": board.is_done,
                     "heard_s_ago": None if board.heard_at is None else now - board.heard_at,
                     "refused": refusals(board.refused),
-                    "software": host.management.boards[board.name].software,
+                    "software": host.session.management.boards[board.name].software,
                 }
                 for board in host.nodes.values()
             ],

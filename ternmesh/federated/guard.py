@@ -48,7 +48,7 @@ class KeptRound:
 
 
 @dataclass(frozen=True, slots=True)
-class Return:
+class Rollback:
     """The version to go back to, and the residual with which the host goes on there."""
 
     version: int
@@ -56,7 +56,7 @@ class Return:
     residual: Vector
     rise: float  # of the boards' loss since that version
     suspect: int | None  # the address of a board to exclude
-    without: frozenset[int]  # boards whose updates are not added once more
+    excluded: frozenset[int]  # boards whose updates are not added once more
 
 
 class Guard:
@@ -75,15 +75,16 @@ class Guard:
         self._rounds: deque[KeptRound] = deque(maxlen=KEPT_MAX)
         self._suspected: tuple[Mapping[int, float], int, Standing] | None = None
 
-    def look(
+    def check(
         self,
+        *,
         version: int,
         residual: Vector,
         sent: Weighted,
         step: Vector,
         reputations: Reputations,
         oldest: int = 0,
-    ) -> Return | None:
+    ) -> Rollback | None:
         """Keep a round that is to be closed. Return where to go back to, if it is spoiled.
 
         `step` is what the rule made of the round, `oldest` the oldest version to go back to.
@@ -98,26 +99,26 @@ class Guard:
         self._rounds.append(KeptRound(version, losses, residual, sent, kept_step))
         while sum(kept.size() for kept in self._rounds) > BYTES_MAX:
             self._rounds.popleft()
-        found = [(rise(k.losses, losses), k.version) for k in self._rounds if k.version >= oldest]
-        highest, best = max(found, default=(-np.inf, 0))
+        rises = [(rise(k.losses, losses), k.version) for k in self._rounds if k.version >= oldest]
+        highest, best = max(rises, default=(-np.inf, 0))
         if highest <= self._limit * loss_scale(reputations):
             return None
         since = [kept for kept in self._rounds if kept.version >= best]
         counted = {item.address for kept in since for item, weight, _ in kept.sent.rows() if weight}
-        gone = {address for address in counted if not reputations.weight(address)}
-        suspect = None if gone else self._suspect(since, reputations)
-        if not gone and suspect is None:
+        discarded = {address for address in counted if not reputations.weight(address)}
+        suspect = None if discarded else self._suspect(since, reputations)
+        if not discarded and suspect is None:
             return None
-        without = frozenset(gone if suspect is None else {suspect})
-        again = sum((self._again(kept, without) for kept in since), since[0].residual)
-        return Return(best, since[0].losses, again, highest, suspect, without)
+        excluded = frozenset(discarded if suspect is None else {suspect})
+        replayed = sum((self._replayed(kept, excluded) for kept in since), since[0].residual)
+        return Rollback(best, since[0].losses, replayed, highest, suspect, excluded)
 
-    def returned(self, back: Return, reputations: Reputations) -> None:
+    def returned(self, rollback: Rollback, reputations: Reputations) -> None:
         """Note that the host goes back: the suspect is excluded, and the rounds are over."""
         self.reset()
-        if back.suspect is not None:
-            self._suspected = back.losses, back.suspect, reputations.of(back.suspect)
-            reputations.suspect(back.suspect, back.version)
+        if rollback.suspect is not None:
+            self._suspected = rollback.losses, rollback.suspect, reputations.of(rollback.suspect)
+            reputations.suspect(rollback.suspect, rollback.version)
 
     def reset(self) -> None:
         """Forget all rounds: what comes next does not follow from them."""
@@ -167,11 +168,11 @@ class Guard:
         whole = sum(own.values(), np.zeros(self._plan.dimension, np.float32))
         return min(free, key=lambda address: cosine(own[address], whole - own[address]))
 
-    def _again(self, kept: KeptRound, without: frozenset[int]) -> Vector:
+    def _replayed(self, kept: KeptRound, excluded: frozenset[int]) -> Vector:
         """The weighted mean of a round without some nodes, in the order of the adapter."""
         if kept.step is not None:
             return kept.step
-        counts = np.array([item.address not in without for item in kept.sent.updates])
+        counts = np.array([item.address not in excluded for item in kept.sent.updates])
         return self._placed(kept, mean_of(replace(kept.sent, weights=kept.sent.weights * counts)))
 
     def _of(self, rounds: Iterable[KeptRound], address: int) -> Vector:

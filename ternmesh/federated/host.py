@@ -1,13 +1,22 @@
-"""The host's side of a training run, sans-I/O: register nodes, run rounds, make global updates.
+"""What the host of a fleet does, sans-I/O: it registers nodes, runs rounds, makes global updates.
 
-`session` explains how a program drives the host and how nodes join. The phases, as in
-`state.RUN_LEGAL`:
+The program calls `receive_frames` and `handle_timeout`. It then takes all events with
+`next_event`, makes them durable, and sends `frames_to_send`. Time is an argument, in seconds of any
+clock that does not jump.
 
-                min_peers have joined
-    GATHERING ───────────────────────> OPEN(round) ──┐ the updates of all active nodes are here, or
-                                          ^          │ the deadline has passed with min_peers
-                                          │          v
-                                          └── global update made ──> FINISHED after the last round
+The states of a run, as in `state.RUN_LEGAL`; a round is open in OPEN, and in no other state:
+
+                       enough nodes have joined        the last round was closed
+            GATHERING ──────────────────────────> OPEN ──────────────────────────> FINISHED
+               │  ^                               │  ^
+     a node has │  │ that was                      │  │ the host has
+     newer ones v  │ not true                      v  │ these, too
+         GATHERING_BEHIND ─────────────────────> BEHIND
+                           a node gave one back
+
+A round, in the order of the methods: bodies arrive (`_receive_update`), until the round has all of
+them or its deadline passes (`_advance`, `_deadline_passed`). Then it is closed, and what counts is
+combined, encoded, certified and published (`_end_round`).
 
 A node that misses a deadline is inactive until it sends a frame again, and may rest for some rounds
 besides; what it sends in time counts. A silent node counts as present without an update.
@@ -16,105 +25,209 @@ A host that was restored from an old copy gets what it lacks back from its nodes
 hear of it first, a deadline counts only nodes known since the start to be at the host's version.
 """
 
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 
-from ternmesh.codec.encoder import add_residual
+from ternmesh.codec.encoder import zero_residual
 from ternmesh.codec.scale import add_q24, to_float
 from ternmesh.deliveries import Delivery
 from ternmesh.errors import WireError
+from ternmesh.federated import events
 from ternmesh.federated.aggregation import encode_step, make_step, older_adapter
+from ternmesh.federated.channel import Channel
 from ternmesh.federated.consolidation import Consolidation
-from ternmesh.federated.events import (
-    BodyAccepted,
-    GlobalUpdateMade,
-    NodeJoined,
-    RoundExtended,
-    RoundOpened,
-    UpdateForgotten,
-)
+from ternmesh.federated.events import HostEvent
+from ternmesh.federated.fleet_session import FleetSession, Handlers
 from ternmesh.federated.guard import Guard
-from ternmesh.federated.host_run import HostRun
 from ternmesh.federated.open_round import PARTIAL_AGGREGATE, Count, OpenRound, check_round, round_of
-from ternmesh.federated.registry import CHAIN_BYTES_MAX
+from ternmesh.federated.recovery import ASKS_MAX, Recovery, own_rows
+from ternmesh.federated.registry import CHAIN_BYTES_MAX, CatchUp, NodeRegistry, UpdateChain
 from ternmesh.federated.reputation import restored
 from ternmesh.federated.robust import MEANS, RobustAggregation, Weighted
 from ternmesh.federated.state import (
     RUN_LEGAL,
+    WIRE_PHASES,
     ChainLink,
     HostSettings,
     HostState,
     RegisteredNode,
+    RunState,
     RunStep,
     addresses_awaited,
     is_any_counted,
+    next_state,
+    registered,
 )
-from ternmesh.plan import Plan
-from ternmesh.security.authenticator import OPEN as SECURITY_OPEN
-from ternmesh.security.authenticator import SecurityLayer
+from ternmesh.plan import Plan, genesis, to_numbers
+from ternmesh.security.authenticator import OPEN, SecurityLayer
 from ternmesh.security.membership import ALL
 from ternmesh.timers import NETWORK_TIMERS, TimerSettings, earliest
 from ternmesh.types import ModelQ24, Vector
-from ternmesh.wire import control, fragments
-from ternmesh.wire.control import GATHERING, OPEN, Announce, Hello, Receipt
+from ternmesh.wire import control, fragments, global_update, release, update
+from ternmesh.wire.control import Hello, Refusal
 from ternmesh.wire.frame import BROADCAST, DOWN, UNASSIGNED
-from ternmesh.wire.global_update import (
-    Counted,
-    GlobalUpdate,
-    hash_adapter,
-    hash_global_update,
-    write_global_update,
-)
-from ternmesh.wire.update import MANIFEST_KIND
 
 UNHEARD = "unheard"  # the reason that makes a node say hello to a host that has begun anew
 
 
-class HostProtocol(HostRun):
+@dataclass(frozen=True, slots=True)
+class Combined:
+    """What a round comes to before it is encoded."""
+
+    vector: Vector  # what the rule makes of the round's updates
+    residual: Vector  # what earlier global updates could not carry
+    base_q24: ModelQ24  # the global adapter to which the encoded sum of both is added
+    returns_to: int | None = None  # the version of `base_q24`, where it is an older one
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """The next global update before it is certified: what it says, and what it leads to."""
+
+    version: int
+    chunks: tuple[bytes, ...]
+    model_q24: ModelQ24  # the global adapter after it
+    residual: Vector  # what it could not carry
+    probe: tuple[bytes, ...] = ()
+    returns_to: int | None = None  # as in `Combined`
+
+
+class HostProtocol:
     """One run over one fleet."""
 
     def __init__(
         self,
+        *,
         plan: Plan,
         settings: HostSettings,
         model_hash: bytes,
         run: bytes,
         state: HostState,
-        security: SecurityLayer = SECURITY_OPEN,
+        security: SecurityLayer = OPEN,
         pace: TimerSettings = NETWORK_TIMERS,
     ) -> None:
-        super().__init__(plan, settings, model_hash, run, state, security, pace)
+        self.plan = plan
+        self.settings = settings
+        self._model_hash = model_hash
+        # The nodes, and what they and this host send each other
+        self.channel = Channel[HostEvent](run=run, counter=state.counter, security=security)
+        self.nodes = NodeRegistry(map(registered, state.nodes), new=RegisteredNode)
+        self.session = FleetSession(
+            channel=self.channel,
+            nodes=self.nodes,
+            model=model_hash[: update.MODEL_SIZE],
+            plan=to_numbers(plan),
+            excuse=self._excuse,
+            answer_s=pace.catch_up_s,
+        )
+        self.handlers = self._new_handlers()
+        # The run, which the program keeps on disk as `HostState`
+        origin = genesis(model_hash, run, plan)
+        self.run = run
+        self.state = state.run_state
+        self.version = state.version  # of the newest global update
+        self.global_hash = state.global_hash or origin
+        self.model_q24 = state.model_q24
+        self.residual = state.residual
+        self.chain = UpdateChain(origin, state.chain, settings.chain_max)
+        # The open round
         # Bodies on disk have a receipt: they count, even if partial aggregates are disabled now.
-        stored = any(place & PARTIAL_AGGREGATE for place, _ in state.bodies)
-        self._round = self._new_round(may_be_aggregated=settings.partial_aggregates or stored)
+        has_aggregates = any(place & PARTIAL_AGGREGATE for place, _ in state.bodies)
+        self.round = self._new_round(may_be_aggregated=has_aggregates)
         for place, body in state.bodies:
-            self._round.add(place, body)
-        # Of this process
-        self._to_answer: set[int] = set()  # nodes that sent bodies in the last frames
-        self._missed: list[int] = []  # nodes for which the round waited at the last full look
+            self.round.add(place, body)
+        self.deadline = 0.0  # the caller's clock
+        self.is_held = False  # it stays open until its deadline, whatever is here
+        # What makes a global update of a round
         self.aggregation = RobustAggregation(
             plan, model_hash, settings.aggregation, run, restored(state.standings)
         )
-        limit = settings.aggregation.guard if self.aggregation.has_probes else 0.0
-        keeps_steps = settings.aggregation.name not in MEANS
-        self.guard = Guard(plan, model_hash, limit, keeps_steps=keeps_steps)
-        self.muted: frozenset[str] = frozenset()
-        self.returned = ""  # which global update went back to which version, and why
+        self.guard = Guard(
+            plan,
+            model_hash,
+            settings.aggregation.guard if self.aggregation.has_probes else 0.0,
+            keeps_steps=settings.aggregation.name not in MEANS,
+        )
         self.consolidation = Consolidation(plan.dimension, state.mean)
-        # Timers
-        self.deadline = 0.0  # the deadline of the open round
-        self._is_held = False
+        self.muted: frozenset[str] = frozenset()  # nodes that count nothing
+        self.returned = ""  # which global update went back to which version, and why
+        # Who is behind: nodes, or this host
+        self.recovery = Recovery(
+            plan=plan,
+            model_hash=model_hash,
+            authenticator=security.authenticator,
+            pause_s=pace.catch_up_s,
+            may_adopt=state.is_first,
+        )
+        self._catch_up = CatchUp(pace.catch_up_s)
         self._announce_at = 0.0
+
+    def _new_handlers(self) -> Handlers:
+        """What a host receives. The program adds what comes without a seal (`host.enrolment`)."""
+        return Handlers(
+            of_node={
+                update.MANIFEST_KIND: self._receive_update,
+                update.CHUNK_KIND: self._receive_update,
+                update.VOTE_CHUNK_KIND: self._receive_update,
+                update.CONTRIBUTIONS_KIND: self._receive_update,
+                control.KIND: self._receive_update,  # a `Silent`
+                fragments.KIND: self._receive_lost_update,
+            },
+            of_peer={
+                Hello: self._receive_hello,
+                control.Report: self.session.receive_report,
+                Refusal: self.session.receive_refusal,
+                release.STATUS: self.session.receive_release_status,
+            },
+        )
 
     # What the program calls
 
     def start(self, now: float) -> None:
         """Begin, or continue after a restart: the open round gets a new deadline."""
-        self._ask(now)  # first the key that seals the announce
+        self.session.send_due(now)  # first the key that seals the announce
         for node in self.nodes.values():
-            if not self._authenticator.may_train(node.name):
+            if self.is_excluded(node.name):
                 self._forget(node.address)  # it was revoked while the host was down
         self._lead_on(now)
         self._advance(now)
+
+    def receive_frames(self, peer: str, frames: Sequence[bytes], now: float) -> None:
+        """Handle frames from a peer, then do what follows from them."""
+        self.session.receive_frames(peer, frames, self.handlers, self.version, now)
+        unanswered, self.round.unanswered = self.round.unanswered, set()
+        for address in unanswered:
+            self._answer(address)
+        self.session.send_due(now)  # first a new broadcast key, if there is one
+        self._ask_if_due(now)
+        self._advance(now)
+
+    def next_timeout(self) -> float | None:
+        """Return the time when `handle_timeout` is due."""
+        deadline = self.deadline if self.state is RunState.OPEN else None
+        return earliest(self._announce_at, self.recovery.at, deadline, self.session.next_due())
+
+    def handle_timeout(self, now: float) -> None:
+        """Close or extend the round at its deadline; announce version and phase."""
+        self.session.send_due(now)
+        self._ask_if_due(now)
+        if self.state is RunState.OPEN and now >= self.deadline:
+            self._deadline_passed(now)
+        if now >= self._announce_at:
+            self._announce(now)
+
+    def handle_delivery(self, delivery: Delivery, now: float) -> None:
+        """Note a delivery report of a transport that retransmits messages to nodes."""
+        self._catch_up.deliveries.note(delivery, now)
+
+    def next_event(self) -> HostEvent | events.SessionEvent | None:
+        """Return the next event to save or handle; None if there are no more."""
+        return self.channel.next_event()
+
+    def frames_to_send(self, now: float) -> list[tuple[str, list[bytes]]]:  # noqa: ARG002
+        """Return frames by peer. Call this after the events are on disk."""
+        return self.channel.frames_to_send()
 
     def exclude(self, name: str, now: float) -> None:
         """Remove a revoked node's update from the open round."""
@@ -123,8 +236,20 @@ class HostProtocol(HostRun):
             self._forget(node.address)
             self.residual = self.guard.forget(node.address, self.residual)
             self.aggregation.before = None  # no momentum of its updates
-        self._ask(now)  # first the new broadcast key for the others
+        self.session.send_due(now)  # first the new broadcast key for the others
         self._advance(now)
+
+    def mute(self, names: Collection[str]) -> None:
+        """From now on nodes with these names count nothing, as if `fixed` said so."""
+        self.muted = frozenset(names)
+        self._fix_weights()
+
+    def hold(self, held: bool, now: float) -> None:
+        """Keep the open round open until its deadline, or no longer: another group is behind."""
+        is_released = self.is_held and not held
+        self.is_held = held
+        if is_released:
+            self._advance(now)
 
     def return_to(self, version: int, now: float) -> str:
         """Go back to an older global adapter, for the owner; return why not, or nothing.
@@ -132,332 +257,398 @@ class HostProtocol(HostRun):
         What the host has not sent yet is dropped. The updates of the open round do not count, and
         stay with their nodes.
         """
-        if self.phase != OPEN or self.recovering:
+        if self.state is not RunState.OPEN:
             return "no round is open: an older version is for a run that goes on"
         if not 0 <= version < self.version:
             return f"there is no version {version} before {self.version}"
-        older = self._older(version)
-        if older is None:
+        older_q24 = self._older(version)
+        if older_q24 is None:
             return f"version {version} is not kept any more, or was itself taken back"
         self.guard.reset()
-        self._round.silent.update(self.nodes)  # none is missing
-        self._go_back((version, older), 0 * self.residual, Count([], {}, {}), now)
+        self.round.silent.update(self.nodes)  # none is missing
+        residual = zero_residual(self.plan.dimension)
+        self._make_global_update(self._go_back(version, older_q24, residual), Count(), now)
         return ""
+
+    # What the program shows
+
+    @property
+    def refused(self) -> Counter[str]:
+        """Refused frames by reason."""
+        return self.channel.refused
+
+    @property
+    def phase(self) -> int:
+        """The phase that nodes are told (`wire.control`)."""
+        return WIRE_PHASES[self.state]
+
+    @property
+    def recovering(self) -> bool:
+        """Whether a node may have global updates that the host has lost."""
+        return self.state in (RunState.GATHERING_BEHIND, RunState.BEHIND)
+
+    @property
+    def boards(self) -> Iterator[RegisteredNode]:
+        """The nodes that have not been given up for now, and may train."""
+        return (n for n in self.nodes.values() if n.active and not self.is_excluded(n.name))
 
     def is_excluded(self, name: str) -> bool:
         """Whether a node may not train any more: its key was revoked."""
-        return not self._authenticator.may_train(name)
+        return not self.channel.authenticator.may_train(name)
 
-    def delivered(self, address: int) -> str:
-        """Return how much of a node's update has arrived: none, part, whole or silent."""
-        return self._round.delivered(address)
+    def awaited(self, now: float) -> list[int]:
+        """Return the addresses of the nodes that the round waits for."""
+        able = [node for node in self.nodes.values() if not self.is_excluded(node.name)]
+        return addresses_awaited(able, self.version, now)
 
-    # Timers
+    # Joining
 
-    def next_timeout(self) -> float | None:
-        """Return the time when `handle_timeout` is due."""
-        deadline = self.deadline if self.phase == OPEN and not self.recovering else None
-        return earliest(self._announce_at, self._recovery.at, deadline, self._next_ask())
+    def _receive_hello(self, peer: str, hello: Hello, now: float) -> None:
+        """Register a node and tell it where the run is, or ask it for what this host has lost."""
+        self.session.check_hello(peer, hello)
+        node = self.nodes.take_in(hello.name, self.settings.places)
+        node.heard(now)
+        if node.samples != hello.samples:
+            node.samples = hello.samples
+            self.channel.events.append(events.NodeJoined(node.address, node.name, node.samples))
+        is_lost = self.version == 0 < hello.version <= self.plan.last_version
+        if is_lost and self.recovery.may_adopt and hello.run != self.run:
+            self._adopt(hello)
+        if hello.run == self.run and hello.version > self.version:
+            self._hear_claim(hello, now)
+        else:
+            node.in_step |= (hello.run, hello.version) == (self.run, self.version)
+            self.session.welcome(
+                node,
+                hello.instance,
+                run=self.run,
+                version=self.version,
+                phase=self.phase,
+                deadline_ms=self._deadline_ms(now),
+            )
+            self._send_missing(node, hello, now)
+            if self.phase == control.OPEN:
+                self._answer(node.address)
+        self.session.note_hello(hello, self.run, now)
 
-    def handle_timeout(self, now: float) -> None:
-        """Close or extend the round at its deadline; announce version and phase."""
-        self._ask(now)
-        self._ask_if_due(now)
-        if self.phase == OPEN and not self.recovering and now >= self.deadline:
-            self._deadline_passed(now)
-        if now >= self._announce_at:
-            self._announce(now)
+    def _excuse(self, node: RegisteredNode, now: float) -> None:
+        """Wait for a node in no round until its next hello: it cannot train, or must not."""
+        node.active = False
+        self._advance(now)
 
-    def handle_delivery(self, delivery: Delivery, now: float) -> None:
-        """Note a delivery report of a transport that retransmits messages to nodes."""
-        self._deliveries.note(delivery, now)
-
-    # Receiving
-
-    def _receive_body(self, node: RegisteredNode, body: bytes, now: float) -> None:
-        if body[0] == fragments.KIND:
-            self._receive_fragment(node, body, now)
+    def _send_missing(self, node: RegisteredNode, hello: Hello, now: float) -> None:
+        """Send a node the global updates that it lacks, or a snapshot if that is smaller."""
+        own = hello.version, hello.global_hash
+        version, known = own if hello.run == self.run else (0, self.chain.genesis)
+        is_up_to_date = version == self.version and known == self.global_hash
+        if is_up_to_date or not self._catch_up.is_due(node.name, now):
             return
+        if self.channel.outgoing.holds(node.address | DOWN, fragments.KIND):
+            return  # the slowest check, so the last one
+        steps = self.chain.between(version, known, self.version)
+        if steps is None or sum(map(len, steps)) > 4 * self.plan.dimension:
+            contents = [self._snapshot(node)]
+        else:
+            contents = [global_update.split_certificate(step)[0] for step in steps]
+        for content in contents:
+            # Certified once more: the host's key may have changed since.
+            self._send_object(node.name, node.address | DOWN, self._certified(content))
+
+    def _snapshot(self, node: RegisteredNode) -> bytes:
+        """The newest global adapter, for one node."""
+        return global_update.write_global_snapshot(
+            global_update.GlobalSnapshot(
+                version=self.version,
+                global_hash=self.global_hash,
+                model=self._model_hash[: update.MODEL_SIZE],
+                finished=self.state is RunState.FINISHED,
+                # Not the time left: the bytes must not depend on the time.
+                deadline_ms=self.settings.deadline_ms,
+                counted=tuple(filter(None, (node.counted, node.partial_aggregate))),
+                state=self.model_q24,
+            )
+        )
+
+    # A round: what arrives
+
+    def _receive_update(self, node: RegisteredNode, body: bytes, now: float) -> None:
+        """Take a body of an update, or a `Silent`, for the open round."""
         number = round_of(body, self.version, self.plan, self.settings.partial_aggregates)
-        check_round(number, self.version, is_open=self.phase == OPEN and not self.recovering)
-        place = self._round.place(node.address, body)
+        check_round(number, self.version, is_open=self.state is RunState.OPEN)
+        place = self.round.place(node.address, body)
         if place & PARTIAL_AGGREGATE and not self.settings.partial_aggregates:
             raise WireError("bundle", "this host takes no partial aggregates any more")
         try:
             is_new = self._take(node, place, body)
         finally:
-            self._to_answer.update(self._round.contributors(place))
-        for address in self._round.contributors(place):
+            self.round.unanswered.update(self.round.contributors(place))
+        for address in self.round.contributors(place):
             self.nodes[address].heard(now)
             self.nodes[address].in_step = True
         if is_new:
-            self._events.append(BodyAccepted(place, self.version, body))
+            self.channel.events.append(events.BodyAccepted(place, self.version, body))
         else:
-            self.refused["duplicate"] += 1
+            self.channel.refused["duplicate"] += 1
             node.refused["duplicate"] += 1
 
     def _take(self, node: RegisteredNode, place: int, body: bytes) -> bool:
         """Add a body to the open round. Return False for a duplicate. Raises WireError."""
         try:
-            is_new = self._round.add(place, body)
-            update = self._round.whole_update(place) if is_new else None
-            if update is not None:  # before that, only the frame protection shows the sender
-                self._authenticator.check_update(node.name, self.run, self.version, *update)
+            is_new = self.round.add(place, body)
+            whole = self.round.whole_update(place) if is_new else None
+            if whole is not None:  # before that, only the frame protection shows the sender
+                check_update = self.channel.authenticator.check_update
+                check_update(node.name, self.run, self.version, *whole)
             return is_new
         except WireError as error:
             # A node that has lost its disk makes another update. Its chunks must not mix with the
             # chunks of the first one that are here.
-            is_other = error.reason == "conflict" and body[0] == MANIFEST_KIND
-            is_other = is_other and not self._round.is_whole(place)
+            is_other = error.reason == "conflict" and body[0] == update.MANIFEST_KIND
+            is_other = is_other and not self.round.is_whole(place)
             if is_other or error.reason in ("digest", "signature"):
                 self._forget(place)
             if is_other:
-                return self._round.add(place, body)
+                return self.round.add(place, body)
             raise
 
     def _forget(self, place: int) -> None:
-        self._round.forget(place)
-        self._events.append(UpdateForgotten(place, self.version))
+        self.round.forget(place)
+        self.channel.events.append(events.UpdateForgotten(place, self.version))
 
-    def _frames_taken(self, now: float) -> None:
-        for address in self._to_answer:
-            self._answer(address)
-        self._to_answer = set()
-        self._ask(now)  # first a new broadcast key, if there is one
-        self._ask_if_due(now)
-        self._advance(now)
+    # A round: when it opens and ends
 
-    # Joining
-
-    def _excuse(self, node: RegisteredNode, now: float) -> None:
-        node.active = False  # no round waits for this node
-        self._advance(now)
-
-    def _receive_hello(self, hello: Hello, now: float) -> None:
-        node = self.nodes.take_in(hello.name, self.settings.places)
-        node.heard(now)
-        if node.samples != hello.samples:
-            node.samples = hello.samples
-            self._events.append(NodeJoined(node.address, node.name, node.samples))
-        is_lost = self._may_adopt and self.version == 0 < hello.version <= self.plan.last_version
-        if is_lost and hello.run != self.run:
-            self._adopt(hello)
-        if hello.run == self.run and hello.version > self.version:
-            self._hear_claim(hello, now)
-            return
-        node.in_step |= (hello.run, hello.version) == (self.run, self.version)
-        self._push_welcome(node, hello.instance, self.version, self.phase, self._deadline_ms(now))
-        self._catch_up(node, hello, now)
-        if self.phase == OPEN:
-            self._answer(node.address)
-
-    # Rounds
-
-    def hold(self, held: bool, now: float) -> None:
-        """Keep the open round open until its deadline, or no longer: another group is behind."""
-        is_released = self._is_held and not held
-        self._is_held = held
-        if is_released:
-            self._advance(now)
+    def _step(self, step: RunStep) -> None:
+        self.state = next_state(RUN_LEGAL, self.state, step)
 
     def _lead_on(self, now: float) -> None:
-        if self.phase == OPEN:
+        """Go on with the round of the newest version, if one is open."""
+        if self.state is RunState.OPEN:
             self._open_round(now)
         self._announce(now)
 
-    def _begin_round(self) -> None:
-        self._round = self._new_round(may_be_aggregated=self.settings.partial_aggregates)
-
-    def _given_back(self, link: ChainLink, rows: Mapping[int, Counted], giver: str) -> None:
-        self.guard.reset()
-        self._move_on(link, Count([], dict(rows), {}), (), giver)
-
-    def _advance(self, now: float) -> None:
-        """Open the first round or close the open round, if its condition is met."""
-        if self.recovering:
-            return
-        if self.phase == GATHERING and len(self.awaited(now)) >= self.settings.min_peers:
-            self.phase = RUN_LEGAL[self.phase][RunStep.ENOUGH_JOINED]
-            if self.model_q24.any():  # it is of another run: version 1 takes it along
-                self._round.silent.update(self.nodes)  # nobody was asked for an update
-                chunks, _ = encode_step(0 * self.residual, self._model_hash, 1, self.plan)
-                self._publish(1, chunks, Count([], {}, {}), now)
-            self._lead_on(now)
-        elif self.phase == OPEN and not (self._is_held or self._is_waiting(now)):
-            awaited, ready = self.awaited(now), self._round.ready()
-            self._missed = [address for address in awaited if address not in ready]
-            if awaited and not self._missed and len(ready) >= self.settings.min_peers:
-                self._close_round(now)
-
-    def _is_waiting(self, now: float) -> bool:
-        """Whether the round still waits for a node of the last full look at all of them.
-
-        One such node is proof enough: so the frames of one node cost no look at all others.
-        """
-        while self._missed:
-            node = self.nodes[self._missed[-1]]
-            is_able = self._authenticator.may_train(node.name)
-            is_awaited = is_able and node.is_awaited(self.version, now)
-            if is_awaited and not self._round.is_ready(node.address):
-                return True
-            self._missed.pop()
-        return False
-
-    def awaited(self, now: float) -> list[int]:
-        """Return the addresses of the nodes that the round waits for."""
-        able = [n for n in self.nodes.values() if self._authenticator.may_train(n.name)]
-        return addresses_awaited(able, self.version, now)
-
-    def _new_round(self, *, may_be_aggregated: bool) -> OpenRound:
-        nodes = self.nodes if may_be_aggregated else None
+    def _new_round(self, *, may_be_aggregated: bool = False) -> OpenRound:
+        """The round of the newest version, without any update."""
+        may_be_aggregated |= self.settings.partial_aggregates
         all_train = self.plan.rounds == 0 and is_any_counted(self.nodes.values(), self.version - 1)
-        return OpenRound(self.plan, self._model, self.version, nodes, all_train=all_train)
+        return OpenRound(
+            self.plan,
+            self._model_hash[: update.MODEL_SIZE],
+            self.version,
+            self.nodes if may_be_aggregated else None,
+            all_train=all_train,
+        )
 
     def _open_round(self, now: float) -> None:
         self.deadline = now + self.settings.deadline_s
-        self._events.append(RoundOpened(self.version, self.deadline))
+        self.channel.events.append(events.RoundOpened(self.version, self.deadline))
+
+    def _advance(self, now: float) -> None:
+        """Begin the run, or end the open round, if nothing is missing for it."""
+        if self.state is RunState.GATHERING:
+            if len(self.awaited(now)) >= self.settings.min_peers:
+                self._begin_run(now)
+        elif self.state is RunState.OPEN and not self.is_held and self._has_all(now):
+            self._end_round(now)
+
+    def _begin_run(self, now: float) -> None:
+        self._step(RunStep.ENOUGH_JOINED)
+        if self.model_q24.any():  # it is of another run: version 1 takes it along
+            self.round.silent.update(self.nodes)  # nobody was asked for an update
+            zeros = zero_residual(self.plan.dimension)
+            chunks, _ = encode_step(zeros, self._model_hash, 1, self.plan)
+            proposal = Proposal(1, chunks, self.model_q24, self.residual)
+            self._publish(proposal, self._certify(proposal, Count()), Count(), now)
+        self._lead_on(now)
+
+    def _has_all(self, now: float) -> bool:
+        """Whether the open round has the updates of all nodes that it waits for.
+
+        One that is missing is proof enough that it has not, and the last look at all nodes named
+        some: so the frames of one node cost no look at all others.
+        """
+        missing = self.round.missing
+        while missing:
+            node = self.nodes[missing[-1]]
+            is_awaited = node.is_awaited(self.version, now) and not self.is_excluded(node.name)
+            if is_awaited and not self.round.is_ready(node.address):
+                return False
+            missing.pop()
+        awaited, ready = self.awaited(now), self.round.ready()
+        missing += [address for address in awaited if address not in ready]
+        return bool(awaited) and not missing and len(ready) >= self.settings.min_peers
 
     def _deadline_passed(self, now: float) -> None:
+        """End the open round with what is here; with too little, it goes on."""
         awaited = self.awaited(now)
         for node in self.nodes.values():
-            node.active = self._round.has_spoken(node.address)
-        usable = self._round.count().rows
-        in_step = [a for a in self._round.silent.union(usable) if self.nodes[a].in_step]
+            node.active = self.round.has_spoken(node.address)
+        usable = self.round.count().rows
+        in_step = [a for a in self.round.silent.union(usable) if self.nodes[a].in_step]
         self.deadline = now + self.settings.deadline_s
         if len(in_step) >= self.settings.min_peers:
             # Where each frame is sent once, an update that lacks chunks is as good as it gets.
-            enough = self._round.ready().union(usable if self.plan.manifest_repeats else ())
+            enough = self.round.ready().union(usable if self.plan.manifest_repeats else ())
             for address in set(awaited) - enough:
                 self.nodes[address].rest(self.version, now, self.settings.deadline_s)
-            self._close_round(now)
-        else:
-            self._events.append(RoundExtended(self.version, self.deadline))
-            self._announce(now)
-            # These may believe that the host has their update: a refusal makes them say hello.
-            unheard = control.write_control(control.Refusal(self.version, UNHEARD))
-            for node in self.nodes.values():
-                if not node.in_step:
-                    self._outgoing.push(node.name, UNASSIGNED, [unheard])
+            self._end_round(now)
+            return
+        self.channel.events.append(events.RoundExtended(self.version, self.deadline))
+        self._announce(now)
+        # These may believe that the host has their update: a refusal makes them say hello.
+        unheard = control.write_control(Refusal(self.version, UNHEARD))
+        for node in self.nodes.values():
+            if not node.in_step:
+                self.channel.outgoing.push(node.name, UNASSIGNED, [unheard])
 
-    def _close_round(self, now: float) -> None:
-        count = self._round.count()
-        if self.plan.rounds == 0 and not self._round.has_news(count.rows):
-            if not self._round.all_train:
-                return  # the round waits for news
-            step = self.consolidation.step(self.model_q24)
-            self.residual, count = add_residual(self.residual, step), Count([], {}, {})
-        for address in self._round.present():
+    # A round: from what it has to the next global update
+
+    def _end_round(self, now: float) -> None:
+        """Make the next global update of the open round, unless the round has no news."""
+        count = self._close(now)
+        if count is not None:
+            self._make_global_update(self._combine(count), count, now)
+
+    def _make_global_update(self, combined: Combined, count: Count, now: float) -> None:
+        proposal = self._encode(combined)
+        self._publish(proposal, self._certify(proposal, count), count, now)
+        if self.state is RunState.OPEN:
+            self._open_round(now)
+
+    def _close(self, now: float) -> Count | None:
+        """What counts in the open round; None if it goes on, as nobody has news."""
+        count = self.round.count()
+        if self.plan.rounds == 0 and not self.round.has_news(count.rows):
+            if not self.round.all_train:
+                return None
+            count = Count()
+        for address in self.round.present():
             self.nodes[address].was_on_time(now, self.settings.deadline_s)
+        return count
+
+    def _combine(self, count: Count) -> Combined:
+        """What the updates of the round come to, by the rule.
+
+        Where the updates of earlier rounds have spoiled the global adapter, the guard goes back to
+        an older one in place of that.
+        """
         self._fix_weights()
-        combined = self.aggregation.combine(
-            count.updates, self.version, self._round.silent, to_float(self.model_q24)
+        vector = self.aggregation.combine(
+            count.updates, self.version, self.round.silent, to_float(self.model_q24)
         )
+        if self.plan.rounds == 0 and not count.rows:  # the news before have been learned
+            vector = vector + self.consolidation.step(self.model_q24)
         reputations = self.aggregation.reputations
         # Only the guard may keep what the nodes sent: with many nodes it is much.
         sent, self.aggregation.sent = self.aggregation.sent, Weighted()
-        oldest = self._chain.reach(CHAIN_BYTES_MAX)  # as far as nodes can follow
-        rest = sent, combined, reputations, oldest
-        back = self.guard.look(self.version, self.residual, *rest)
-        older = None if back is None else self._older(back.version)
-        if back is None or older is None:
-            self._make_step(combined, count, now)
-        else:
-            self.guard.returned(back, reputations)
-            names = ", ".join(sorted(self.nodes[address].name for address in back.without))
-            why = f": since then the boards' loss has risen by {back.rise:.2f}, likely by {names}"
-            self._go_back((back.version, older), back.residual, count, now, why)
+        rollback = self.guard.check(
+            version=self.version,
+            residual=self.residual,
+            sent=sent,
+            step=vector,
+            reputations=reputations,
+            oldest=self.chain.reach(CHAIN_BYTES_MAX),  # as far as nodes can follow
+        )
+        older_q24 = None if rollback is None else self._older(rollback.version)
+        if rollback is None or older_q24 is None:
+            return Combined(vector, self.residual, self.model_q24)
+        self.guard.returned(rollback, reputations)
+        names = ", ".join(sorted(self.nodes[address].name for address in rollback.excluded))
+        why = f": since then the boards' loss has risen by {rollback.rise:.2f}, likely by {names}"
+        return self._go_back(rollback.version, older_q24, rollback.residual, why)
 
     def _go_back(
-        self, older: tuple[int, ModelQ24], residual: Vector, count: Count, now: float, why: str = ""
-    ) -> None:
-        """Make the next global update from an older version and a residual."""
-        self.residual = residual
-        # These are of the adapters that are taken back.
+        self, version: int, older_q24: ModelQ24, residual: Vector, why: str = ""
+    ) -> Combined:
+        """The next global update leads from an older version on, with this residual alone."""
+        # Both are of the adapters that are taken back.
         self.consolidation = Consolidation(self.plan.dimension)
         self.aggregation.before = None
-        self.returned = f"global update {self.version + 1} goes back to version {older[0]}{why}"
-        self._make_step(0 * residual, count, now, older)
+        self.returned = f"global update {self.version + 1} goes back to version {version}{why}"
+        return Combined(zero_residual(self.plan.dimension), residual, older_q24, version)
 
     def _older(self, version: int) -> ModelQ24 | None:
         """The global adapter of an older version; None where the steps since are not kept."""
-        links = self._chain.newest_first()
+        links = self.chain.newest_first()
         return older_adapter(self.model_q24, links, version, self._model_hash, self.plan)
 
-    def _make_step(
-        self, combined: Vector, count: Count, now: float, older: tuple[int, ModelQ24] | None = None
-    ) -> None:
-        """Make the next global update, from the newest adapter or an `older` one of its version."""
-        version = self.version + 1
-        returns_to, base_q24 = older or (None, self.model_q24)
-        probe = self.aggregation.probe(version) if older is None else ()
-        rest = self._model_hash, version, self.plan
-        made = make_step(combined, self.residual, *rest, has_probe=bool(probe))
-        chunks, delta_q24, self.residual = made
-        self.model_q24 = add_q24(base_q24, delta_q24)
-        self._publish(version, chunks, count, now, probe, returns_to)
-        if self.phase == OPEN:
-            self._open_round(now)
-
-    def _publish(
-        self,
-        version: int,
-        chunks: tuple[bytes, ...],
-        count: Count,
-        now: float,
-        probe: tuple[bytes, ...] = (),
-        returns_to: int | None = None,
-    ) -> None:
-        content = write_global_update(
-            GlobalUpdate(
-                version=version,
-                adapter_hash=hash_adapter(self._origin, version, self.model_q24),
-                model=self._model if self._authenticator.names_model else b"",
-                finished=version >= self.plan.last_version,
-                deadline_ms=self._round_ms,
-                counted=(*count.rows.values(), *dict.fromkeys(count.partial_aggregates.values())),
-                chunks=chunks,
-                probe=probe,
-                returns_to=returns_to,
-            )
-        )
-        link = ChainLink(version, hash_global_update(content), self._certified(content))
-        known = count.rows.keys() | self._round.silent
-        missing = tuple(address for address in self.nodes if address not in known)
-        self._move_on(link, count, missing, returns_to=returns_to)
-        objects = self._authenticator.objects_to_send(self.run, link.content)
-        self._outgoing.cut(ALL, BROADCAST, objects, self.plan.frame_mtu)
-        self._announce_at = now + self.plan.announce_s
-
-    def mute(self, names: Collection[str]) -> None:
-        """From now on nodes with these names count nothing, as if `fixed` said so."""
-        self.muted = frozenset(names)
-        self._fix_weights()
-
     def _fix_weights(self) -> None:
+        """Give the nodes that the settings or the owner name their weights."""
         fixed = {**self.settings.aggregation.fixed, **dict.fromkeys(self.muted, 0.0)}
         named = {name: self.nodes.named(name) for name in fixed}
         self.aggregation.reputations.fixed = {
             node.address: fixed[name] for name, node in named.items() if node is not None
         }
 
-    def _move_on(
+    def _encode(self, combined: Combined) -> Proposal:
+        """The chunks of the next global update, and the adapter and residual that follow."""
+        version = self.version + 1
+        probe = self.aggregation.probe(version) if combined.returns_to is None else ()
+        chunks, delta_q24, residual = make_step(
+            combined.vector,
+            combined.residual,
+            self._model_hash,
+            version,
+            self.plan,
+            has_probe=bool(probe),
+        )
+        model_q24 = add_q24(combined.base_q24, delta_q24)
+        return Proposal(version, chunks, model_q24, residual, probe, combined.returns_to)
+
+    def _certify(self, proposal: Proposal, count: Count) -> ChainLink:
+        """The global update as sent, with the signatures that make nodes accept it."""
+        authenticator = self.channel.authenticator
+        version = proposal.version
+        content = global_update.write_global_update(
+            global_update.GlobalUpdate(
+                version=version,
+                adapter_hash=global_update.hash_adapter(
+                    self.chain.genesis, version, proposal.model_q24
+                ),
+                model=self._model_hash[: update.MODEL_SIZE] if authenticator.names_model else b"",
+                finished=version >= self.plan.last_version,
+                deadline_ms=self.settings.deadline_ms,
+                counted=(*count.rows.values(), *dict.fromkeys(count.partial_aggregates.values())),
+                chunks=proposal.chunks,
+                probe=proposal.probe,
+                returns_to=proposal.returns_to,
+            )
+        )
+        name = global_update.hash_global_update(content)
+        return ChainLink(version, name, self._certified(content))
+
+    def _certified(self, content: bytes) -> bytes:
+        signatures = self.channel.authenticator.certify(self.run, content)
+        return global_update.certify(content, signatures)
+
+    def _publish(self, proposal: Proposal, link: ChainLink, count: Count, now: float) -> None:
+        """Take a certified global update as the newest, and send it to all nodes."""
+        self.model_q24 = proposal.model_q24
+        self.residual = proposal.residual
+        known = count.rows.keys() | self.round.silent
+        missing = tuple(address for address in self.nodes if address not in known)
+        self._take_newest(link, count, missing, returns_to=proposal.returns_to)
+        self._send_object(ALL, BROADCAST, link.content)
+        self._announce_at = now + self.plan.announce_s
+
+    def _take_newest(
         self,
         link: ChainLink,
         count: Count,
-        missing: tuple[int, ...],
-        given_by: str = "",
+        missing: tuple[int, ...] = (),
+        *,
         returns_to: int | None = None,
+        given_by: str = "",
     ) -> None:
-        """Take the global update of `link` as the newest, and begin the round after it."""
+        """Take a global update as the newest, and begin the round after it."""
         is_last = link.version >= self.plan.last_version
-        self.phase = RUN_LEGAL[self.phase][RunStep.RUN_ENDED if is_last else RunStep.ROUND_CLOSED]
+        self._step(RunStep.RUN_ENDED if is_last else RunStep.ADVANCED)
         self.version, self.global_hash = link.version, link.global_hash
-        self._chain.append(link)
+        self.chain.append(link)
         for address, row in count.rows.items():
             node = self.nodes[address]
             node.counted = row
             node.partial_aggregate = count.partial_aggregates.get(address)
-        made = GlobalUpdateMade(
+        made = events.GlobalUpdateMade(
             version=link.version,
             global_hash=link.global_hash,
             content=link.content,
@@ -474,26 +665,102 @@ class HostProtocol(HostRun):
             standings=self.aggregation.reputations.stored(),
             returns_to=returns_to,
         )
-        self._events.append(made)
-        self._begin_round()
+        self.channel.events.append(made)
+        self.round = self._new_round()
+
+    # Recovering what this host has lost
+
+    def _adopt(self, hello: Hello) -> None:
+        """Go on with the node's run: the host has lost its own, and gets it back as a claim."""
+        self.run = hello.run
+        self.channel.sealing.bind(self.run)
+        self.global_hash = genesis(self._model_hash, self.run, self.plan)
+        self.chain = UpdateChain(self.global_hash, (), self.settings.chain_max)
+        self.recovery.may_adopt = False
+        self.round = self._new_round()
+        self.channel.events.append(events.RunAdopted(self.run, hello.name))
+
+    def _hear_claim(self, hello: Hello, now: float) -> None:
+        """Note that a node has newer global updates. Raises WireError if that cannot be."""
+        is_possible = hello.version <= self.plan.last_version
+        if not (is_possible and self.recovery.claim(hello.name, hello.version, now)):
+            raise WireError("ahead", f"{hello.name} has a global update that this host never made")
+        self._step(RunStep.CLAIM_HEARD)
+
+    def _ask_if_due(self, now: float) -> None:
+        """Ask the node with the newer version; give its claim up after too many questions."""
+        recovery = self.recovery
+        if recovery.at is None or now < recovery.at:
+            return
+        if recovery.tries >= ASKS_MAX:
+            self.session.refuse(recovery.give_up(now), "ahead", now, self.version)
+        node = self.nodes.named(recovery.source or "")
+        if node is None:
+            self._step(RunStep.CLAIMS_OVER)
+            self._lead_on(now)
+            return
+        recovery.asked(node.name, self.version, now)
+        question = control.write_control(control.Wanted(node.address, self.version))
+        self.channel.outgoing.push(node.name, UNASSIGNED, [question])
+
+    def _receive_lost_update(self, node: RegisteredNode, body: bytes, now: float) -> None:
+        """Take a fragment of a global update that this host has made, and lost."""
+        if node.name not in self.recovery.givers:
+            raise WireError("kind", "a fragment that this host did not ask for")
+        if node.name != self.recovery.source:
+            node.refused["duplicate"] += 1  # the host has it already, or has given up
+            return
+        lost = self.recovery.add(
+            body,
+            run=self.run,
+            origin=self.chain.genesis,
+            version=self.version,
+            model_q24=self.model_q24,
+        )
+        if lost is None:
+            return
+        step, link, self.model_q24 = lost
+        if step.version != self.version + 1:
+            self.chain.clear()
+        self.residual = zero_residual(self.plan.dimension)  # no global update tells what it was
+        self.guard.reset()
+        self._take_newest(link, Count(rows=own_rows(step.counted, self.nodes)), given_by=node.name)
+        self.recovery.advanced(self.version, now)
+        if self.recovery.source is None:
+            if self.state is not RunState.FINISHED:
+                self._step(RunStep.CLAIMS_OVER)
+            self._lead_on(now)
 
     # Sending
 
     def _answer(self, address: int) -> None:
+        """Tell a node what of its update need not be repeated."""
         name = self.nodes[address].name
-        for answer in self._round.answers(address):
+        for answer in self.round.answers(address):
             body = control.write_control(answer)
-            if isinstance(answer, Receipt):
-                body = self._authenticator.sign_receipt(name, self.run, body)
-            self._outgoing.push(name, address | DOWN, [body])
+            if isinstance(answer, control.Receipt):
+                body = self.channel.authenticator.sign_receipt(name, self.run, body)
+            self.channel.outgoing.push(name, address | DOWN, [body])
 
     def _announce(self, now: float) -> None:
-        state = self.version, self.phase, self._deadline_ms(now), self._authenticator.list_number
-        body = self._authenticator.sign_announce(control.write_control(Announce(self.run, *state)))
-        self._outgoing.discard(BROADCAST, control.KIND)  # replaces a queued announce
-        self._outgoing.push(ALL, BROADCAST, [body])
+        """Tell all nodes where the run is."""
+        authenticator, outgoing = self.channel.authenticator, self.channel.outgoing
+        message = control.Announce(
+            run=self.run,
+            version=self.version,
+            phase=self.phase,
+            deadline_ms=self._deadline_ms(now),
+            members=authenticator.list_number,
+        )
+        outgoing.discard(BROADCAST, control.KIND)  # replaces a queued announce
+        body = authenticator.sign_announce(control.write_control(message))
+        outgoing.push(ALL, BROADCAST, [body])
         self._announce_at = now + self.plan.announce_s
 
+    def _send_object(self, peer: str, address: int, content: bytes) -> None:
+        objects = self.channel.authenticator.objects_to_send(self.run, content)
+        self.channel.outgoing.cut(peer, address, objects, self.plan.frame_mtu)
+
     def _deadline_ms(self, now: float) -> int:
-        left_ms = round(1000 * (self.deadline - now)) if self.phase == OPEN else 0
+        left_ms = round(1000 * (self.deadline - now)) if self.phase == control.OPEN else 0
         return min(control.INTEGER_MAX, max(0, left_ms))

@@ -3,7 +3,7 @@
 A board reports when its host asks. The host sets named values on one board, under a number that
 rises. `session` carries the messages, and keys sign the settings.
 
-    Joining ── BoardManagement        HostSession ── FleetManagement
+    Joining ── BoardManagement        FleetSession ── FleetManagement
 """
 
 import math

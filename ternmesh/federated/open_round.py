@@ -25,6 +25,7 @@ from ternmesh.wire.update import (
     CHUNK_HEAD_SIZE,
     CHUNK_KIND,
     CONTRIBUTIONS_KIND,
+    DIGEST_SIZE,
     MANIFEST_KIND,
     VOTE_CHUNK_KIND,
     Chunk,
@@ -34,7 +35,6 @@ from ternmesh.wire.update import (
     read_chunk,
     read_contributions,
     read_manifest,
-    update_digest,
     update_hash,
     whole_round,
     write_bitmap,
@@ -80,6 +80,7 @@ class UpdateReassembler:
     round: int
     manifest: Manifest | None = None
     bodies: dict[int, bytes] = field(default_factory=dict)  # of the chunks, by index
+    hash: bytes = b""  # of the complete update (`update_hash`)
     vector: Hypervector | None = None  # of the chunks; their only copy, as nodes are many
 
     @property
@@ -174,7 +175,8 @@ class UpdateReassembler:
         """Raise WireError for a complete update with another digest; the caller then drops it."""
         if self.manifest is None or not self.complete:
             return
-        if update_digest(self.whole()) != self.manifest.digest:
+        self.hash = update_hash(self.whole())
+        if self.hash[:DIGEST_SIZE] != self.manifest.digest:
             raise WireError("digest", "the chunks are not those that the manifest names")
 
 
@@ -248,9 +250,10 @@ class PartialAggregateReassembler(UpdateReassembler):
 class Count:
     """The content of a global update: the vectors, and the entries of nodes and gateways."""
 
-    updates: list[Update]
-    rows: dict[int, Counted]  # by node
-    partial_aggregates: dict[int, Counted]  # by contributor: the entry of its partial aggregate
+    updates: list[Update] = field(default_factory=list)
+    rows: dict[int, Counted] = field(default_factory=dict)  # by node
+    # By contributor: the entry of its partial aggregate
+    partial_aggregates: dict[int, Counted] = field(default_factory=dict)
 
     @property
     def evaluation(self) -> Evaluation:
@@ -285,6 +288,8 @@ class OpenRound:
         self.updates: dict[int, UpdateReassembler] = {}
         self.silent: set[int] = set()
         self.partial_aggregates: dict[int, PartialAggregateReassembler] = {}  # by first contributor
+        self.unanswered: set[int] = set()  # nodes that sent bodies in the last frames
+        self.missing: list[int] = []  # nodes that were missing at the last look at all
         self._complete: list[PartialAggregateReassembler] = []  # in the order of completion
         self._plan = plan
         self._model = model
@@ -333,7 +338,7 @@ class OpenRound:
         update = self.updates.get(place)
         if update is None or update.manifest is None or not update.complete:
             return None
-        return update.manifest, update_hash(update.whole())
+        return update.manifest, update.hash
 
     def is_whole(self, place: int) -> bool:
         """Whether the update or partial aggregate of a place is complete."""

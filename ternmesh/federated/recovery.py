@@ -10,7 +10,7 @@ its adapter. The host's own signature is on the hash of that adapter.
 """
 
 import math
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Container, Iterable
 from functools import partial
 
 from ternmesh.codec.scale import add_q24
@@ -19,6 +19,7 @@ from ternmesh.federated.aggregation import global_delta_q24, read_step
 from ternmesh.federated.registry import UpdateChain
 from ternmesh.federated.state import ChainLink
 from ternmesh.plan import Plan
+from ternmesh.security.authenticator import MessageAuthenticator
 from ternmesh.types import ModelQ24
 from ternmesh.wire.fragments import Reassembler
 from ternmesh.wire.global_update import (
@@ -42,35 +43,6 @@ IGNORED_PAUSES = 20 * ASKS_MAX  # a lie stops the rounds for a twentieth of the 
 
 # The update, its certified bytes, and the adapter that it leads to
 Answer = tuple[GlobalUpdate, ChainLink, ModelQ24]
-Check = Callable[[bytes, bytes, Certificate], None]  # the object, its content and certificate
-
-
-def read_answer(
-    data: bytes,
-    held: tuple[int, ModelQ24],
-    plan: Plan,
-    model_hash: bytes,
-    origin: bytes,
-    check: Check,
-) -> Answer | None:
-    """Read an object from a node, for a host that holds this version and adapter.
-
-    `origin` is the genesis hash of the run.
-    None for a global update of another version than the next. Raises WireError, also from `check`.
-    """
-    version, model_q24 = held
-    update, given = read_given(data, plan.dimension) if data[0] == GIVEN else (data, None)
-    step, name = read_step(update, plan.dimension, model_hash, partial(check, update))
-    if isinstance(step, GlobalSnapshot):
-        raise WireError("kind", "a snapshot does not tell the host's chain")
-    if step.version <= version or (given is None and step.version != version + 1):
-        return None
-    if given is None:
-        delta_q24 = global_delta_q24(step.chunks, model_hash, step.version, plan)
-        given = add_q24(model_q24, delta_q24)
-    if hash_adapter(origin, step.version, given) != step.adapter_hash:
-        raise WireError("reference", "the node follows other global updates, or a damaged adapter")
-    return step, ChainLink(step.version, name, update), given
 
 
 def steps_after(version: int, chain: UpdateChain, newest: int, model_q24: ModelQ24) -> list[bytes]:
@@ -110,12 +82,22 @@ class Recovery:
     `pause_s` is how long the host waits for an answer.
     """
 
-    def __init__(self, plan: Plan, model_hash: bytes, pause_s: float) -> None:
+    def __init__(
+        self,
+        *,
+        plan: Plan,
+        model_hash: bytes,
+        authenticator: MessageAuthenticator,
+        pause_s: float,
+        may_adopt: bool,
+    ) -> None:
+        self.may_adopt = may_adopt  # the host may have lost its run, and take a node's
         self.at: float | None = None  # when to ask (again)
         self.tries = 0  # questions and wrong answers since the last global update
         self.givers: set[str] = set()  # nodes that were asked since the start
         self._plan = plan
         self._model_hash = model_hash
+        self._authenticator = authenticator
         self._pause_s = pause_s
         self._claims: dict[str, int] = {}  # versions by node
         self._given_up: dict[str, tuple[int, float]] = {}  # the claim, and when it was given up
@@ -149,17 +131,44 @@ class Recovery:
         self.at = now + self._pause_s
 
     def add(
-        self, body: bytes, held: tuple[int, ModelQ24], origin: bytes, check: Check
+        self, body: bytes, *, run: bytes, origin: bytes, version: int, model_q24: ModelQ24
     ) -> Answer | None:
-        """Add a fragment of the asked node; see `read_answer`. Raises WireError."""
+        """Add a fragment of the asked node, for a host that holds this version and adapter.
+
+        `origin` is the genesis hash of the run. Return the global update that is complete now, if
+        it leads on from there. Raises WireError.
+        """
         try:
-            content = self._reassembler.add(body)
-            if content is None:
+            data = self._reassembler.add(body)
+            if data is None:
                 return None
-            return read_answer(content, held, self._plan, self._model_hash, origin, check)
+            sent, given = (data, None)
+            if data[0] == GIVEN:
+                sent, given = read_given(data, self._plan.dimension)
+            check = partial(self._check, run, sent)
+            step, name = read_step(sent, self._plan.dimension, self._model_hash, check)
+            if isinstance(step, GlobalSnapshot):
+                raise WireError("kind", "a snapshot does not tell the host's chain")
+            if step.version <= version or (given is None and step.version != version + 1):
+                return None
+            if given is None:
+                delta_q24 = global_delta_q24(
+                    step.chunks, self._model_hash, step.version, self._plan
+                )
+                given = add_q24(model_q24, delta_q24)
+            if hash_adapter(origin, step.version, given) != step.adapter_hash:
+                raise WireError(
+                    "reference", "the node follows other global updates, or a damaged adapter"
+                )
+            return step, ChainLink(step.version, name, sent), given
         except WireError:
             self.tries += 1
             raise
+
+    def _check(self, run: bytes, data: bytes, content: bytes, certificate: Certificate) -> None:
+        """Raise WireError unless the host itself has signed this."""
+        beside = self._authenticator.objects_to_send(run, data)[:-1]
+        self._authenticator.check_certificate(run, content, certificate, beside)
 
     def advanced(self, version: int, now: float) -> None:
         """Note that the host has a version now; `at` is when to ask for the next one."""

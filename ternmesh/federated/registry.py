@@ -5,10 +5,13 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Generic, Protocol, TypeVar
 
+from ternmesh.deliveries import Deliveries
 from ternmesh.errors import WireError
 from ternmesh.federated.state import ChainLink
+from ternmesh.timers import RateLimiter
 
 CHAIN_BYTES_MAX = 256_000  # of the global updates that a node keeps
+CATCH_UP_MIN_S = 2.0  # at most one catch-up a node in this time: a hello must not be an amplifier
 
 
 class Registered(Protocol):
@@ -20,22 +23,22 @@ class Registered(Protocol):
     refused: Counter[str]
 
 
-NodeT = TypeVar("NodeT", bound=Registered)
+NodeT_co = TypeVar("NodeT_co", bound=Registered, covariant=True)
 
 
-class NodeRegistry(Mapping[int, NodeT], Generic[NodeT]):
+class NodeRegistry(Mapping[int, NodeT_co], Generic[NodeT_co]):
     """The nodes of a run by address, in the order of joining. No node is ever removed.
 
     `new` makes a node from an address and a name.
     """
 
-    def __init__(self, nodes: Iterable[NodeT], new: Callable[[int, str], NodeT]) -> None:
+    def __init__(self, nodes: Iterable[NodeT_co], new: Callable[[int, str], NodeT_co]) -> None:
         self._by_address = {node.address: node for node in nodes}
         self._by_name = {node.name: node for node in self._by_address.values()}
         self._highest = max(self._by_address, default=0)
         self._new = new
 
-    def __getitem__(self, address: int) -> NodeT:
+    def __getitem__(self, address: int) -> NodeT_co:
         """Return the node of an address. Raises KeyError if no node has this address."""
         return self._by_address[address]
 
@@ -45,11 +48,11 @@ class NodeRegistry(Mapping[int, NodeT], Generic[NodeT]):
     def __len__(self) -> int:
         return len(self._by_address)
 
-    def named(self, name: str) -> NodeT | None:
+    def named(self, name: str) -> NodeT_co | None:
         """Return the node of this name; None if there is none."""
         return self._by_name.get(name)
 
-    def sender(self, address: int, peer: str) -> NodeT:
+    def sender(self, address: int, peer: str) -> NodeT_co:
         """Return the node of an address. Raises WireError unless its name is `peer`."""
         node = self._by_address.get(address)
         if node is None:
@@ -58,7 +61,7 @@ class NodeRegistry(Mapping[int, NodeT], Generic[NodeT]):
             raise WireError("wrong peer", "a frame in another node's name")
         return node
 
-    def take_in(self, name: str, places: int) -> NodeT:
+    def take_in(self, name: str, places: int) -> NodeT_co:
         """Return the node of this name; a new node gets the next address.
 
         Raises WireError if there are `places` nodes already."""
@@ -83,7 +86,7 @@ class UpdateChain:
     def __init__(
         self, genesis: bytes, links: Iterable[ChainLink], longest: int, bytes_max: float = math.inf
     ) -> None:
-        self._genesis = genesis
+        self.genesis = genesis
         self._links = deque(links, maxlen=longest)
         self._bytes_max = bytes_max
 
@@ -119,7 +122,7 @@ class UpdateChain:
     def hash_of(self, version: int) -> bytes | None:
         """Return the hash of a version's global update; None if it is not kept any more."""
         if version == 0:
-            return self._genesis
+            return self.genesis
         return next((link.global_hash for link in self._links if link.version == version), None)
 
     def between(self, version: int, known: bytes | None, newest: int) -> list[bytes] | None:
@@ -133,3 +136,19 @@ class UpdateChain:
         """Return the same, whatever the hash of `version` is."""
         steps = [link.content for link in self._links if link.version > version]
         return steps if len(steps) == newest - version else None
+
+
+class CatchUp:
+    """When a node that is behind is sent global updates. `pause_s` is how long they take."""
+
+    def __init__(self, pause_s: float) -> None:
+        self.deliveries = Deliveries()  # of a transport that retransmits
+        self._pause_s = pause_s
+        self._limiter = RateLimiter(CATCH_UP_MIN_S)
+
+    def is_due(self, name: str, now: float) -> bool:
+        """Whether nothing is on its way to a node; if so, it counts as sent now."""
+        is_on_its_way = self.deliveries.is_held(name) or self.deliveries.was_delivered(
+            name, now - self._pause_s
+        )
+        return not is_on_its_way and self._limiter.allow(name, now)

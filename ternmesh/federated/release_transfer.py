@@ -3,7 +3,7 @@
 The host offers the release, sends bursts of symbols, and asks. Each board answers what it lacks;
 the next burst has as many symbols of each generation as the board that lacks most.
 
-    HostSession ── ReleaseSender         NodeProtocol ── ReleaseReceiver
+    FleetSession ── ReleaseSender        NodeProtocol ── ReleaseReceiver
 """
 
 import hashlib

@@ -14,7 +14,7 @@ from ternmesh.federated.events import Pending
 from ternmesh.federated.rules import AggregationSettings
 from ternmesh.plan import Plan
 from ternmesh.types import ModelQ24, Vector
-from ternmesh.wire.control import FINISHED, GATHERING, OPEN
+from ternmesh.wire.control import FINISHED, GATHERING, INTEGER_MAX, OPEN
 from ternmesh.wire.global_update import COUNTED_MAX, NO_GLOBAL_HASH, Counted
 
 NO_RUN = bytes(8)
@@ -36,18 +36,57 @@ def next_state(legal: Mapping[State, Mapping[Step, State]], state: State, step: 
     return legal[state][step]
 
 
+class RunState(Enum):
+    """The state of a run on its host."""
+
+    GATHERING = "waiting for nodes"
+    GATHERING_BEHIND = "waiting for nodes, and for global updates that this host has lost"
+    OPEN = "a round is open"
+    BEHIND = "waiting for global updates that this host has lost"
+    FINISHED = "finished"
+
+
 class RunStep(Enum):
-    """The step that takes a run on the host from one phase to another (`wire.control`)."""
+    """The step that takes a run on its host from one state to another."""
 
     ENOUGH_JOINED = "as many nodes have joined as the run needs"
-    ROUND_CLOSED = "a round was closed, and another is open"
-    RUN_ENDED = "the last round was closed"
+    ADVANCED = "a global update was made, or came back from a node"
+    RUN_ENDED = "so was the last one"
+    CLAIM_HEARD = "a node has newer global updates of this run"
+    CLAIMS_OVER = "no node has newer global updates any more"
 
 
-RUN_LEGAL: Mapping[int, Mapping[RunStep, int]] = {
-    GATHERING: {RunStep.ENOUGH_JOINED: OPEN},
-    OPEN: {RunStep.ROUND_CLOSED: OPEN, RunStep.RUN_ENDED: FINISHED},
-    FINISHED: {},
+RUN_LEGAL: Mapping[RunState, Mapping[RunStep, RunState]] = {
+    RunState.GATHERING: {
+        RunStep.ENOUGH_JOINED: RunState.OPEN,
+        RunStep.CLAIM_HEARD: RunState.GATHERING_BEHIND,
+    },
+    RunState.GATHERING_BEHIND: {
+        RunStep.CLAIM_HEARD: RunState.GATHERING_BEHIND,
+        RunStep.CLAIMS_OVER: RunState.GATHERING,
+        RunStep.ADVANCED: RunState.BEHIND,
+        RunStep.RUN_ENDED: RunState.FINISHED,
+    },
+    RunState.OPEN: {
+        RunStep.ADVANCED: RunState.OPEN,
+        RunStep.RUN_ENDED: RunState.FINISHED,
+        RunStep.CLAIM_HEARD: RunState.BEHIND,
+    },
+    RunState.BEHIND: {
+        RunStep.CLAIM_HEARD: RunState.BEHIND,
+        RunStep.CLAIMS_OVER: RunState.OPEN,
+        RunStep.ADVANCED: RunState.BEHIND,
+        RunStep.RUN_ENDED: RunState.FINISHED,
+    },
+    RunState.FINISHED: {},
+}
+# The phase that nodes are told
+WIRE_PHASES: Mapping[RunState, int] = {
+    RunState.GATHERING: GATHERING,
+    RunState.GATHERING_BEHIND: GATHERING,
+    RunState.OPEN: OPEN,
+    RunState.BEHIND: OPEN,
+    RunState.FINISHED: FINISHED,
 }
 
 
@@ -117,6 +156,11 @@ class HostSettings:
     aggregation: AggregationSettings = field(default_factory=AggregationSettings)
 
     @property
+    def deadline_ms(self) -> int:
+        """The time of a round, as nodes are told."""
+        return min(INTEGER_MAX, round(1000 * self.deadline_s))
+
+    @property
     def places(self) -> int:
         """The largest number of nodes: the list in a global update must have room for all."""
         return min(self.nodes_max, NODES_AGGREGATED_MAX if self.partial_aggregates else COUNTED_MAX)
@@ -156,11 +200,11 @@ class HostState:
     standings: bytes = b""  # of the nodes (`Reputations.stored`)
 
     @property
-    def phase(self) -> int:
-        """The phase to continue in."""
+    def run_state(self) -> RunState:
+        """The state to continue in."""
         if self.finished:
-            return FINISHED
-        return OPEN if self.started else GATHERING
+            return RunState.FINISHED
+        return RunState.OPEN if self.started else RunState.GATHERING
 
 
 def new_host_state(dimension: int) -> HostState:

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ternmesh.errors import WireError
-from ternmesh.federated.host_session import HostSession
+from ternmesh.federated.channel import Channel
+from ternmesh.federated.events import SessionEvent
+from ternmesh.federated.fleet_session import FleetSession, Handlers
 from ternmesh.federated.registry import NodeRegistry
 from ternmesh.security.authenticator import OPEN, SecurityLayer
 from ternmesh.split.messages import (
@@ -22,11 +24,12 @@ from ternmesh.split.messages import (
 )
 from ternmesh.split.plan import SplitPlan, to_numbers
 from ternmesh.timers import NETWORK_TIMERS, TimerSettings, earliest
-from ternmesh.wire import activation, control
+from ternmesh.wire import activation, control, fragments
 from ternmesh.wire.activation import Activation
-from ternmesh.wire.control import FINISHED, GATHERING, Hello
+from ternmesh.wire.control import FINISHED, GATHERING, Hello, Refusal, Report
 from ternmesh.wire.control import OPEN as RUNNING
 from ternmesh.wire.frame import DOWN
+from ternmesh.wire.update import MODEL_SIZE
 
 LEAVE_S = 5.0  # beyond the time in which a board would have asked again
 BOARDS_MAX = 1024
@@ -62,7 +65,7 @@ class Board:
     refused: Counter[str] = field(default_factory=Counter)  # by reason
 
 
-class SplitHost(HostSession[Board, HostEvent]):
+class SplitHost:
     """One run over its boards: `boards` are those known so far (address, name, next micro-batch).
 
     `counter` is the first seal counter that was never reserved. `pace` is that of the boards,
@@ -71,6 +74,7 @@ class SplitHost(HostSession[Board, HostEvent]):
 
     def __init__(
         self,
+        *,
         plan: SplitPlan,
         settings: SplitSettings,
         model_hash: bytes,
@@ -80,11 +84,33 @@ class SplitHost(HostSession[Board, HostEvent]):
         security: SecurityLayer = OPEN,
         pace: TimerSettings = NETWORK_TIMERS,
     ) -> None:
-        known = [self._new_board(plan, *board) for board in boards]
-        registry = NodeRegistry(known, new=lambda *board: self._new_board(plan, *board))
-        super().__init__(model_hash, run, to_numbers(plan), registry, counter, security, pace)
         self.plan = plan
         self.settings = settings
+        self.run = run
+        self.channel = Channel[HostEvent](run=run, counter=counter, security=security)
+        self.nodes = NodeRegistry(
+            [self._new_board(plan, *board) for board in boards],
+            new=lambda address, name: self._new_board(plan, address, name),
+        )
+        self.session = FleetSession(
+            channel=self.channel,
+            nodes=self.nodes,
+            model=model_hash[:MODEL_SIZE],
+            plan=to_numbers(plan),
+            excuse=lambda _board, _now: None,  # no board waits for another one
+            answer_s=pace.catch_up_s,
+        )
+        self.handlers = Handlers(
+            of_node={
+                activation.KIND: self._receive_activation,
+                fragments.KIND: self._receive_activation,  # a part of one
+            },
+            of_peer={
+                Hello: self._receive_hello,
+                Report: self.session.receive_report,
+                Refusal: self.session.receive_refusal,
+            },
+        )
         self._hello_longest_s = pace.hello_longest_s
         self._phase_told = GATHERING  # the phase that all boards know of
         self._looked_at = 0.0  # when it was last compared with the phase that there is
@@ -125,6 +151,11 @@ class SplitHost(HostSession[Board, HostEvent]):
         wait_s = LEAVE_S + self.plan.answer_ms / 1000
         return last + wait_s + (0.0 if is_known else 1.5 * self._hello_longest_s)
 
+    @property
+    def refused(self) -> Counter[str]:
+        """Refused frames by reason."""
+        return self.channel.refused
+
     # What the program calls
 
     def start(self, now: float) -> None:
@@ -134,7 +165,20 @@ class SplitHost(HostSession[Board, HostEvent]):
             board.moved_at = now
         self._phase_told = self.phase(now)
         self._looked_at = now
-        self._ask(now)
+        self.session.send_due(now)
+
+    def receive_frames(self, peer: str, frames: Sequence[bytes], now: float) -> None:
+        """Handle frames from a board, then do what follows from them."""
+        self.session.receive_frames(peer, frames, self.handlers, 0, now)
+        self.handle_timeout(now)
+
+    def next_event(self) -> HostEvent | SessionEvent | None:
+        """Return the next event to save or handle; None if there are no more."""
+        return self.channel.next_event()
+
+    def frames_to_send(self, now: float) -> list[tuple[str, list[bytes]]]:  # noqa: ARG002
+        """Return frames by peer. Call this after the events are on disk."""
+        return self.channel.frames_to_send()
 
     def answer(self, address: int, item: Activation) -> None:
         """Send a board its answer or gradient; CodecError for NaN, then nothing is sent."""
@@ -143,8 +187,9 @@ class SplitHost(HostSession[Board, HostEvent]):
             self.give_up(address)
         bits = self.plan.bits_gradient if is_gradient else self.plan.answer_bits
         parts = cut_activation(item, bits, self.plan)
-        self._outgoing.discard(address | DOWN)  # the board waits for nothing older any more
-        self._outgoing.push(self.nodes[address].name, address | DOWN, parts)
+        outgoing = self.channel.outgoing
+        outgoing.discard(address | DOWN)  # the board waits for nothing older any more
+        outgoing.push(self.nodes[address].name, address | DOWN, parts)
 
     def give_up(self, address: int) -> None:
         """The host will send no gradient for what it holds: the board may send the next."""
@@ -159,27 +204,24 @@ class SplitHost(HostSession[Board, HostEvent]):
             for board in self.nodes.values()
             if not board.is_done and board.moved_at is not None
         ]
-        asks_at = self.management.next_due()
+        asks_at = self.session.management.next_due()
         return earliest(asks_at, *(end for end in ends if end > self._looked_at))
 
     def handle_timeout(self, now: float) -> None:
         """Tell boards when the run is over."""
-        self._frames_taken(now)
+        self._tell_phase(now)
+        self.session.send_due(now)
 
     # Receiving
 
-    def _frames_taken(self, now: float) -> None:
-        self._tell_phase(now)
-        self._ask(now)
-
-    def _receive_body(self, node: Board, body: bytes, now: float) -> None:
+    def _receive_activation(self, node: Board, body: bytes, now: float) -> None:
         item = node.reassembler.add(body)
         if item is None:
             return
-        if len(self._events) >= EVENTS_MAX:
+        if len(self.channel.events) >= EVENTS_MAX:
             raise WireError("full", "more activations at once than a host keeps")
         self._take(node, item, now)
-        self._events.append(Arrived(node.address, item))
+        self.channel.events.append(Arrived(node.address, item))
 
     def _take(self, board: Board, item: Activation, now: float) -> None:
         """Note an activation that this board may send now; WireError for any other."""
@@ -211,7 +253,8 @@ class SplitHost(HostSession[Board, HostEvent]):
 
     # Joining
 
-    def _receive_hello(self, hello: Hello, now: float) -> None:
+    def _receive_hello(self, peer: str, hello: Hello, now: float) -> None:
+        self.session.check_hello(peer, hello)
         board = self.nodes.named(hello.name) or self._take_in(hello.name, now)
         is_new_run = hello.run != self.run
         instance = control.renewed(hello.instance, self.run) if is_new_run else hello.instance
@@ -224,7 +267,11 @@ class SplitHost(HostSession[Board, HostEvent]):
             board.skipped += self.plan.micro_batches - board.number
             board.number = self.plan.micro_batches
             board.is_done = True
-        self._push_welcome(board, hello.instance, board.number, self.phase(now))
+        self._welcome(board, hello.instance, self.phase(now))
+        self.session.note_hello(hello, self.run, now)
+
+    def _welcome(self, board: Board, instance: bytes, phase: int) -> None:
+        self.session.welcome(board, instance, run=self.run, version=board.number, phase=phase)
 
     def _take_in(self, name: str, now: float) -> Board:
         board = self.nodes.take_in(name, min(self.settings.boards_max, BOARDS_MAX))
@@ -233,7 +280,7 @@ class SplitHost(HostSession[Board, HostEvent]):
                 known.moved_at = now  # no board could send before the run was open
         else:
             board.moved_at = now
-        self._events.append(BoardJoined(board.address, name))
+        self.channel.events.append(BoardJoined(board.address, name))
         return board
 
     def _tell_phase(self, now: float) -> None:
@@ -245,14 +292,14 @@ class SplitHost(HostSession[Board, HostEvent]):
         self._phase_told = phase
         for board in self.nodes.values():
             if board.instance is not None:  # else it has not said hello since a restart
-                self._push_welcome(board, board.instance, board.number, phase)
+                self._welcome(board, board.instance, phase)
 
     def _is_gone(self, board: Board, now: float) -> bool:
         """Whether no micro-batch came for too long: other messages must not hold up a run.
 
         A board that was revoked is gone at once.
         """
-        if board.moved_at is None or not self._authenticator.may_train(board.name):
+        if board.moved_at is None or not self.channel.authenticator.may_train(board.name):
             return True
         return now >= board.moved_at + self.settings.silence_s
 

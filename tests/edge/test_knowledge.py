@@ -255,8 +255,8 @@ def fleet(
     package, hub = keyword.package, LoopbackHub()
     plan = make_plan(package.dimension, rounds=2, local_steps=6, learning_rate=0.001)
     host = HostProtocol(
-        plan, HostSettings(1, 60.0), package.model_hash(), b"a run   ",
-        new_host_state(plan.dimension),
+        plan=plan, settings=HostSettings(1, 60.0), model_hash=package.model_hash(), run=b"a run   ",
+        state=new_host_state(plan.dimension),
     )  # fmt: skip
     time = SimpleNamespace(now=1000.0)
     driver: Driver[Any] = Driver(host, hub.host(), lambda: time.now)
@@ -282,7 +282,7 @@ def test_a_node_learns_what_its_host_broadcasts(
 ) -> None:
     while not fleet.node.protocol.joined:
         fleet.poll()
-    fleet.host.broadcast_knowledge(packet(probe, clips["y"][:CLIPS]))
+    fleet.host.session.broadcast(packet(probe, clips["y"][:CLIPS]))
     for _ in range(200):
         fleet.time.now += not fleet.poll()
     assert fleet.host.version == 2

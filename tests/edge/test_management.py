@@ -35,8 +35,8 @@ def log_level() -> Iterator[None]:
 def set_all(world: World, node: Node, **settings: int) -> None:
     """The owner sets these on a board, and they arrive."""
     host = world.host.protocol
-    host.set_board(node.config.name, settings, world.now)
-    board = host.management.boards[node.config.name]
+    host.session.set_board(node.config.name, settings, world.now)
+    board = host.session.management.boards[node.config.name]
     for _ in range(50):
         world.turn()
         if not (board.is_behind or board.must_report):

@@ -63,7 +63,11 @@ class Host:
             HostSettings(min_peers, deadline_s=60.0),
         )
         self.protocol = HostProtocol(
-            plan, settings, model, run, state or new_host_state(plan.dimension)
+            plan=plan,
+            settings=settings,
+            model_hash=model,
+            run=run,
+            state=state or new_host_state(plan.dimension),
         )
         self.counted: Counter[int] = Counter()  # rounds by address
         self.evaluations: list[Evaluation] = []  # by version of the global adapter

@@ -68,7 +68,13 @@ class Host:
         settings, state = HostSettings(1, deadline_s=600.0), new_host_state(18)
         self.now = 0.0
         self.counted = 0
-        self.protocol = HostProtocol(plan, settings, tiny.package.model_hash(), b"run     ", state)
+        self.protocol = HostProtocol(
+            plan=plan,
+            settings=settings,
+            model_hash=tiny.package.model_hash(),
+            run=b"run     ",
+            state=state,
+        )
         self.transport = MqttTransport(MqttSettings(url, "ternmesh", "host"))
         self.driver = Driver(self.protocol, self.transport, lambda: self.now)
         self.transport.open()

@@ -51,11 +51,10 @@ def coordinator(version: int, weight: float = 1.0, **more: Any) -> Any:
         version=version,
         phase=more.get("phase", OPEN),
         model_q24=np.zeros(5, np.int32),
-        boards=[SimpleNamespace(name=str(n), address=n) for n in (1, 2, 3)],
+        boards=[SimpleNamespace(name=str(n), address=n) for n in more.get("boards", (1, 2, 3))],
         muted={"3"},
         aggregation=SimpleNamespace(reputations=reputations),
         plan=SimpleNamespace(frame_mtu=184, rounds=more.get("rounds", 20)),
-        has_boards=more.get("has_boards", True),
     )
 
 
@@ -185,7 +184,7 @@ def test_a_group_that_is_ahead_waits() -> None:
     assert not Teaching("new", exchange, Says(0.9), 2).is_ahead(coordinator(40))
     assert not slow.is_ahead(coordinator(1))
     assert fast.is_ahead(coordinator(3))
-    assert not slow.is_ahead(coordinator(1, has_boards=False))
+    assert not slow.is_ahead(coordinator(1, boards=()))
     assert not fast.is_ahead(coordinator(3))
     endless = Teaching("endless", exchange, Says(0.9), 2)
     assert not endless.is_ahead(coordinator(50, rounds=0))
@@ -310,7 +309,9 @@ class Fleet:
         self.now, hub, model = 1000.0, LoopbackHub(), bytes(range(32))
         plan = make_plan(200, rounds=4, local_steps=1, learning_rate=0.1)
         settings, state = HostSettings(1, 60.0), new_host_state(200)
-        self.host = HostProtocol(plan, settings, model, b"a run   ", state)
+        self.host = HostProtocol(
+            plan=plan, settings=settings, model_hash=model, run=b"a run   ", state=state
+        )
         rng, own = np.random.default_rng(0), new_node_state(200)
         self.node = NodeProtocol(NodeSettings("ada", model, b"instance"), own, samples=10, rng=rng)
         ends = (self.host, hub.host()), (self.node, hub.node("ada"))
@@ -351,14 +352,14 @@ def test_a_released_round_closes_at_once() -> None:
 
 def test_the_boards_of_a_run_are_active_and_may_train(monkeypatch: pytest.MonkeyPatch) -> None:
     host = Fleet().host
-    assert not host.has_boards
+    assert [*host.boards] == []
     fleet = Fleet()
     fleet.settle()
     [board] = fleet.host.boards
     assert board.name == "ada"
     monkeypatch.setattr(board, "active", False)
-    assert not fleet.host.has_boards
+    assert [*fleet.host.boards] == []
     monkeypatch.undo()
-    assert fleet.host.has_boards
-    monkeypatch.setattr(fleet.host._authenticator, "may_train", lambda _name: False)
-    assert not fleet.host.has_boards
+    assert [*fleet.host.boards] == [board]
+    monkeypatch.setattr(fleet.host.channel.authenticator, "may_train", lambda _name: False)
+    assert [*fleet.host.boards] == []

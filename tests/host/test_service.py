@@ -741,13 +741,13 @@ def test_a_new_broadcast_key_reaches_the_others_at_once(keyed, change):  # R9.3-
     bench, rings = keyed
     bob: Any = bench.nodes["bob"].endpoint
     host = bench.service.protocol
-    before = host._sealing.broadcast_name
+    before = host.channel.sealing.broadcast_name
     assert bob._sealing.broadcast_name == before
     line = rotation_text(rings["ada"].begin_rotation())
     answer = bench.service.manage({"enrol": change, "name": "ada", "rotation": line})
     assert "error" not in answer
     bench.settle()
-    assert bob._sealing.broadcast_name == host._sealing.broadcast_name != before
+    assert bob._sealing.broadcast_name == host.channel.sealing.broadcast_name != before
 
 
 @pytest.mark.parametrize("is_first_lost", [False, True])
@@ -784,7 +784,7 @@ def test_a_question_that_waits_is_a_timeout(keyed):  # R9.3-10
     """However long the next announce is away: over a radio that may be an hour."""
     bench, _ = keyed
     host = bench.service.protocol
-    session = host._sealing._session("ada")
+    session = host.channel.sealing._session("ada")
     session.queue_question()
     assert host.next_timeout() == session.due_at < host._announce_at
     host.handle_timeout(bench.now)
@@ -828,7 +828,7 @@ def test_a_membership_list_that_is_an_old_copy_is_found_out(keyed, caplog):  # R
     assert rings["bob"].store.member_list().number == 3
     assert bob.refused[OLD_MEMBERS] == 0
 
-    bench.service.protocol._authenticator._member_list._take(old)  # restored
+    bench.service.protocol.channel.authenticator._member_list._take(old)  # restored
     announced(bench)
     assert bob.refused[OLD_MEMBERS] == 0, "within one process of the host a number may come late"
     bob._note_process(b"another process", bench.now)

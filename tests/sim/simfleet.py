@@ -346,7 +346,7 @@ class Fleet:
         return are_there and all(node.seals.hosts == hosts for node in self._alive())
 
     def _some_are_behind(self, host: HostProtocol) -> bool:
-        boards = [host.management.boards[node.name] for node in self._alive()]
+        boards = [host.session.management.boards[node.name] for node in self._alive()]
         return any(board.must_report or not board.number or board.is_behind for board in boards)
 
     def _is_lost(self, version: int) -> bool:
@@ -531,8 +531,8 @@ class Fleet:
                     continue
                 expect(len(endpoint.refused) <= 65, f"{process.name}: too many reasons")
                 if isinstance(endpoint, HostProtocol):
-                    expect(len(endpoint._refusals._answered) <= 4096, "answers pile up")
-                    arrived = endpoint._round.updates.keys() | endpoint._round.silent
+                    expect(len(endpoint.session._refusals._answered) <= 4096, "answers pile up")
+                    arrived = endpoint.round.updates.keys() | endpoint.round.silent
                     expect(arrived <= endpoint.nodes.keys(), "intakes pile up")
                 else:
                     for assembly in endpoint._reassembler._assemblies.values():

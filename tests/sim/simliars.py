@@ -133,7 +133,7 @@ class GuardedHost(HostProcess):
 
     def load(self) -> HostProtocol:
         made = super().load()
-        combine, look = made.aggregation.combine, made.guard.look
+        combine, check = made.aggregation.combine, made.guard.check
 
         def noted_combine(updates: Any, number: int, *rest: Any) -> Any:
             step = combine(updates, number, *rest)
@@ -141,14 +141,14 @@ class GuardedHost(HostProcess):
             self.ledger.weights[number] = {item.address: (w, f) for item, w, f in rows}
             return step
 
-        def noted_look(number: int, *rest: Any) -> Any:
-            back = look(number, *rest)
-            if back is not None:
-                self.ledger.left_out[number] = back.without
-            return back
+        def noted_check(*, version: int, **kept: Any) -> Any:
+            rollback = check(version=version, **kept)
+            if rollback is not None:
+                self.ledger.left_out[version] = rollback.excluded
+            return rollback
 
         made.aggregation.combine = noted_combine  # type: ignore[method-assign, assignment]
-        made.guard.look = noted_look  # type: ignore[method-assign, assignment]
+        made.guard.check = noted_check  # type: ignore[method-assign]
         return made
 
     def go_back(self) -> None:

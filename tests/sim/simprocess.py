@@ -8,7 +8,7 @@ import numpy as np
 from host.enrolment import EnrolmentService
 from ternmesh.codec.scale import UNIT
 from ternmesh.errors import CodecError
-from ternmesh.federated.events import Advanced, BodyAccepted, HostEvent, Joined, WorkReady
+from ternmesh.federated.events import Advanced, BodyAccepted, Joined, WorkReady
 from ternmesh.federated.gateway.aggregator import GatewayAggregator
 from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.joining import NodeSettings
@@ -293,31 +293,25 @@ class HostProcess(Process):
         super().__init__(fleet, HOST)
         self.disk: HostDisk = HostDisk(fleet.rng.randbytes(8), fleet.plan)
         self.ledger = Ledger(fleet.plan, fleet.packets)
-        self.notices: EnrolmentService[HostEvent] | None = None  # where there are keys
 
     def load(self) -> HostProtocol:
         o, d = self.fleet.options, self.disk
         settings = HostSettings(
             o.min_peers, o.deadline_s, 8, o.chain_max, o.takes_partial_aggregates, self.aggregation
         )
-        made = HostProtocol(d.plan, settings, MODEL, d.run, d.committed, self.new_security())
-        made.management.restore(d.load_boards(self.fleet.now))
+        made = HostProtocol(
+            plan=d.plan,
+            settings=settings,
+            model_hash=MODEL,
+            run=d.run,
+            state=d.committed,
+            security=self.new_security(),
+        )
+        made.session.management.restore(d.load_boards(self.fleet.now))
         if self.fleet.keys is not None:
             keyring = cast(Keyring, SimKeyring(self.security))
-            self.notices = EnrolmentService(made, keyring, made.refused)
+            EnrolmentService(keyring, made.channel).register(made.handlers)
         return made
-
-    def receive(self, peer: str, frames: list[bytes]) -> None:
-        if self.notices is None or self.endpoint is None:
-            super().receive(peer, frames)
-            return
-        self.notices.receive_frames(peer, frames, self.fleet.now)
-        self.settle()
-
-    def frames_to_send(self) -> list[tuple[str, list[bytes]]]:
-        if self.notices is None:
-            return super().frames_to_send()
-        return self.notices.frames_to_send(self.fleet.now)
 
     def rotate(self) -> None:
         """The operator stops the host, gives it another key, and starts it."""
@@ -332,7 +326,7 @@ class HostProcess(Process):
         """The owner sets all settings of a board; False where the host does not know it now."""
         if self.endpoint is None or self.endpoint.nodes.named(name) is None:
             return False
-        self.endpoint.set_board(name, settings, self.fleet.now)
+        self.endpoint.session.set_board(name, settings, self.fleet.now)
         self.settle()
         return True
 

@@ -12,7 +12,6 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from ternmesh.federated import host_run
 from ternmesh.federated.events import BodyAccepted
 from ternmesh.federated.gateway import aggregator, partial_aggregate
 from ternmesh.federated.gateway.partial_aggregate import (
@@ -22,7 +21,7 @@ from ternmesh.federated.gateway.partial_aggregate import (
 )
 from ternmesh.federated.open_round import PARTIAL_AGGREGATE, Count, OpenRound
 from ternmesh.plan import Plan
-from ternmesh.wire import control
+from ternmesh.wire import control, global_update
 from ternmesh.wire.global_update import write_global_snapshot
 from tests.sim import simdisks
 from tests.sim.simfleet import Fleet, draw_with_gateway, run_seed
@@ -148,7 +147,7 @@ def snapshot_without_the_bundle(patch: pytest.MonkeyPatch) -> None:
     """A snapshot does not say in which bundle its node was counted."""
     write = write_global_snapshot
     patch.setattr(
-        host_run, "write_global_snapshot", lambda s: write(replace(s, counted=s.counted[:1]))
+        global_update, "write_global_snapshot", lambda s: write(replace(s, counted=s.counted[:1]))
     )
 
 

@@ -30,13 +30,13 @@ Mutant = Callable[[pytest.MonkeyPatch], None]
 
 def changed_return(patch: pytest.MonkeyPatch, change: Callable[[Any], Any]) -> None:
     """Change what the guard answers where it goes back."""
-    look = Guard.look
+    check = Guard.check
 
-    def look_changed(self: Guard, *rest: Any) -> Any:
-        back = look(self, *rest)
-        return None if back is None else change(back)
+    def check_changed(self: Guard, **kept: Any) -> Any:
+        rollback = check(self, **kept)
+        return None if rollback is None else change(rollback)
 
-    patch.setattr(Guard, "look", look_changed)
+    patch.setattr(Guard, "check", check_changed)
 
 
 def forgets_what_was_sent_since(patch: pytest.MonkeyPatch) -> None:
@@ -46,21 +46,22 @@ def forgets_what_was_sent_since(patch: pytest.MonkeyPatch) -> None:
 
 def counts_the_suspect_once_more(patch: pytest.MonkeyPatch) -> None:
     """The rounds are repeated with everybody."""
-    again = Guard._again
-    patch.setattr(Guard, "_again", lambda self, kept, _: again(self, kept, frozenset()))
+    replayed = Guard._replayed
+    patch.setattr(Guard, "_replayed", lambda self, kept, _: replayed(self, kept, frozenset()))
 
 
 def repeats_a_round_twice(patch: pytest.MonkeyPatch) -> None:
     """The newest round counts as one that is over and as the open one."""
-    look = Guard.look
+    check = Guard.check
 
-    def look_and_add(self: Guard, *rest: Any) -> Any:
-        back = look(self, *rest)
-        if back is None:
+    def check_and_add(self: Guard, **kept: Any) -> Any:
+        rollback = check(self, **kept)
+        if rollback is None:
             return None
-        return replace(back, residual=back.residual + self._again(self._rounds[-1], back.without))
+        newest = self._replayed(self._rounds[-1], rollback.excluded)
+        return replace(rollback, residual=rollback.residual + newest)
 
-    patch.setattr(Guard, "look", look_and_add)
+    patch.setattr(Guard, "check", check_and_add)
 
 
 def adds_the_step_to_the_newest(patch: pytest.MonkeyPatch) -> None:
@@ -118,14 +119,14 @@ def drops_an_update_that_waits(patch: pytest.MonkeyPatch) -> None:
 
 def keeps_what_the_owner_wants_to_lose(patch: pytest.MonkeyPatch) -> None:
     """The host's residual outlives the return that the owner asked for."""
-    make = HostProtocol._make_step
+    make = HostProtocol._make_global_update
 
-    def make_with_residual(self: HostProtocol, combined: Any, count: Any, *rest: Any) -> None:
-        if len(rest) > 1 and not count.rows:
-            self.residual = self.residual + np.float32(0.01)
-        make(self, combined, count, *rest)
+    def make_with_residual(self: HostProtocol, combined: Any, count: Any, now: float) -> None:
+        if combined.returns_to is not None and not count.rows:
+            combined = replace(combined, residual=combined.residual + np.float32(0.01))
+        make(self, combined, count, now)
 
-    patch.setattr(HostProtocol, "_make_step", make_with_residual)
+    patch.setattr(HostProtocol, "_make_global_update", make_with_residual)
 
 
 def gives_a_return_without_its_steps(patch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import pytest
 from ternmesh.codec.encoder import Hypervector, add_residual, settle_residual
 from ternmesh.codec.scale import to_vector
 from ternmesh.errors import WireError
-from ternmesh.federated import channel, host, host_run, joining, local_update, node, session
+from ternmesh.federated import channel, host, joining, local_update, node
 from ternmesh.federated.aggregation import update_delta_q24
 from ternmesh.federated.events import Pending, ResidualChanged
 from ternmesh.federated.open_round import OpenRound, UpdateReassembler
@@ -21,7 +21,7 @@ from ternmesh.federated.send_queue import SealedQueue
 from ternmesh.plan import Plan
 from ternmesh.security import peer_session
 from ternmesh.timers import Backoff
-from ternmesh.wire import control
+from ternmesh.wire import control, global_update
 from ternmesh.wire.global_update import write_global_snapshot
 from ternmesh.wire.update import Chunk
 from tests.sim import simfleet, simprocess
@@ -108,14 +108,14 @@ def takes_the_round_before(patch: pytest.MonkeyPatch) -> None:
 
 def keeps_the_packet_of_the_round_before(patch: pytest.MonkeyPatch) -> None:
     """The host does not clear what it has counted."""
-    close = host.HostProtocol._close_round
+    close = host.HostProtocol._end_round
 
     def close_and_keep(self: host.HostProtocol, now: float) -> None:
-        intakes = self._round.updates
+        intakes = self.round.updates
         close(self, now)
-        self._round.updates = intakes
+        self.round.updates = intakes
 
-    patch.setattr(host.HostProtocol, "_close_round", close_and_keep)
+    patch.setattr(host.HostProtocol, "_end_round", close_and_keep)
 
 
 def forgets_absent_shares(patch: pytest.MonkeyPatch) -> None:
@@ -131,13 +131,13 @@ def forgets_absent_shares(patch: pytest.MonkeyPatch) -> None:
 
 def forgets_its_own_residual(patch: pytest.MonkeyPatch) -> None:
     """The host drops what its reference could not carry."""
-    close = host.HostProtocol._close_round
+    close = host.HostProtocol._end_round
 
     def drop(self: host.HostProtocol, now: float) -> None:
         close(self, now)
         self.residual = np.zeros_like(self.residual)
 
-    patch.setattr(host.HostProtocol, "_close_round", drop)
+    patch.setattr(host.HostProtocol, "_end_round", drop)
 
 
 def never_asks_again(patch: pytest.MonkeyPatch) -> None:
@@ -153,7 +153,7 @@ def _aim(self: node.NodeProtocol, phase: int) -> None:
 def snapshot_without_the_list(patch: pytest.MonkeyPatch) -> None:
     """A snapshot does not say what was counted of the node that it is sent to."""
     write = write_global_snapshot
-    patch.setattr(host_run, "write_global_snapshot", lambda s: write(replace(s, counted=())))
+    patch.setattr(global_update, "write_global_snapshot", lambda s: write(replace(s, counted=())))
 
 
 def loses_late_work(patch: pytest.MonkeyPatch) -> None:
@@ -192,7 +192,6 @@ def counts_any_reason(patch: pytest.MonkeyPatch) -> None:
 def piles_up_refusals(patch: pytest.MonkeyPatch) -> None:
     """Every refused frame of a burst left an event."""
     patch.setattr(channel, "REFUSED_SHOWN_MAX", 1 << 30)
-    patch.setattr(session, "REFUSED_SHOWN_MAX", 1 << 30)
 
 
 def loses_the_work_of_a_silent_round(patch: pytest.MonkeyPatch) -> None:
@@ -222,14 +221,14 @@ def answers_a_silence_that_is_not_on_disk(patch: pytest.MonkeyPatch) -> None:
 
 def believes_a_silence_for_ever(patch: pytest.MonkeyPatch) -> None:
     """Who was silent in one round is not waited for in the next."""
-    close = host.HostProtocol._close_round
+    close = host.HostProtocol._end_round
 
     def close_and_keep(self: host.HostProtocol, now: float) -> None:
-        silent = self._round.silent
+        silent = self.round.silent
         close(self, now)
-        self._round.silent = silent
+        self.round.silent = silent
 
-    patch.setattr(host.HostProtocol, "_close_round", close_and_keep)
+    patch.setattr(host.HostProtocol, "_end_round", close_and_keep)
 
 
 def takes_ended_processes(patch: pytest.MonkeyPatch) -> None:

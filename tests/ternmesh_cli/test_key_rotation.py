@@ -4,17 +4,16 @@ import itertools
 import json
 import os
 import threading
-from collections import Counter, deque
+from collections import deque
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 
 from edge import enrolment
 from host import membership
-from host.enrolment import ROTATION_MIN_S, EnrolmentService
+from host.enrolment import ROTATION_MIN_S
 from ternmesh.errors import SecurityError, WireError
 from ternmesh.security.enrolment import (
     ROTATION_ANSWER,
@@ -36,8 +35,8 @@ from ternmesh_service.keyring import Keyring, SecurityConfig
 from ternmesh_store import files as files_module
 from ternmesh_store.security_store import SecurityStore
 from ternmesh_store.state_file import StateFile
+from tests.host.enrolment_desk import EnrolmentDesk
 from transports.base import Arrival
-from transports.driver import Endpoint
 from transports.link_config import LinkConfig
 
 LINK = LinkConfig(url="mqtt://127.0.0.1:1", fleet="garden")
@@ -50,27 +49,6 @@ TIMES = itertools.count(0.0, 10.0)
 
 class Killed(BaseException):
     """The process is killed."""
-
-
-class NoCoordinator:
-    """A stand-in for the coordinator: it only records the frames that reach it."""
-
-    def __init__(self):
-        self.heard = []
-
-    def receive_frames(self, _peer, frames, _now):
-        self.heard.extend(frames)
-
-    def frames_to_send(self, _now):
-        return []
-
-
-def desk(
-    host: Keyring, behind: NoCoordinator | None = None, refused: Counter[str] | None = None
-) -> EnrolmentService[Any]:
-    """The service that enrols, in front of `behind`."""
-    coordinator = cast(Endpoint[Any], behind or NoCoordinator())
-    return EnrolmentService(coordinator, host, Counter() if refused is None else refused)
 
 
 class Direct:
@@ -88,7 +66,7 @@ class Direct:
     def send(self, _peer, frames):
         now = next(TIMES)
         self.service.receive_frames(self._peer, frames, now)
-        for to, answers in self.service.frames_to_send(now):
+        for to, answers in self.service.frames_to_send():
             assert to == self._peer
             self._in.append(Arrival(HOST, tuple(answers), 0))
         return 0
@@ -132,7 +110,7 @@ def fleet(tmp_path, monkeypatch):
 def over_link(monkeypatch, fleet, act):
     """Run `act(keyring of ada)` with a link to the host's service."""
     with fleet.open("host") as host, fleet.open("ada") as ada:
-        service = desk(host)
+        service = EnrolmentDesk(host)
         monkeypatch.setattr(enrolment, "make_transport", lambda *_: Direct(service))
         return act(ada)
 
@@ -256,8 +234,7 @@ def test_a_kill_at_any_moment_leaves_a_host_that_goes_on(tmp_path):  # R9.5-13
 
 def test_a_stranger_is_refused_at_once(fleet, monkeypatch, caplog):  # R9.6-5
     with fleet.open("host") as host, fleet.open("ada") as ada:
-        refused: Counter[str] = Counter()
-        service = desk(host, refused=refused)
+        service = EnrolmentDesk(host)
         monkeypatch.setattr(enrolment, "make_transport", lambda *_: Direct(service, "bob"))
         ada.begin_rotation()
         with pytest.raises(SecurityError, match="does not know this key"):
@@ -267,7 +244,7 @@ def test_a_stranger_is_refused_at_once(fleet, monkeypatch, caplog):  # R9.6-5
         with pytest.raises(SecurityError, match="revoked"):
             enrolment.rotate_keys(LINK, "ada", ada)
     assert "refused to enrol or to rotate keys of bob" in caplog.text
-    assert refused == {"unknown key": 1, "revoked": 1}
+    assert service.refused == {"unknown key": 1, "revoked": 1}
 
 
 def test_a_refused_code_fails_at_once(fleet, monkeypatch):
@@ -276,7 +253,7 @@ def test_a_refused_code_fails_at_once(fleet, monkeypatch):
 
     nora = make_identity("nora", Role.NODE, os.urandom(64)).public
     with fleet.open("host") as host:
-        service = desk(host)
+        service = EnrolmentDesk(host)
         monkeypatch.setattr(enrolment, "make_transport", lambda *_: Direct(service, "nora"))
 
         def join(text):
@@ -300,21 +277,20 @@ def test_a_refused_code_fails_at_once(fleet, monkeypatch):
 
 def test_the_desk_hears_a_peer_once_a_second_and_passes_the_rest_on(fleet):  # R9.6-1
     with fleet.open("host") as host, fleet.open("ada") as ada:
-        behind = NoCoordinator()
-        service = desk(host, behind)
+        service = EnrolmentDesk(host)
         frame = seal_open(Header(0, 0), write_rotation_request(ada.begin_rotation()))
         other = seal_open(Header(0, 0), b"\x01hello")
         for now in (0.0, 0.5, 1.0):
             service.receive_frames("ada", [frame, other, frame[:-1], b"", b"\xff" * 30], now)
-        assert len(service.frames_to_send(1.0)) == 2
-        assert behind.heard == [other, frame[:-1], b"", b"\xff" * 30] * 3
+        assert len(service.frames_to_send()) == 2
+        assert service.refused == {"control": 3, "seal": 3, "length": 3, "version": 3}, "the rest"
         with pytest.raises(WireError):
             open_seal(frame[:-1])
 
 
 def test_forged_requests_take_no_place_of_the_board_in_whose_name_they_are(fleet):  # R9.6-4
     with fleet.open("host") as host, fleet.open("ada") as ada:
-        service = desk(host)
+        service = EnrolmentDesk(host)
         text = service.issue(Role.NODE, 1e9, 0.0)
         requests = [
             seal_open(Header(0, 0), write_request(ada.own.public, read_code(text))),
@@ -327,7 +303,7 @@ def test_forged_requests_take_no_place_of_the_board_in_whose_name_they_are(fleet
             ]
             service.receive_frames("ada", forged, now)
             service.receive_frames("ada", [request], now + 0.1)
-            kinds = [open_seal(frame)[1][0] for _, [frame] in service.frames_to_send(now + 0.1)]
+            kinds = [open_seal(frame)[1][0] for _, [frame] in service.frames_to_send()]
             assert kinds == [control.KIND, body[0] + 1], "one refusal, and the answer"
 
 
@@ -341,7 +317,7 @@ def test_a_refusal_that_an_answer_follows_is_nothing(fleet, monkeypatch):  # R9.
             return super().send(peer, frames)
 
     with fleet.open("host") as host, fleet.open("ada") as ada:
-        service = desk(host)
+        service = EnrolmentDesk(host)
         monkeypatch.setattr(enrolment, "make_transport", lambda *_: Forged(service))
         monkeypatch.setattr(enrolment, "ANSWER_S", 20.0)
         ada.begin_rotation()
@@ -351,13 +327,13 @@ def test_a_refusal_that_an_answer_follows_is_nothing(fleet, monkeypatch):  # R9.
 def ask(service, frame, now):
     """The body that the service answers with."""
     service.receive_frames("ada", [frame], now)
-    [(_, [answer])] = service.frames_to_send(now)
+    [(_, [answer])] = service.frames_to_send()
     return open_seal(answer)[1]
 
 
 def test_a_member_changes_its_keys_once_an_hour(fleet):  # R9.6-5
     with fleet.open("host") as host, fleet.open("ada") as ada:
-        service, now = desk(host), 0.0
+        service, now = EnrolmentDesk(host), 0.0
         requests = []
         for _ in range(2):
             body = write_rotation_request(ada.begin_rotation())
@@ -378,7 +354,7 @@ def test_a_member_changes_its_keys_once_an_hour(fleet):  # R9.6-5
 
 def test_who_has_rotated_as_often_as_it_may_can_still_be_revoked(fleet):
     with fleet.open("host") as host, fleet.open("ada") as ada:
-        service, now = desk(host), 0.0
+        service, now = EnrolmentDesk(host), 0.0
         answers = []
         for _ in range(ROTATED_MAX + 1):
             now += ROTATION_MIN_S

@@ -79,7 +79,13 @@ class Fleet:
         if name == "host":
             store = HostStore(file, self.settings.chain_max)
             run = store.load(MODEL) or store.begin(RUN, self.plan, MODEL)
-            end = HostProtocol(run.plan, self.settings, MODEL, run.run, run.state)
+            end = HostProtocol(
+                plan=run.plan,
+                settings=self.settings,
+                model_hash=MODEL,
+                run=run.run,
+                state=run.state,
+            )
         else:
             store = NodeStore(file)
             samples = 10 + len(name)

@@ -46,7 +46,9 @@ class Radios:
         settings = HostSettings(min_peers=2, deadline_s=36_000.0)
         pace = self.ends[HOST].pace
         state = new_host_state(DIMENSION)
-        self.host = HostProtocol(plan, settings, MODEL, b"run-id-8", state, pace=pace)
+        self.host = HostProtocol(
+            plan=plan, settings=settings, model_hash=MODEL, run=b"run-id-8", state=state, pace=pace
+        )
         self.nodes = {name: self.node(name, pace) for name in BOARDS}
         endpoints: dict[str, Any] = {HOST: self.host, **self.nodes}
         self.drivers: dict[str, Driver[Any]] = {

@@ -37,7 +37,9 @@ class Fleet:
         model_hash = MODEL.model_hash()
         settings = HostSettings(min_peers=2, deadline_s=600.0, partial_aggregates=True)
         state = new_host_state(MODEL.dimension)
-        self.host = HostProtocol(plan, settings, model_hash, b"run-id-8", state)
+        self.host = HostProtocol(
+            plan=plan, settings=settings, model_hash=model_hash, run=b"run-id-8", state=state
+        )
         self.host_driver = Driver(self.host, self.network.host(), lambda: self.now)
         self.members = {
             name: NodeProtocol(
@@ -105,10 +107,10 @@ def test_rounds_arrive_as_partial_aggregates_and_status_shows_it(tmp_path: Path)
 def test_a_late_board_costs_the_other_the_wait(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path)
     fleet.run(rounds=1, learns=("ada",))
-    assert fleet.host.delivered(1) == "none"
+    assert fleet.host.round.delivered(1) == "none"
     fleet.now += 5.1
     fleet.run(rounds=1, learns=())
-    assert fleet.host.delivered(1) == "whole"
+    assert fleet.host.round.delivered(1) == "whole"
     assert fleet.aggregation.status()["made"] == 0
 
 

@@ -1,6 +1,5 @@
 """A gateway takes the host's membership list over its network by itself."""
 
-from collections import Counter
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -10,7 +9,7 @@ import pytest
 
 from edge.gateway.member_list import ASK_S, MemberListClient
 from host import membership
-from host.enrolment import LIST_MIN_S, EnrolmentService
+from host.enrolment import LIST_MIN_S
 from ternmesh.errors import WireError
 from ternmesh.security.enrolment import write_list_request
 from ternmesh.security.host_keys import write_host_rotation
@@ -22,19 +21,10 @@ from ternmesh.wire.frame import FRAME_MAX, UNASSIGNED, Header, seal_open
 from ternmesh_cli.keys import enrol_fleet
 from ternmesh_service.keyring import Keyring, SecurityConfig
 from ternmesh_store.state_file import StateFile
+from tests.host.enrolment_desk import EnrolmentDesk
 from tests.ternmesh.security.trust_ends import someone
 
 BOARD, GONE = "ada", "bo"
-
-
-class Nothing:
-    """A stand-in for the host."""
-
-    def receive_frames(self, _peer: str, frames: Any, _now: float) -> None:
-        pass
-
-    def frames_to_send(self, _now: float) -> list[Any]:
-        return []
 
 
 class Fleet:
@@ -52,15 +42,14 @@ class Fleet:
         for ring in (self.host, self.gateway, self.gone):
             ring.state.open()
             ring.open()
-        self.refused: Counter[str] = Counter()
-        service: Any = EnrolmentService(Nothing(), self.host, self.refused)  # type: ignore[arg-type]
-        self.service = service
+        self.service = EnrolmentDesk(self.host)
+        self.refused = self.service.refused
         self.client = MemberListClient(self.gateway)
         self.now = 0.0
 
     def ask(self, frame: bytes) -> list[bytes]:
         self.service.receive_frames(BOARD, [frame], self.now)
-        return [frame for _, frames in self.service.frames_to_send(self.now) for frame in frames]
+        return [frame for _, frames in self.service.frames_to_send() for frame in frames]
 
     def turn(self) -> int:
         """Let a minute pass; the number of frames in the answer."""

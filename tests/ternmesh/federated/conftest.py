@@ -162,7 +162,9 @@ def new_bench() -> Callable[..., Bench]:
         fleet = Keys(*keys) if keys else None
         security = OPEN if fleet is None else fleet.security(HOST)
         chosen = HostSettings(**settings)
-        host = HostProtocol(made, chosen, MODEL, RUN, state, security)
+        host = HostProtocol(
+            plan=made, settings=chosen, model_hash=MODEL, run=RUN, state=state, security=security
+        )
         bench = Bench(made, host, keys=fleet)
         host.start(bench.now)
         return bench

@@ -31,7 +31,14 @@ def restart(bench: Any, run: bytes) -> None:
     state = replace(new_host_state(bench.plan.dimension), counter=COUNTER, started=is_open)
     security = bench.keys.security(HOST, COUNTER)
     model = bytes(range(32))
-    bench.host = HostProtocol(bench.plan, bench.host.settings, model, run, state, security)
+    bench.host = HostProtocol(
+        plan=bench.plan,
+        settings=bench.host.settings,
+        model_hash=model,
+        run=run,
+        state=state,
+        security=security,
+    )
     bench.host.start(bench.now)
 
 

@@ -52,7 +52,14 @@ def host_of(bench: Any, run: bytes, state: HostState, **changes: Any) -> HostPro
     """Another process of the host."""
     plan = replace(bench.plan, **changes)
     security = bench.host_security(state.counter)
-    bench.host = HostProtocol(plan, bench.host.settings, MODEL, run, state, security)
+    bench.host = HostProtocol(
+        plan=plan,
+        settings=bench.host.settings,
+        model_hash=MODEL,
+        run=run,
+        state=state,
+        security=security,
+    )
     bench.events[HOST] = []
     bench.host.start(bench.now)
     bench.exchange()

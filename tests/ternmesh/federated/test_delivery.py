@@ -93,7 +93,7 @@ def test_a_catch_up_is_not_repeated_while_it_is_on_its_way_or_just_delivered(ben
     bench.exchange()
     assert bench.host.version == 1
 
-    bench.host.management.due = lambda now: ()  # inquiries are not counted here
+    bench.host.session.management.due = lambda now: ()  # inquiries are not counted here
 
     def answers() -> int:
         bench.wait(10.0)

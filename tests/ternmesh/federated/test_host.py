@@ -184,7 +184,7 @@ def test_a_frame_in_another_nodes_name(bench: Any) -> None:
     bench.exchange()
     bench.host.receive_frames("yan", packet(bench, 1), bench.now)
     assert bench.host.refused == {"wrong peer": 4}
-    assert bench.host.delivered(1) == "none"
+    assert bench.host.round.delivered(1) == "none"
 
 
 def test_ten_thousand_packets_in_a_burst(bench: Any) -> None:
@@ -200,7 +200,7 @@ def test_ten_thousand_packets_in_a_burst(bench: Any) -> None:
     answers = [f for p, f in bench.sent[HOST] if p == "theo" and b"length" in f]
     assert len(answers) == 1  # a flood is not answered with a flood
     bench.host.receive_frames("theo", frames, bench.now)
-    assert bench.host.delivered(1) == "whole"
+    assert bench.host.round.delivered(1) == "whole"
 
 
 def test_a_conflicting_share_does_not_replace_the_first(bench: Any) -> None:
@@ -210,7 +210,7 @@ def test_a_conflicting_share_does_not_replace_the_first(bench: Any) -> None:
     bench.host.receive_frames("theo", [first[0], first[1], second[1]], bench.now)
     assert bench.host.refused == {"conflict": 1}
     bench.host.receive_frames("theo", first, bench.now)
-    assert bench.host.delivered(1) == "whole"
+    assert bench.host.round.delivered(1) == "whole"
 
 
 def test_a_packet_that_does_not_add_up_is_forgotten_and_may_come_again(bench: Any) -> None:
@@ -218,7 +218,7 @@ def test_a_packet_that_does_not_add_up_is_forgotten_and_may_come_again(bench: An
     first, second = packet(bench, 1, seed=1), packet(bench, 1, seed=2)
     bench.host.receive_frames("theo", [*first[:2], *second[2:]], bench.now)
     assert bench.host.refused == {"digest": 1}
-    assert bench.host.delivered(1) == "none"
+    assert bench.host.round.delivered(1) == "none"
     bench.take(HOST)
     assert bench.last(HOST, UpdateForgotten) == UpdateForgotten(1, 0)
     bench.host.receive_frames("theo", first, bench.now)
@@ -242,11 +242,11 @@ def test_a_node_that_lost_its_state_does_not_mix_two_packets(bench: Any) -> None
     bench.host.receive_frames("theo", first[:3], bench.now)
     bench.take(HOST)
     bench.host.receive_frames("theo", second[:2], bench.now)
-    assert bench.host._round.updates[1].have == b"\x01"
+    assert bench.host.round.updates[1].have == b"\x01"
     bench.take(HOST)
     assert bench.last(HOST, UpdateForgotten) == UpdateForgotten(1, 0)
     bench.host.receive_frames("theo", second[2:], bench.now)
-    assert bench.host.delivered(1) == "whole"
+    assert bench.host.round.delivered(1) == "whole"
     assert not bench.host.refused
 
 
@@ -259,7 +259,7 @@ def test_a_whole_packet_is_not_replaced(bench: Any) -> None:  # R6.4-4
     bench.host.receive_frames("theo", second, bench.now)
     assert bench.host.refused == {"conflict": len(second)}
     digest = read_manifest(opened(first[0])).digest
-    assert bench.host._round.updates[1].manifest.digest == digest
+    assert bench.host.round.updates[1].manifest.digest == digest
 
 
 def test_a_host_that_was_restored_says_who_is_ahead(bench: Any) -> None:
@@ -463,9 +463,15 @@ def test_a_restart_finds_the_open_round_and_goes_on(bench: Any) -> None:
         bodies=tuple((e.address, e.body) for e in bodies),
         counter=4096,
     )
-    again = HostProtocol(bench.plan, bench.host.settings, MODEL, bench.host.run, state)
+    again = HostProtocol(
+        plan=bench.plan,
+        settings=bench.host.settings,
+        model_hash=MODEL,
+        run=bench.host.run,
+        state=state,
+    )
     again.start(bench.now)
-    assert (again.delivered(1), again.delivered(2)) == ("whole", "none")
+    assert (again.round.delivered(1), again.round.delivered(2)) == ("whole", "none")
     again.receive_frames("yan", packet(bench, 2), bench.now)
     assert again.version == 1
     bench.host.receive_frames("yan", packet(bench, 2), bench.now)

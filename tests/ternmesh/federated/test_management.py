@@ -69,14 +69,14 @@ def settle(bench: Any) -> None:
 
 
 def set_all(bench: Any, name: str, **settings: int) -> None:
-    bench.host.set_board(name, settings, bench.now)
+    bench.host.session.set_board(name, settings, bench.now)
 
 
 def sent(bench: Any, message: control.Control) -> bytes:
     """The body of a message as the host would send it to theo."""
     body = control.write_control(message)
     if isinstance(message, Settings):
-        body = bench.host._authenticator.sign_receipt("theo", NO_RUN, body)
+        body = bench.host.channel.authenticator.sign_receipt("theo", NO_RUN, body)
     return body
 
 
@@ -84,7 +84,7 @@ def give(bench: Any, body: bytes, name: str = "theo", address: int = UNASSIGNED)
     """Let a board take a body as if the host had sealed it; returns what it answers."""
     node = bench.nodes[name]
     bench.sealed = getattr(bench, "sealed", 1 << 20) + 1
-    frame = bench.host._sealing.seal(name, address, bench.sealed, body)
+    frame = bench.host.channel.sealing.seal(name, address, bench.sealed, body)
     with patch.object(node.channel.outgoing, "push", wraps=node.channel.outgoing.push) as push:
         node.receive_frames(HOST, [frame], bench.now)
     return [body for call in push.call_args_list for body in call.args[2]]
@@ -143,7 +143,7 @@ def test_settings_as_they_are_typed() -> None:
 
 
 def test_a_board_reports_once_after_it_has_joined(bench: Any) -> None:  # R6.10-1, R6.10-6
-    board = bench.host.management.boards["theo"]
+    board = bench.host.session.management.boards["theo"]
     assert board.report == Report(__version__, 0, pack(LIMITS, {}), pack(VALUES, {"version": 0}))
     assert bench.count(HOST, BoardChanged) == 2
     bench.nodes["theo"].say_hello(bench.now)  # of the same process
@@ -170,7 +170,7 @@ def test_a_report_of_a_board_that_has_not_joined_is_refused(new_bench: New) -> N
     node.channel.outgoing.push(HOST, UNASSIGNED, [control.write_control(Report("1", 0, (), ()))])
     bench.exchange()
     assert bench.host.refused["unknown node"] == 1
-    assert not bench.host.management.boards
+    assert not bench.host.session.management.boards
 
 
 def test_a_report_of_a_newer_version_is_read(bench: Any) -> None:
@@ -178,7 +178,7 @@ def test_a_report_of_a_newer_version_is_read(bench: Any) -> None:
     report = Report("99.0", 0, (*pack(LIMITS, PAUSE), 9, 9), longer)
     bench.nodes["theo"].channel.outgoing.push(HOST, UNASSIGNED, [control.write_control(report)])
     bench.exchange()
-    board = bench.host.management.boards["theo"]
+    board = bench.host.session.management.boards["theo"]
     assert board.in_force == PAUSE
     assert unpack(VALUES, board.report.values) == {"version": 7}
 
@@ -192,7 +192,7 @@ def test_settings_arrive_at_once_and_are_reported(bench: Any) -> None:  # R6.10-
     theo = bench.nodes["theo"].joining.management
     assert theo.settings == {"pause": 1, "pace_s": 60}
     assert bench.last("theo", SettingsTaken) == SettingsTaken(1, (2, 61, 0, 0, 0))
-    board = bench.host.management.boards["theo"]
+    board = bench.host.session.management.boards["theo"]
     assert (board.in_force, board.is_behind) == (theo.settings, False)
     assert bench.nodes["yan"].joining.management.settings == {}
     set_all(bench, "theo")
@@ -204,7 +204,7 @@ def test_settings_arrive_at_once_and_are_reported(bench: Any) -> None:  # R6.10-
 def test_lost_settings_come_again_and_more_and_more_seldom(bench: Any) -> None:  # R6.10-3
     set_all(bench, "theo", **PAUSE)
     told = [bench.now]
-    board = bench.host.management.boards["theo"]
+    board = bench.host.session.management.boards["theo"]
     for _ in range(8000):
         tries = board.tries
         bench.now += 1.0
@@ -222,7 +222,7 @@ def test_the_same_settings_are_not_sent_again(bench: Any) -> None:
     bench.exchange()
     set_all(bench, "theo", pace_s=5)
     assert bench.take(HOST) == []
-    assert bench.host.management.boards["theo"].number == 1
+    assert bench.host.session.management.boards["theo"].number == 1
 
 
 def test_a_board_that_has_lost_its_disk_is_told_again(bench: Any) -> None:  # R6.10-3
@@ -241,12 +241,12 @@ def test_a_host_that_was_restored_counts_on_from_what_boards_report(bench: Any) 
     for pace_s in (1, 2, 3):
         set_all(bench, "theo", pace_s=pace_s)
         bench.exchange()
-    bench.host.management = FleetManagement(5.0)  # it has lost all
-    bench.host.management.inquire("theo", bench.now)
+    bench.host.session.management = FleetManagement(5.0)  # it has lost all
+    bench.host.session.management.inquire("theo", bench.now)
     bench.wait(2.0)
     bench.host.handle_timeout(bench.now)
     bench.exchange()
-    assert bench.host.management.boards["theo"].in_force == {"pace_s": 3}
+    assert bench.host.session.management.boards["theo"].in_force == {"pace_s": 3}
     set_all(bench, "theo", **PAUSE)
     bench.exchange()
     assert bench.nodes["theo"].joining.management.number == 4
@@ -257,7 +257,7 @@ def test_a_board_lets_the_host_choose_what_its_owner_allows(bench: Any) -> None:
     bench.nodes["theo"].joining.management = BoardManagement(allowed=("pause",))
     set_all(bench, "theo", pause=1, log_level=0)
     bench.exchange()
-    board = bench.host.management.boards["theo"]
+    board = bench.host.session.management.boards["theo"]
     assert (board.in_force, board.is_behind) == (PAUSE, False)
     assert odd(bench.nodes["theo"]) == {"settings": 1}
     # What its owner allows no more is out of force after a restart
@@ -283,12 +283,12 @@ def test_a_paused_board_sends_no_work_and_no_round_waits_for_it(bench: Any) -> N
     for _ in range(10):
         bench.wait(30.0)
         bench.exchange()
-    assert bench.host.delivered(theo.address) == "none"
+    assert bench.host.round.delivered(theo.address) == "none"
     set_all(bench, "theo")
     bench.exchange()
     bench.wait(1.0)
     bench.exchange()
-    assert bench.host.delivered(theo.address) == "whole"
+    assert bench.host.round.delivered(theo.address) == "whole"
     assert bench.host.nodes[theo.address].active
 
 
@@ -353,7 +353,7 @@ def test_settings_without_a_signature_are_refused(keyed: Any) -> None:  # R9.7-2
     signed = sent(keyed, Settings(1, pack(LIMITS, PAUSE)))
     give(keyed, signed[:-1] + bytes([signed[-1] ^ 1]))
     own = theo.channel.authenticator._own  # a board cannot sign for the host
-    with patch.object(keyed.host._authenticator, "_own", own):
+    with patch.object(keyed.host.channel.authenticator, "_own", own):
         give(keyed, sent(keyed, Settings(1, pack(LIMITS, PAUSE))))
     assert (theo.refused["signature"], theo.joining.management.number) == (3, 0)
 
@@ -377,7 +377,7 @@ def test_settings_out_of_bounds_are_refused_whole(keyed: Any, place: int) -> Non
 
 
 def test_a_host_hears_that_a_board_has_refused_settings(bench: Any) -> None:  # R6.10-8
-    board = bench.host.management.boards["theo"]
+    board = bench.host.session.management.boards["theo"]
     board.number, board.wanted = 1, (3, 0, 0, 0)
     bench.nodes["theo"].say_hello(bench.now)
     bench.exchange()
@@ -399,18 +399,18 @@ def test_settings_for_all_or_under_an_address_are_refused(new_bench: New) -> Non
 
 
 def test_a_number_that_is_used_up_raises_nothing(bench: Any) -> None:
-    bench.host.management.boards["theo"].number = INTEGER_MAX
+    bench.host.session.management.boards["theo"].number = INTEGER_MAX
     set_all(bench, "theo", **PAUSE)
     bench.exchange()
-    assert bench.host.management.boards["theo"].number == INTEGER_MAX
+    assert bench.host.session.management.boards["theo"].number == INTEGER_MAX
 
 
 def test_a_revoked_board_is_not_served(keyed: Any) -> None:  # R6.10-4
-    keyed.host._authenticator._member_list.revoke("theo")
+    keyed.host.channel.authenticator._member_list.revoke("theo")
     keyed.host.exclude("theo", keyed.now)
     keyed.take(HOST)
     set_all(keyed, "theo", **PAUSE)
-    keyed.host.management.inquire("theo", keyed.now)
+    keyed.host.session.management.inquire("theo", keyed.now)
     for _ in range(5):
         keyed.wait(100.0)
         keyed.host.handle_timeout(keyed.now)
@@ -466,8 +466,8 @@ def test_a_board_of_an_older_version_takes_part(new_bench: New, keys: tuple[str,
     assert odd(theo).keys() == {"control"}
     assert theo.refused["control"] <= 2 * INQUIRIES_MAX, "again when there were settings"
     assert theo.joined
-    assert bench.host.management.boards["theo"].report is None
-    assert bench.host.management.boards["yan"].report is not None
+    assert bench.host.session.management.boards["theo"].report is None
+    assert bench.host.session.management.boards["yan"].report is not None
 
 
 @pytest.mark.parametrize("keys", [(), ("theo",)], ids=["open", "keyed"])
@@ -476,7 +476,7 @@ def test_a_host_of_an_older_version_hears_nothing_new(
 ) -> None:  # R6.10-6
     bench = new_bench(rounds=3, keys=keys)
     old(bench.host)
-    bench.host.management.heard = lambda *_: None  # it never asks
+    bench.host.session.management.heard = lambda *_: None  # it never asks
     theo = bench.add("theo")
     theo.joining.management = BoardManagement(allowed=LIMITS)
     settle(bench)
@@ -490,7 +490,7 @@ def test_a_signed_body_under_another_address_keeps_its_run(keyed: Any) -> None:
     """Settings alone are signed for every run: a receipt of another run is not believed."""
     receipt = control.write_control(control.Receipt(0, bytes(4), b"\1"))
     theo = keyed.nodes["theo"]
-    body = keyed.host._authenticator.sign_receipt("theo", bytes(8), receipt)
+    body = keyed.host.channel.authenticator.sign_receipt("theo", bytes(8), receipt)
     assert body[0] == SIGNED
     give(keyed, body, address=theo.address | 0x8000)
     assert theo.refused["signature"] == 1
@@ -511,15 +511,15 @@ def test_a_board_that_reports_without_end_gets_no_settings_and_no_disk_for_it(be
     assert bench.count(HOST, BoardChanged) <= count + 1
     assert len(bench.sent[HOST]) == frames
     assert BoardManagement.receive is receive
-    assert bench.host.management.boards["theo"].is_behind
+    assert bench.host.session.management.boards["theo"].is_behind
 
 
 def test_a_host_that_has_restarted_tells_boards_that_are_behind(bench: Any) -> None:  # R6.10-3
     set_all(bench, "theo", **PAUSE)
     bench.take(HOST)  # lost, and the host dies
-    boards = dict(bench.host.management.boards)
-    bench.host.management = FleetManagement(5.0)
-    bench.host.management.restore(boards)
+    boards = dict(bench.host.session.management.boards)
+    bench.host.session.management = FleetManagement(5.0)
+    bench.host.session.management.restore(boards)
     bench.wait(10.0)
     bench.exchange()
     assert bench.nodes["theo"].joining.management.paused
@@ -540,9 +540,9 @@ def test_a_board_that_has_not_reported_is_sent_no_settings(is_restarted: bool) -
 
 
 def test_inquiries_come_again_at_their_time_and_end(bench: Any) -> None:  # R6.10-1
-    bench.host.management.inquire("theo", bench.now)
+    bench.host.session.management.inquire("theo", bench.now)
     began, asked = bench.now, []
-    while (due := bench.host.management.next_due()) is not None:
+    while (due := bench.host.session.management.next_due()) is not None:
         assert bench.host.next_timeout() <= due
         bench.now = due
         bench.host.handle_timeout(bench.now)
@@ -555,14 +555,14 @@ def test_a_host_restored_from_an_older_copy_keeps_what_boards_have_in_force(benc
     # R6.10-2
     set_all(bench, "theo", pace_s=9)
     bench.exchange()
-    bench.host.management.boards.clear()
+    bench.host.session.management.boards.clear()
     ask_again(bench)
-    board = bench.host.management.boards["theo"]
+    board = bench.host.session.management.boards["theo"]
     assert (board.number, board.wanted) == (1, pack(LIMITS, {"pace_s": 9}))
 
 
 def test_a_number_that_a_restored_host_uses_twice_is_replaced(bench: Any) -> None:  # R6.10-2
-    board = bench.host.management.boards["theo"]
+    board = bench.host.session.management.boards["theo"]
     set_all(bench, "theo", pace_s=9)
     bench.exchange()
     board.wanted = pack(LIMITS, PAUSE)  # under the same number
@@ -574,6 +574,6 @@ def test_a_number_that_a_restored_host_uses_twice_is_replaced(bench: Any) -> Non
 def ask_again(bench: Any) -> None:
     """The host asks theo, which answers."""
     bench.wait(2.0)
-    bench.host.management.inquire("theo", bench.now)
+    bench.host.session.management.inquire("theo", bench.now)
     bench.host.handle_timeout(bench.now)
     bench.exchange()

@@ -225,7 +225,11 @@ def new_host(partial_aggregates: bool = True, state: HostState | None = None) ->
     nodes = tuple(NodeRecord(c, f"n{c}", 10 * c) for c in sorted(NODES))
     state = state or replace(new_host_state(DIMENSION), nodes=nodes, started=True)
     host = HostProtocol(
-        PLAN, HostSettings(1, 60.0, partial_aggregates=partial_aggregates), MODEL, RUN, state
+        plan=PLAN,
+        settings=HostSettings(1, 60.0, partial_aggregates=partial_aggregates),
+        model_hash=MODEL,
+        run=RUN,
+        state=state,
     )
     host.start(0.0)
     return host
@@ -273,13 +277,17 @@ def test_a_restarted_host_has_the_bundle_beside_a_packet_in_the_same_name() -> N
     nodes = tuple(NodeRecord(c, f"n{c}", 10 * c) for c in sorted(NODES))
     state = replace(new_host_state(DIMENSION), nodes=nodes, started=True, bodies=kept, counter=4096)
     again = new_host(state=state)
-    assert [again.delivered(c) for c in (1, 2, 3)] == ["whole", "whole", "none"]
-    assert again._round.updates[1].have == b"\x01"
+    assert [again.round.delivered(c) for c in (1, 2, 3)] == ["whole", "whole", "none"]
+    assert again.round.updates[1].have == b"\x01"
     no_more = new_host(partial_aggregates=False, state=state)
-    assert [no_more.delivered(c) for c in (1, 2, 3)] == ["whole", "whole", "none"]  # as promised
+    assert [no_more.round.delivered(c) for c in (1, 2, 3)] == [
+        "whole",
+        "whole",
+        "none",
+    ]  # as promised
     send(no_more, 3, *aggregate_of(3, 4).bodies)
     assert no_more.refused["bundle"] == 1
-    assert no_more.delivered(3) == no_more.delivered(4) == "none"
+    assert no_more.round.delivered(3) == no_more.round.delivered(4) == "none"
 
 
 def test_a_bundle_that_does_not_add_up_is_forgotten_alone() -> None:  # R4.6-4
@@ -289,17 +297,17 @@ def test_a_bundle_that_does_not_add_up_is_forgotten_alone() -> None:  # R4.6-4
     assert [e.address for e in events if isinstance(e, UpdateForgotten)][:1] == [
         1 | PARTIAL_AGGREGATE
     ]
-    assert host.delivered(1) == "whole"
-    assert host.delivered(2) == "none"
+    assert host.round.delivered(1) == "whole"
+    assert host.round.delivered(2) == "none"
 
 
 def test_another_bundle_in_the_same_name_replaces_one_that_is_not_whole() -> None:
     host, other = new_host(), aggregate_of(1, 3)
     send(host, 1, *BUNDLE_12.bodies[:-1])
     send(host, 1, *other.bodies)
-    assert [host.delivered(c) for c in (1, 2, 3)] == ["whole", "none", "whole"]
+    assert [host.round.delivered(c) for c in (1, 2, 3)] == ["whole", "none", "whole"]
     send(host, 1, *BUNDLE_12.bodies)
-    assert [host.delivered(c) for c in (1, 2, 3)] == ["whole", "none", "whole"]
+    assert [host.round.delivered(c) for c in (1, 2, 3)] == ["whole", "none", "whole"]
     assert host.refused["conflict"] > 0
 
 
@@ -336,4 +344,4 @@ def test_a_run_without_bundles_refuses_each_of_their_bodies() -> None:  # R4.6-5
     send(host, 1, *BUNDLE_12.bodies)
     chunks = len(BUNDLE_12.bodies) - 2
     assert host.refused == {"bundle": 1, "kind": 1 + chunks}
-    assert host.delivered(1) == "none"
+    assert host.round.delivered(1) == "none"

@@ -60,7 +60,14 @@ def copy_of(bench: Any) -> HostState:
 def restore(bench: Any, state: HostState) -> HostProtocol:
     """A host that goes on with an old copy; the nodes notice after a while."""
     security = bench.host_security(state.counter)
-    host = HostProtocol(bench.plan, bench.host.settings, MODEL, bench.host.run, state, security)
+    host = HostProtocol(
+        plan=bench.plan,
+        settings=bench.host.settings,
+        model_hash=MODEL,
+        run=bench.host.run,
+        state=state,
+        security=security,
+    )
     bench.host = host
     bench.events[HOST] = []
     host.start(bench.now)
@@ -130,7 +137,7 @@ def test_an_update_whose_receipt_the_copy_does_not_have_comes_again(bench: Any) 
     assert theo.received
     host = restore(bench, old)
     live(bench, 120)
-    assert host.delivered(theo.address) == "whole"
+    assert host.round.delivered(theo.address) == "whole"
     assert theo.received
     bench.nodes["yan"].submit(2, bench.delta(6), bench.now)
     bench.exchange()
@@ -229,7 +236,7 @@ def test_a_lie_is_given_up_and_counted(alone: Any) -> None:  # R6.9-7
     asked = [*questions(alone, "theo")]
     for _ in range(2 * ASKS_MAX):
         assert host.recovering
-        alone.now = host._recovery.at
+        alone.now = host.recovery.at
         host.handle_timeout(alone.now)
         asked += questions(alone, "theo")
     assert asked == [Wanted(1, 1)] * ASKS_MAX
@@ -272,7 +279,7 @@ def test_only_what_follows_the_hosts_own_is_taken(alone: Any) -> None:  # R6.9-4
         answer(alone, "theo", other)
     assert host.refused["reference"] == ASKS_MAX - 1
     assert host.version == 1
-    alone.now = host._recovery.at
+    alone.now = host.recovery.at
     host.handle_timeout(alone.now)
     assert host.refused["ahead"] == 1
     assert not host.recovering
@@ -390,7 +397,14 @@ def lose(bench: Any, *, is_first: bool = True) -> HostProtocol:
     """The host's store is gone; it has kept its keys."""
     state = replace(new_host_state(bench.plan.dimension), counter=1 << 20, is_first=is_first)
     security = bench.host_security(state.counter)
-    bench.host = HostProtocol(bench.plan, bench.host.settings, MODEL, b"next run", state, security)
+    bench.host = HostProtocol(
+        plan=bench.plan,
+        settings=bench.host.settings,
+        model_hash=MODEL,
+        run=b"next run",
+        state=state,
+        security=security,
+    )
     bench.events[HOST] = []
     bench.host.start(bench.now)
     bench.exchange()

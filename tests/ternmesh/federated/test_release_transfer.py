@@ -247,13 +247,13 @@ def test_sessions_carry_it_also_to_a_board_of_another_model(
     taken: list[bytes] = []
     node.take_release = lambda body, _now: taken.append(body)
     air = Air(0, 1_000, 0, 0.0)
-    bench.host.release = air.sender
+    bench.host.session.release = air.sender
     for _ in range(3):
         bench.exchange()
         bench.wait(2.0)
     assert ("theo" in [n.name for n in bench.host.nodes.values()]) == (model == "the same")
     symbol = write_symbol(ReleaseSymbol(b"ab", 7, b"data"))
-    bench.host.broadcast_release([write_offer(air.offer), symbol])
+    bench.host.session.broadcast([write_offer(air.offer), symbol])
     bench.exchange()
     assert taken == [write_offer(air.offer), symbol]
     node.send_release_status(board_status(air))
@@ -281,7 +281,7 @@ def test_an_offer_that_the_host_has_not_signed_is_refused(new_bench: Callable[..
     node.take_release = lambda body, _now: taken.append(body)
     offer = write_offer(Air(0, 1_000, 0, 0.0).offer)
     # A member holds the broadcast key, but not the host's.
-    bench.host._outgoing.push("all", BROADCAST, [offer])
+    bench.host.channel.outgoing.push("all", BROADCAST, [offer])
     bench.exchange()
     assert not taken
     assert node.refused["signature"] == 1

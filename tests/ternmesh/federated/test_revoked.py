@@ -44,7 +44,7 @@ def test_what_a_node_sent_before_the_host_stopped_does_not_count_if_it_was_revok
     for node in (theo, mallory):
         node.submit(0, bench.delta(node.address), bench.now)
     bench.exchange()
-    assert bench.host.delivered(mallory.address) == "whole"
+    assert bench.host.round.delivered(mallory.address) == "whole"
     said = [e for e in bench.events[HOST] if isinstance(e, BodyAccepted)]
     dimension = bench.plan.dimension
     state = HostState(
@@ -58,7 +58,12 @@ def test_what_a_node_sent_before_the_host_stopped_does_not_count_if_it_was_revok
     security = bench.keys.security(HOST, 1 << 16)
     revoke(bench, security.authenticator._member_list)
     again = HostProtocol(
-        bench.plan, bench.host.settings, bytes(range(32)), bench.host.run, state, security
+        plan=bench.plan,
+        settings=bench.host.settings,
+        model_hash=bytes(range(32)),
+        run=bench.host.run,
+        state=state,
+        security=security,
     )
     again.start(bench.now)
     again.nodes[theo.address].in_step = True  # it was heard since
@@ -82,8 +87,8 @@ def test_a_reference_never_goes_out_before_the_key_that_it_is_under(bench: Any, 
     assert bench.host.version == 0
     for node in bench.nodes.values():
         node.refused.clear()
-    revoke(bench, bench.host._authenticator._member_list)
-    bench.host._sealing.rekey()
+    revoke(bench, bench.host.channel.authenticator._member_list)
+    bench.host.channel.sealing.rekey()
     if way == "exclude":
         bench.host.exclude("mallory", bench.now)
     elif way == "packet":
@@ -103,11 +108,11 @@ def test_a_reference_never_goes_out_before_the_key_that_it_is_under(bench: Any, 
 def test_a_key_is_given_at_once_also_where_somebody_who_never_joined_was_revoked(
     bench: Any,
 ) -> None:
-    bench.host._sealing.rekey()
+    bench.host.channel.sealing.rekey()
     bench.host.exclude("shed", bench.now)
     bench.exchange()
     for node in bench.nodes.values():
-        assert node.channel.sealing.broadcast_name == bench.host._sealing.broadcast_name
+        assert node.channel.sealing.broadcast_name == bench.host.channel.sealing.broadcast_name
 
 
 def test_forged_broadcasts_write_nothing(bench: Any) -> None:  # R9.3-14

@@ -13,8 +13,8 @@ from ternmesh.errors import StateError
 from ternmesh.federated.events import ResidualChanged
 from ternmesh.federated.joining import MEMBERSHIP_LEGAL, Membership, MembershipStep
 from ternmesh.federated.node import LEGAL, NodePhase, NodeStep
-from ternmesh.federated.state import RUN_LEGAL, RunStep, next_state
-from ternmesh.wire.control import FINISHED, GATHERING, OPEN, PHASES
+from ternmesh.federated.state import RUN_LEGAL, WIRE_PHASES, RunState, RunStep, next_state
+from ternmesh.wire.control import FINISHED, OPEN, PHASES
 
 Table = Mapping[Any, Mapping[Any, Any]]
 
@@ -33,7 +33,7 @@ def reachable(table: Table, first: object) -> set[object]:
     [
         (LEGAL, NodePhase.NO_RUN, set(NodePhase), set(NodeStep)),
         (MEMBERSHIP_LEGAL, Membership.UNKNOWN, set(Membership), set(MembershipStep)),
-        (RUN_LEGAL, GATHERING, set(PHASES), set(RunStep)),
+        (RUN_LEGAL, RunState.GATHERING, set(RunState), set(RunStep)),
     ],
 )
 def test_every_phase_is_reached_and_every_step_is_used(
@@ -41,6 +41,16 @@ def test_every_phase_is_reached_and_every_step_is_used(
 ) -> None:
     assert table.keys() == reachable(table, first) == phases
     assert {step for row in table.values() for step in row} == steps
+
+
+def test_a_step_that_a_state_does_not_allow_is_named() -> None:
+    with pytest.raises(StateError, match="'finished': as many nodes have joined"):
+        next_state(RUN_LEGAL, RunState.FINISHED, RunStep.ENOUGH_JOINED)
+
+
+def test_nodes_are_told_a_phase_of_every_state() -> None:
+    assert set(WIRE_PHASES) == set(RunState)
+    assert set(WIRE_PHASES.values()) == set(PHASES)
 
 
 def test_a_new_run_takes_a_node_out_of_every_phase() -> None:

@@ -39,12 +39,12 @@ def start(new_bench):
 
         told = key if quantum else ""
         bench.host = HostProtocol(
-            bench.plan,
-            HostSettings(min_peers=1),
-            bench.host._model_hash,
-            RUN,
-            new_host_state(bench.plan.dimension),
-            security(keys.host, bytes(range(32)), lines, told),
+            plan=bench.plan,
+            settings=HostSettings(min_peers=1),
+            model_hash=bench.host._model_hash,
+            run=RUN,
+            state=new_host_state(bench.plan.dimension),
+            security=security(keys.host, bytes(range(32)), lines, told),
         )
         bench.host.start(bench.now)
         wanted = told if node_quantum is None else key if node_quantum else ""
@@ -105,14 +105,14 @@ def test_a_node_that_asks_for_none_passes_it_over(start):  # R9.7-5
 
 def test_an_object_whose_signature_was_lost_is_caught_up_with(start):
     bench = start(quantum=True)
-    cut, lost = bench.host._outgoing.cut, list[Any]()
+    cut, lost = bench.host.channel.outgoing.cut, list[Any]()
 
     def without_the_first(peer, address, objects, frame_mtu):
         if not lost:
             lost.append(objects.pop(0))
         cut(peer, address, objects, frame_mtu)
 
-    bench.host._outgoing.cut = without_the_first
+    bench.host.channel.outgoing.cut = without_the_first
     assert learn(bench)
     assert len(lost[0]) == QUANTUM_SIZE
     assert bench.nodes["theo"].refused["signature"] == 1

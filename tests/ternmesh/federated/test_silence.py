@@ -91,7 +91,7 @@ def test_a_silent_node_keeps_its_work_and_is_not_waited_for(bench: Any) -> None:
     assert np.array_equal(theo.residual, before + work(QUIET))
     assert theo.pending is None
     assert bench.last("theo", FellSilent).in_a_row == 1
-    assert bench.host.delivered(1) == "silent"
+    assert bench.host.round.delivered(1) == "silent"
     yan.submit(1, work(LOUD), bench.now)
     bench.exchange()
     assert bench.host.version == 2  # at once
@@ -153,7 +153,7 @@ def test_silence_is_repeated_until_it_is_answered(bench: Any) -> None:  # R6.7-4
     assert 12 <= pauses[3] <= 36
     bench.exchange()
     assert theo.sender.timer.at is None
-    assert bench.host.delivered(1) == "silent"
+    assert bench.host.round.delivered(1) == "silent"
 
 
 def test_the_next_reference_ends_the_repetition(bench: Any) -> None:  # R6.7-4
@@ -207,7 +207,7 @@ def test_a_restart_in_a_silent_round_repeats_it_and_trains_no_second_time(bench:
     bench.events["theo"].clear()
     again = bench.add("theo", state=state)
     bench.exchange()
-    assert bench.host.delivered(1) == "silent"
+    assert bench.host.round.delivered(1) == "silent"
     assert bench.count("theo", WorkReady) == 0
     assert (again.silences, again.sender.timer.at) == (1, None)
 
@@ -257,7 +257,7 @@ def test_a_silence_that_is_refused(
 ) -> None:  # R6.7-1
     say(bench, number, name, address)
     assert bench.host.refused == {reason: 1}
-    assert bench.host.delivered(1) == "none"
+    assert bench.host.round.delivered(1) == "none"
     bench.host.receive_frames("yan", [], bench.now)
     assert bench.host.version == 1
 
@@ -270,7 +270,7 @@ def test_a_packet_after_a_silence_is_taken_and_waited_for(bench: Any) -> None:  
     bench.host.receive_frames("theo", frames[:2], bench.now)
     bench.nodes["yan"].submit(1, work(LOUD), bench.now)
     bench.exchange()
-    assert (bench.host.version, bench.host.delivered(1)) == (1, "part")
+    assert (bench.host.version, bench.host.round.delivered(1)) == (1, "part")
     bench.host.receive_frames("theo", frames[2:], bench.now)
     assert bench.host.version == 2
     bench.take(HOST)
@@ -282,7 +282,7 @@ def test_a_silence_after_a_whole_packet_takes_nothing_back(bench: Any) -> None: 
     bench.nodes["theo"].submit(1, work(LOUD), bench.now)
     bench.exchange()
     say(bench, 1)
-    assert bench.host.delivered(1) == "whole"
+    assert bench.host.round.delivered(1) == "whole"
     bench.nodes["yan"].submit(1, work(LOUD), bench.now)
     bench.exchange()
     made: Any = bench.last(HOST, GlobalUpdateMade)
@@ -331,9 +331,11 @@ def test_a_silence_that_was_answered_survives_the_hosts_restart(bench: Any) -> N
         nodes=nodes,
         bodies=tuple((e.address, e.body) for e in kept),
     )
-    again = HostProtocol(bench.plan, host.settings, MODEL, host.run, state)
+    again = HostProtocol(
+        plan=bench.plan, settings=host.settings, model_hash=MODEL, run=host.run, state=state
+    )
     again.start(bench.now)
-    assert again.delivered(1) == "silent"
+    assert again.round.delivered(1) == "silent"
     bench.host = again
     say(bench, 1, "yan", 2)
     assert again.version == 2

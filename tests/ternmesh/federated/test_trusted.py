@@ -112,11 +112,11 @@ def test_a_flipped_bit_a_plain_frame_and_anothers_name_are_refused(bench: Any) -
     hello = control.Hello("theo", bytes(8), bytes(range(8)), bytes(8), 0, bytes(16), 10)
     plain = seal_open(Header(UNASSIGNED, 0), control.write_control(hello))
     bench.host.receive_frames("theo", [plain], bench.now)
-    assert bench.host.delivered(theo.address) == "none"
-    assert bench.host.delivered(yan.address) == "none"
+    assert bench.host.round.delivered(theo.address) == "none"
+    assert bench.host.round.delivered(yan.address) == "none"
     assert bench.host.refused["suite"] >= 1
     bench.host.receive_frames("theo", frames, bench.now)
-    assert bench.host.delivered(theo.address) == "whole"
+    assert bench.host.round.delivered(theo.address) == "whole"
 
 
 def test_a_stranger_gets_nothing_in(bench: Any) -> None:
@@ -142,14 +142,14 @@ def test_a_packet_that_its_node_has_not_signed_is_forgotten(bench: Any, monkeypa
         theo.submit(0, bench.delta(0), bench.now)
     bench.exchange()
     assert bench.host.refused["signature"] >= 1
-    assert bench.host.delivered(theo.address) in ("none", "part")
+    assert bench.host.round.delivered(theo.address) in ("none", "part")
     assert not theo.received
 
 
 def test_a_reference_that_the_host_has_not_signed_is_not_applied(bench: Any) -> None:
     # R4.5-2, R9.7-1
     yan = bench.nodes["yan"]
-    bench.host._authenticator.certify = lambda run, content: ((0, NO_SIGNATURE),)
+    bench.host.channel.authenticator.certify = lambda run, content: ((0, NO_SIGNATURE),)
     work(bench)
     assert bench.host.version == 1
     assert yan.version == 0
@@ -158,13 +158,13 @@ def test_a_reference_that_the_host_has_not_signed_is_not_applied(bench: Any) -> 
 
 def test_unsigned_words_of_the_host_are_refused(bench: Any) -> None:  # R9.7-2
     theo = bench.nodes["theo"]
-    bench.host._authenticator.sign_receipt = lambda node, run, body: body
+    bench.host.channel.authenticator.sign_receipt = lambda node, run, body: body
     theo.submit(0, bench.delta(0), bench.now)
     bench.exchange()
     assert not theo.received
     refused = theo.refused["signature"]
     assert refused >= 1
-    bench.host._authenticator.sign_announce = lambda body: body
+    bench.host.channel.authenticator.sign_announce = lambda body: body
     bench.wait(10.0)
     bench.exchange()
     assert theo.refused["signature"] > refused
@@ -194,7 +194,7 @@ def test_a_node_that_starts_again_goes_on(bench: Any) -> None:
 
 def seal_for_all(bench: Any, body: bytes) -> bytes:
     """What a member could seal for all others: it holds the broadcast key."""
-    hub = bench.host._sealing._hub
+    hub = bench.host.channel.sealing._hub
     bench.forged = getattr(bench, "forged", 1 << 20) + 1
     first, low = bytes((0x24 | (hub.epoch & 1) << 1,)), bench.forged.to_bytes(8, "little")[:3]
     return hub.seal(first + b"\xff\xff" + low, bench.forged, body)
@@ -278,9 +278,9 @@ def test_an_old_reference_does_not_pass_for_the_host_either(bench: Any) -> None:
 
 
 def signed_announce(bench: Any, version: int) -> bytes:
-    number = bench.host._authenticator.list_number
+    number = bench.host.channel.authenticator.list_number
     message = control.Announce(bench.host.run, version, control.OPEN, 0, number)
-    return bench.host._authenticator.sign_announce(control.write_control(message))
+    return bench.host.channel.authenticator.sign_announce(control.write_control(message))
 
 
 def test_an_announce_that_is_played_again_makes_nobody_speak(bench: Any) -> None:  # R6.5-6
@@ -302,8 +302,8 @@ def test_an_announce_that_is_played_again_makes_nobody_speak(bench: Any) -> None
 def test_an_announce_of_a_run_that_is_over_opens_no_door(bench: Any) -> None:
     """It was signed for another broadcast key: sealed again it does not count."""
     message = control.Announce(b"last run", 5, control.OPEN, 0)
-    old = bench.host._authenticator.sign_announce(control.write_control(message))
-    bench.host._sealing.rekey()
+    old = bench.host.channel.authenticator.sign_announce(control.write_control(message))
+    bench.host.channel.sealing.rekey()
     bench.wait(0.0)
     bench.host.handle_timeout(bench.now + 10.0)
     bench.exchange()
@@ -323,7 +323,14 @@ def new_run(bench: Any) -> Any:
     state = replace(new_host_state(bench.plan.dimension), counter=1 << 16)
     security = bench.keys.security(HOST, 1 << 16)
     settings = bench.host.settings
-    bench.host = HostProtocol(bench.plan, settings, bytes(range(32)), b"next run", state, security)
+    bench.host = HostProtocol(
+        plan=bench.plan,
+        settings=settings,
+        model_hash=bytes(range(32)),
+        run=b"next run",
+        state=state,
+        security=security,
+    )
     bench.host.start(bench.now)
     return bench.host
 
@@ -340,7 +347,7 @@ def test_frames_that_a_relay_held_back_do_not_reach_the_next_run(bench: Any) -> 
     assert (theo.address, theo.version, host.version) == (address, 0, 0)
     refused = host.refused["seal"]
     host.receive_frames("theo", held, bench.now)
-    assert host.delivered(address) == "none"
+    assert host.round.delivered(address) == "none"
     assert host.refused["seal"] == refused + len(held)
     work(bench)
     assert host.version == 1
@@ -374,7 +381,8 @@ def test_a_snapshot_is_for_one_node(bench: Any) -> None:  # R9.3-14
     bench.nodes["theo"].submit(0, bench.delta(0), bench.now)
     bench.exchange()
     theo, yan = bench.nodes["theo"], bench.nodes["yan"]
-    global_snapshot = bench.host._missing(bench.host.nodes[yan.address], 5, None)[0]
+    host = bench.host
+    global_snapshot = host._certified(host._snapshot(host.nodes[yan.address]))
     *first, last = fragments.cut(global_snapshot, bench.plan.frame_mtu)
     for fragment in first:
         theo._receive_fragment(fragment, BROADCAST, bench.now)
@@ -408,11 +416,11 @@ def test_who_is_revoked_is_not_waited_for_and_does_not_count(bench: Any) -> None
     bench.host.settings = replace(bench.host.settings, min_peers=1)
     theo.submit(0, bench.delta(0), bench.now)
     bench.exchange()
-    assert bench.host.delivered(theo.address) == "whole"
-    member_list = bench.host._authenticator._member_list
+    assert bench.host.round.delivered(theo.address) == "whole"
+    member_list = bench.host.channel.authenticator._member_list
     member_list.revoke("theo")
     bench.host.exclude("theo", bench.now)
-    assert bench.host.delivered(theo.address) == "none"
+    assert bench.host.round.delivered(theo.address) == "none"
     yan.submit(0, bench.delta(1), bench.now)
     bench.exchange()
     assert bench.host.version == 1
@@ -423,7 +431,7 @@ def test_an_observer_is_no_board(new_bench: New) -> None:
     bench = new_bench(min_peers=1, keys=("theo",))
     olga = bench.keys.identity("theo", Role.OBSERVER)
     bench.keys.members["theo"] = olga
-    bench.host._authenticator._member_list = bench.host._sealing._member_list = (
+    bench.host.channel.authenticator._member_list = bench.host.channel.sealing._member_list = (
         bench.keys.member_list()
     )
     bench.add("theo")
@@ -463,12 +471,12 @@ def test_a_run_from_before_the_keys_goes_on(new_bench: New) -> None:
         4096,
     )
     host = HostProtocol(
-        old.plan,
-        old.host.settings,
-        bytes(range(32)),
-        old.host.run,
-        state,
-        keys.security(HOST, 4096),
+        plan=old.plan,
+        settings=old.host.settings,
+        model_hash=bytes(range(32)),
+        run=old.host.run,
+        state=state,
+        security=keys.security(HOST, 4096),
     )
     new = type(old)(old.plan, host, keys=keys)
     host.start(new.now)
@@ -480,7 +488,7 @@ def test_a_run_from_before_the_keys_goes_on(new_bench: New) -> None:
     new.add("yan", state=late)
     settle(new)
     assert new.nodes["yan"].version == 1
-    assert host.delivered(theo.address) == "whole"
+    assert host.round.delivered(theo.address) == "whole"
     new.nodes["yan"].submit(1, new.delta(9), new.now)
     new.exchange()
     assert host.version == 2

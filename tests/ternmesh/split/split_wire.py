@@ -135,7 +135,15 @@ def make_wire(
 ) -> Wire:
     chosen = replace(PLAN, **plan)
     security = OPEN if keys is None else keys.security(HOST)
-    host = SplitHost(chosen, settings or SplitSettings(), MODEL, RUN, boards, 0, security)
+    host = SplitHost(
+        plan=chosen,
+        settings=settings or SplitSettings(),
+        model_hash=MODEL,
+        run=RUN,
+        boards=boards,
+        counter=0,
+        security=security,
+    )
     wire = Wire(chosen, host)
     host.start(wire.now)
     for name in names:

@@ -80,7 +80,14 @@ def test_behind_a_link_hellos_are_as_seldom_as_its_pace() -> None:
     asks_at = board.next_timeout()
     assert asks_at is not None
     assert asks_at >= 20.0
-    host = SplitHost(PLAN, SplitSettings(), MODEL, RUN, ((1, "a", PLAN.micro_batches),), pace=pace)
+    host = SplitHost(
+        plan=PLAN,
+        settings=SplitSettings(),
+        model_hash=MODEL,
+        run=RUN,
+        boards=((1, "a", PLAN.micro_batches),),
+        pace=pace,
+    )
     host.start(0.0)
     leave_at = host.leave_at(0.0)
     assert leave_at is not None
@@ -209,7 +216,7 @@ def test_nobody_waits_for_a_board_that_was_revoked() -> None:  # R10.3-5
     wire = make_wire("a", "b", keys=Keys("a", "b"))
     host = wire.host
     assert host.waited_for(wire.now) == {1, 2}
-    member_list = host._authenticator._member_list
+    member_list = host.channel.authenticator._member_list
     member_list._revoked.add(member_list.find("b").fingerprint)
     assert host.waited_for(wire.now) == {1}
     wire.boards["a"].number = PLAN.micro_batches
@@ -244,7 +251,14 @@ def test_a_host_that_was_killed_goes_on_where_its_checkpoint_was() -> None:  # R
     wire = make_wire("a")
     board = wire.boards["a"]
     board.number = 4
-    wire.host = SplitHost(PLAN, SplitSettings(), MODEL, RUN, [(1, "a", 2)], 5000)
+    wire.host = SplitHost(
+        plan=PLAN,
+        settings=SplitSettings(),
+        model_hash=MODEL,
+        run=RUN,
+        boards=[(1, "a", 2)],
+        counter=5000,
+    )
     wire.host.start(wire.now)
     board.send(micro_batch(4), GRADIENT_DOWN, wire.now)
     wire.settle()
@@ -268,7 +282,9 @@ def test_a_board_of_another_run_begins_anew() -> None:
 def test_a_board_that_the_host_has_forgotten_joins_again_before_it_sends() -> None:
     wire = make_wire("a")
     board = wire.boards["a"]
-    wire.host = SplitHost(PLAN, SplitSettings(), MODEL, RUN, (), 5000)
+    wire.host = SplitHost(
+        plan=PLAN, settings=SplitSettings(), model_hash=MODEL, run=RUN, boards=(), counter=5000
+    )
     wire.host.start(wire.now)
     board.send(micro_batch(0), GRADIENT_DOWN, wire.now)
     wire.settle()

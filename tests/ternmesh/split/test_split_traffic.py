@@ -103,7 +103,7 @@ def test_a_host_does_not_pile_up_answers_either() -> None:
     wire = make_wire("a")
     for number in range(5):
         wire.host.answer(1, gradient(number))
-    assert len(wire.host._outgoing._queue) == 1
+    assert len(wire.host.channel.outgoing._queue) == 1
 
 
 @pytest.mark.parametrize("shape", [(5, 2), (6, 3), (6, 1)])

@@ -62,7 +62,9 @@ class Yard:
         self.made: list[GlobalUpdateMade] = []
         self.disk = new_gateway_state(DIMENSION)
         state = new_host_state(DIMENSION)
-        self.host = HostProtocol(self.plan, self.settings, MODEL, RUN, state)
+        self.host = HostProtocol(
+            plan=self.plan, settings=self.settings, model_hash=MODEL, run=RUN, state=state
+        )
         self.host.start(self.now)
         self.gateway = self.new_gateway()
         self.nodes: dict[str, NodeProtocol] = {}
@@ -446,7 +448,9 @@ def test_another_run_begins_with_nothing() -> None:  # R6.8-23
     yard.submit(*BOARDS)
     assert yard.gateway.residual.any()
     state = new_host_state(DIMENSION)
-    yard.host = HostProtocol(yard.plan, yard.settings, MODEL, b"another!", state)
+    yard.host = HostProtocol(
+        plan=yard.plan, settings=yard.settings, model_hash=MODEL, run=b"another!", state=state
+    )
     yard.host.start(yard.now)
     for _ in range(3):
         yard.exchange()
