@@ -27,11 +27,18 @@ from experiments.hypervectors import (
     similarities,
 )
 from experiments.transfer.board import run_on_board
+from experiments.transfer.distillation import (
+    LearningSettings,
+    Lesson,
+    join,
+    learn,
+    predict,
+    represent,
+)
 from experiments.transfer.learners import Learner, make_learner
 from experiments.transfer.pairs import PAIRS, Pair
 from experiments.transfer.report import efficiency, published_ratio
 from experiments.transfer.tasks import TASKS, Samples, Split, split
-from models.distillation import LearningSettings, Lesson, join, learn, predict, represent
 from ternmesh.codec.entropy_coder import encode_trits
 from ternmesh.codec.soft_labels import Units, quantise, to_probabilities
 from ternmesh.security.signatures import SIGNED_HEAD

@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
+from experiments.transfer.distillation import Augment, LearningSettings
 from experiments.transfer.gpt2 import SMALL_GPT2, small_gpt2
 from experiments.transfer.pairs import TransferError
 from experiments.transfer.tasks import Samples
-from models.distillation import Augment, LearningSettings
 from models.keyword import ARCHITECTURES, SPEAKERS, add_keyword_lora, load_clips
 from models.pretrain_keyword import augment, pretrain
 from models.text.encoder import GT_MINILM, load_model, load_tokenizer

@@ -71,7 +71,7 @@ def test_only_tasks_with_files_need_a_folder(tmp_path: Path, monkeypatch: Any) -
 
 def test_one_transfer_has_all_arms(tmp_path: Path, monkeypatch: Any) -> None:
     from experiments.transfer import arms, learners, tasks
-    from models.distillation import LearningSettings
+    from experiments.transfer.distillation import LearningSettings
     from models.pretrain_keyword import pretrain
 
     def learner(name: str, *rest: Any) -> learners.Learner:

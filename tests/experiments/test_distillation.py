@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from models.distillation import (
+from experiments.transfer.distillation import (
     LearningSettings,
     Lesson,
     join,
