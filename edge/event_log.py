@@ -1,6 +1,7 @@
 """The log lines of a node's events; in an ordinary round only its result is of interest."""
 
 import logging
+import math
 
 from ternmesh.federated.events import (
     FellSilent,
@@ -11,7 +12,7 @@ from ternmesh.federated.events import (
     UpdateMade,
     UpdateReceived,
 )
-from ternmesh.federated.refusals import RefusalLog, why
+from ternmesh.federated.refusals import NO_ANSWER, RefusalLog, why
 from ternmesh.plan import run_length
 from ternmesh.security.session import HostRotated
 
@@ -19,10 +20,14 @@ _log = logging.getLogger(__name__)
 
 
 class EventLog:
-    """Logs the events of the node `name`, what is no news as DEBUG."""
+    """Logs the events of the node `name`, what is no news as DEBUG.
 
-    def __init__(self, name: str) -> None:
+    If no host has answered at `unanswered_at`, that is logged once.
+    """
+
+    def __init__(self, name: str, unanswered_at: float) -> None:
         self._name = name
+        self._unanswered_at = unanswered_at
         self._refusals = RefusalLog()
         self._joined: Joined | None = None  # the last one
 
@@ -31,6 +36,13 @@ class EventLog:
         line = _describe(event, self._name)
         if line is not None:
             _log.log(logging.INFO if self._is_news(event) else logging.DEBUG, "%s", line)
+
+    def note_answer(self, now: float, *, has_answer: bool) -> None:
+        """Note whether a host has answered by now."""
+        if not has_answer and now >= self._unanswered_at:
+            _log.warning("%s", NO_ANSWER)
+        if has_answer or now >= self._unanswered_at:
+            self._unanswered_at = math.inf
 
     def _is_news(self, event: NodeEvent) -> bool:
         match event:

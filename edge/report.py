@@ -24,9 +24,9 @@ def status(node: Node) -> dict[str, Any]:
     """The node's state, ready for JSON; refusals, bytes and silent rounds since it started."""
     protocol = node.protocol
     plan = protocol.plan
-    best = node.best
+    best = node.evaluation.best
     traffic = node.driver.traffic.get(HOST, PeerTraffic())
-    metrics = [entry.metric for entry in node.history if entry.metric is not None]
+    metrics = [entry.metric for entry in node.evaluation.history if entry.metric is not None]
     return {
         "role": "node",
         "name": node.config.name,
@@ -58,7 +58,7 @@ def status(node: Node) -> dict[str, Any]:
         "first_contacts": protocol.refused[FIRST_CONTACT],
         "diverged": node.diverged,
         "silent_rounds": node.silent_rounds,
-        "history": [asdict(entry) for entry in node.history],
+        "history": [asdict(entry) for entry in node.evaluation.history],
         "adapter": str(node.config.adapter_path),
         "rss_mib": rss_mib(),
     }
@@ -69,7 +69,7 @@ def values(
 ) -> dict[str, float | None]:
     """The values of a report to the host; None for what is not known."""
     radio = transport()
-    entries = [*node.history]
+    entries = [*node.evaluation.history]
     metrics = [entry.metric for entry in entries if entry.metric is not None]
     losses = [entry.loss for entry in entries if entry.loss is not None]
     return {
@@ -104,7 +104,7 @@ def _read(sensor: Callable[[], float]) -> float | None:
 
 def summary(node: Node) -> str:
     """The line of `systemctl status`."""
-    protocol, last = node.protocol, node.history.last
+    protocol, last = node.protocol, node.evaluation.history.last
     of = "" if protocol.plan is None else of_rounds(protocol.plan.rounds)
     metric = last.metric if last else None
     shown = "" if metric is None else f", {node.package.metric} {metric:.4f}"

@@ -101,7 +101,7 @@ def _answer(
 def present_model(node: Node) -> PresentModel:
     """What requests about labels need of the model."""
     held_out, settings = node.data.held_out, node.config
-    scored = [entry for entry in node.history if entry.metric is not None]
+    scored = [entry for entry in node.evaluation.history if entry.metric is not None]
     return PresentModel(
         scores=node.scores,
         held_out_count=0 if held_out is None else min(len(held_out), settings.evaluate.samples_max),

@@ -94,11 +94,12 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """The host has registered this node. If `run` is new, start from the initial adapter."""
+    """The host has registered this node. Where the run or its plan is new, begin anew."""
 
     run: bytes
     address: int
     plan: Plan
+    is_new: bool = False
 
 
 @dataclass(frozen=True, slots=True)

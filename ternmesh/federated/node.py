@@ -387,7 +387,7 @@ class NodeProtocol:
         self._heard_at = now
         if message.phase != control.GATHERING:
             self.joining.hello_timer.stop()  # else it goes on: the open announce may be lost
-        self.channel.events.append(Joined(self.run, self.address, plan))
+        self.channel.events.append(Joined(self.run, self.address, plan, is_new))
         self.target = self.version  # a host that was restored is behind what it once announced
         self._aim(message.version, message.phase, now)
         if self.sender.is_on_its_way(now):

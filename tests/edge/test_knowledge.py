@@ -296,6 +296,7 @@ def test_a_board_that_can_evaluate_weighs_nothing_before(
     fleet: Fleet, clips: dict[str, Any], probe: ProbeSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fleet.node.data = replace(fleet.node.data, held_out=fleet.node.data.training)
+    fleet.node.evaluation.held_out = fleet.node.data.training
     weighed = []
 
     def weigh(*arguments: Any) -> Any:
@@ -303,7 +304,7 @@ def test_a_board_that_can_evaluate_weighs_nothing_before(
         return knowledge.weigh(*arguments)
 
     monkeypatch.setattr("edge.knowledge.weigh", weigh)
-    monkeypatch.setattr("edge.node.SLICE_S", 0.0)  # so training begins before the evaluation ends
+    monkeypatch.setattr("edge.global_evaluation.SLICE_S", 0.0)  # training begins before its end
     for _ in range(200):
         fleet.time.now += not fleet.poll()
     assert weighed

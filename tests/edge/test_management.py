@@ -142,7 +142,7 @@ def test_a_report_has_what_is_known(world: World) -> None:
     assert found["temperature_c"] == 51.234
     assert ACTIVITIES[found["activity"]] == "finished"
     assert found["version"] == found["rounds_trained"] == node.protocol.version
-    metrics = [entry.metric for entry in node.history if entry.metric is not None]
+    metrics = [entry.metric for entry in node.evaluation.history if entry.metric is not None]
     assert found["metric"] == metrics[-1]
     assert found["loss"] > 0
     assert tuple(found) == VALUES

@@ -178,7 +178,7 @@ def test_two_nodes_learn_together_to_the_end(world: World) -> None:
     for node in nodes:
         np.testing.assert_array_equal(node.global_adapter, global_adapter(world))
         assert adapter_version(node.config.adapter_path) == ROUNDS
-        entries: list[Any] = list(node.history)
+        entries: list[Any] = list(node.evaluation.history)
         assert [entry.version for entry in entries] == list(range(ROUNDS + 1))
         assert entries[-1].metric < entries[0].metric / 2
         assert entries[0].loss is None
@@ -191,7 +191,7 @@ def test_requests_about_labels_get_the_model_and_its_score(world: World) -> None
     node = world.add("ada")
     assert present_model(node).score is None
     world.until(lambda: node.protocol.finished)
-    found, last = present_model(node), list(node.history)[-1]
+    found, last = present_model(node), list(node.evaluation.history)[-1]
     assert (found.score, found.held_out_count) == (last.metric, 16)
     few = replace(world.config("bob"), evaluate=EvaluateConfig())
     assert present_model(world.add("bob", few)).held_out_count == 0
@@ -209,7 +209,9 @@ def test_the_host_hears_how_good_the_global_adapter_is(world: World, report: boo
         assert {item.nodes for item in found} == {0}
         return
     assert [item.nodes for item in found] == [2] * ROUNDS
-    losses = [[entry.metric_loss for entry in node.history] for node in world.nodes.values()]
+    losses = [
+        [entry.metric_loss for entry in node.evaluation.history] for node in world.nodes.values()
+    ]
     wanted = np.mean(np.array(losses, float), axis=0)[:ROUNDS]
     assert [item.loss for item in found] == pytest.approx(wanted, abs=0.001)
     assert {item.accuracy for item in found} == {None}  # this model has another metric
@@ -236,7 +238,7 @@ def test_a_board_reports_the_effect_of_a_probe(world: World, report: bool) -> No
             world.add(name, replace(config, evaluate=replace(config.evaluate, report=report)))
         world.until(lambda: all(node.protocol.finished for node in world.nodes.values()))
     assert told
-    found = {node._probe.effect is not None for node in world.nodes.values()}
+    found = {node.evaluation.probe.effect is not None for node in world.nodes.values()}
     if not report:
         assert (told, found) == ([{}] * len(told), {False})
         return
@@ -310,7 +312,7 @@ def test_a_power_cut_in_mid_training_gives_the_same_update(
     world.until(lambda: node.trainer.round == 2 and node.trainer.progress[0] == 4)
     world.cut_power("ada")
     again = world.add("ada")
-    assert [entry.version for entry in again.history] == [0, 1, 2]
+    assert [entry.version for entry in again.evaluation.history] == [0, 1, 2]
     assert again.trainer.round is None
     assert update_of_round(world, 2) == expected
 
@@ -397,14 +399,14 @@ def test_a_round_that_diverges_is_counted_and_sends_only_the_residual(world: Wor
     assert ada.protocol.pending is not None
     np.testing.assert_array_equal(ada.protocol.pending.corrected, ada.protocol.residual)
     reported = read_manifest(ada.protocol.pending.bodies[0]).evaluation
-    assert reported == ada._evaluated(2), "of this version, not of one before"
+    assert reported == ada.evaluation.report(2), "of this version, not of one before"
     assert np.isfinite(ada.protocol.residual).all()
     np.testing.assert_array_equal(ada.global_adapter, global_adapter(world))
     world.until(lambda: ada.protocol.finished and bob.protocol.finished)
     assert ada.diverged == 1
     assert set(shown) == {None}
     assert world.host.counted[1] == ROUNDS
-    losses = [entry.loss for entry in ada.history]
+    losses = [entry.loss for entry in ada.evaluation.history]
     assert losses[3] is None
     assert all(loss is not None for loss in losses[4:])
     assert json.dumps(status(ada), allow_nan=False)
@@ -423,7 +425,7 @@ def test_a_node_with_little_to_say_is_silent_and_loses_nothing(world: World) -> 
     for address, node in enumerate(nodes, 1):
         assert status(node)["silent_rounds"] == ROUNDS - counted[address] > 0
         np.testing.assert_array_equal(node.global_adapter, global_adapter(world))
-        entries: list[Any] = list(node.history)
+        entries: list[Any] = list(node.evaluation.history)
         assert entries[-1].metric < entries[0].metric
 
 
@@ -475,7 +477,7 @@ def test_another_run_begins_from_nothing(world: World) -> None:
     assert adapter_version(node.config.adapter_path) == 0
     assert not np.array_equal(node.global_adapter, learned)
     world.until(lambda: node.protocol.finished)
-    assert [entry.version for entry in node.history] == [0, 1, 2]
+    assert [entry.version for entry in node.evaluation.history] == [0, 1, 2]
     np.testing.assert_array_equal(node.global_adapter, global_adapter(world))
     assert adapter_version(node.config.adapter_path) == 2
 
@@ -496,8 +498,8 @@ def test_a_carried_run_predicts_with_what_was_learned_all_the_time(world: World)
     world.until(joined)
     for _ in range(2):
         assert node.protocol.version == 0
-        assert [entry.version for entry in node.history] == []
-        assert node.best is None
+        assert [entry.version for entry in node.evaluation.history] == []
+        assert node.evaluation.best is None
         for path in (node.config.adapter_file(NEWEST), node.config.adapter_file(BEST)):
             vector, _ = read_adapter(path, world.loaded.package)
             if path == node.config.adapter_path:
@@ -507,10 +509,10 @@ def test_a_carried_run_predicts_with_what_was_learned_all_the_time(world: World)
     world.add("bob")
     world.until(lambda: node.protocol.version == 1)
     world.turn()
-    first = next(iter(node.history))
+    first = next(iter(node.evaluation.history))
     assert (first.version, first.metric) == (1, metric)
-    assert node.best is not None
-    assert node.best.version == 1
+    assert node.evaluation.best is not None
+    assert node.evaluation.best.version == 1
     world.until(lambda: node.protocol.finished)
     np.testing.assert_array_equal(node.global_adapter, global_adapter(world))
 
@@ -523,7 +525,7 @@ def test_the_best_adapter_is_kept_beside_the_newest(world: World, use: str) -> N
     node = world.add("ada", config)
     # Before each evaluation the node drops what one without an end has left.
     scores = iter(one for score in [5.0, 3.0, 2.0, 4.0, 3.5] for one in (None, score))
-    node._evaluator.take = lambda: (next(scores), None)  # type: ignore[method-assign]
+    node.evaluation.evaluator.take = lambda: (next(scores), None)  # type: ignore[method-assign]
     world.until(lambda: node.protocol.finished)
 
     def versions() -> tuple[int, int]:
@@ -544,7 +546,7 @@ def test_the_best_adapter_is_kept_beside_the_newest(world: World, use: str) -> N
     assert len(list(Path(config.state_dir).glob("*.onnx_adapter"))) == 2
     assert status(node)["best"] == {"version": 2, "metric": 2.0}
     world.new_host(run=b"second  ", plan=make(rounds=2))
-    node._evaluator.take = lambda: (9.0, None)  # type: ignore[method-assign]
+    node.evaluation.evaluator.take = lambda: (9.0, None)  # type: ignore[method-assign]
 
     def joined() -> bool:
         world.now += 1.0
@@ -663,7 +665,7 @@ def test_a_source_with_late_labels_feeds_the_training(world: World, monkeypatch)
     sensor = Sensor.made[-1]
     assert sensor.polls == 4  # three samples a poll, and the labels come a poll later
     world.until(lambda: node.protocol.finished)
-    entries: list[Any] = list(node.history)
+    entries: list[Any] = list(node.evaluation.history)
     assert entries[0].metric is None
     known = [entry.metric for entry in entries if entry.metric is not None]
     assert known

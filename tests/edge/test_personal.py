@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge.config import BEST, NEWEST, NodeConfig
-from edge.evaluation import Probe
 from edge.onnx.session import LoadedModel, read_adapter
 from edge.personal import KEY, Personal, find_places
 from ternmesh.codec.encoder import zero_residual
 from ternmesh.codec.scale import to_float
 from ternmesh.config import ConfigError
 from ternmesh.errors import CodecError
+from ternmesh.federated.events import Advanced
 from ternmesh.federated.local_update import make_update, settle_update
 from ternmesh.federated.state import new_host_state
 from ternmesh.model_package import ModelPackage, TensorSpec
@@ -157,7 +157,7 @@ def test_everything_on_the_board_uses_the_personal_part(world: World) -> None:
     world.until(lambda: node.trainer.round == 0)
     node.protocol.residual = np.where(IS_A, np.float32(1e-3), 0)  # as code words may leave there
     world.until(lambda: node.protocol.finished and other.protocol.finished)
-    world.until(lambda: [entry.version for entry in node.history][-1] == 6)
+    world.until(lambda: [entry.version for entry in node.evaluation.history][-1] == 6)
     mine, theirs = node.global_adapter, world.loaded.initial + to_float(node.protocol.model_q24)
     np.testing.assert_array_equal(mine[B], theirs[B])
     assert np.abs(mine[A] - theirs[A]).min() > 0, "what bob shares of A is ignored here"
@@ -173,12 +173,14 @@ def test_everything_on_the_board_uses_the_personal_part(world: World) -> None:
     assert node.data.held_out is not None
     held_out = node.data.held_out.batch(np.arange(len(node.data.held_out)))
     errors = np.abs(node.scores({"x": held_out["x"]}) - held_out["t"]).mean()
-    last = node.history.last
+    last = node.evaluation.history.last
     assert last is not None
     assert last.metric == pytest.approx(errors, rel=1e-5)
     best, _ = read_adapter(node.config.adapter_file(BEST), world.loaded.package)
-    assert node.best is not None
-    assert np.abs(best[A] - world.loaded.initial[A]).max() > 0.01 or node.best.version == 0
+    assert node.evaluation.best is not None
+    assert (
+        np.abs(best[A] - world.loaded.initial[A]).max() > 0.01 or node.evaluation.best.version == 0
+    )
 
 
 def test_a_probe_is_tried_as_far_as_it_would_count_here(world: World, monkeypatch) -> None:
@@ -190,12 +192,24 @@ def test_a_probe_is_tried_as_far_as_it_would_count_here(world: World, monkeypatc
         yield
         return 0.5
 
-    monkeypatch.setattr(node._evaluator, "effect", effect)
+    monkeypatch.setattr(node.evaluation.evaluator, "effect", effect)
     world.until(lambda: node.protocol.version == 3)
-    node._probe = Probe(3, np.ones(18, np.float32))
-    list(node._evaluate())
+    protocol = node.protocol
+    probed = Advanced(
+        version=3,
+        global_hash=protocol.global_hash,
+        model_q24=protocol.model_q24,
+        residual=protocol.residual,
+        finished=False,
+        probe=np.ones(18, np.float32),
+    )
+    node._events.append(probed)
+    node._react()
+    node.evaluation.begin(3, node.model_q24)
+    while node.evaluation.is_running:
+        node.evaluation.advance()
     adapter, vector = tried[-1]
-    assert node._probe.effect == 0.5
+    assert node.evaluation.probe.effect == 0.5
     np.testing.assert_array_equal(vector, ~IS_A)
     assert not np.array_equal(adapter[A], world.loaded.initial[A])
 
@@ -287,7 +301,7 @@ def test_a_tensor_that_becomes_personal_leaves_no_more(world: World, is_received
     world.cut_power("ada")
     node = world.add("ada", config_of(world, "A"))
     np.testing.assert_array_equal(node.model_q24, node.protocol.model_q24)
-    assert node.best is None
+    assert node.evaluation.best is None
     assert node.protocol.received == is_received
     left = node.protocol.pending
     assert left is not None
@@ -327,7 +341,7 @@ def test_a_tensor_that_is_personal_no_more_drops_its_personal_part(world: World)
     world.cut_power("ada")
     node = world.add("ada")
     np.testing.assert_array_equal(node.model_q24, node.protocol.model_q24)
-    assert node.best is None
+    assert node.evaluation.best is None
     world.cut_power("ada")
     node = world.add("ada", config_of(world, "A"))
     assert not np.array_equal(node.model_q24[A], part), "it does not come back either"

@@ -218,7 +218,7 @@ def test_a_hot_board_rests_in_its_round_and_goes_on_in_it(world: World) -> None:
     readings.append(Readings(74.0, 0.0))
     world.until(lambda: node.protocol.finished)
     assert status(node)["held_back"] == ""
-    assert [entry.version for entry in node.history][-1] == node.protocol.version
+    assert [entry.version for entry in node.evaluation.history][-1] == node.protocol.version
 
 
 def test_what_was_learned_before_a_pause_counts_when_the_round_ends(world: World) -> None:
@@ -231,7 +231,7 @@ def test_what_was_learned_before_a_pause_counts_when_the_round_ends(world: World
     assert not ada.protocol.residual.any()
     world.until(lambda: ada.protocol.version > version and bob.protocol.version > version)
     assert ada.protocol.residual.any(), "a later update carries it"
-    known = {entry.version for entry in ada.history}
+    known = {entry.version for entry in ada.evaluation.history}
     assert ada.protocol.version not in known, "an evaluation waits, too"
 
 
@@ -322,7 +322,11 @@ def test_an_evaluation_leaves_the_loop_free_and_keeps_its_adapter(world: World) 
     node._inference.predict = slow  # type: ignore[method-assign]
     turns: list[float] = []
     adapters: dict[int, Any] = {}
-    while not (node.protocol.finished and node.history.last and node.history.last.version == 3):
+    while not (
+        node.protocol.finished
+        and node.evaluation.history.last
+        and node.evaluation.history.last.version == 3
+    ):
         before = world.now
         world.turn()
         adapters[node.protocol.version] = node.global_adapter
@@ -331,9 +335,9 @@ def test_an_evaluation_leaves_the_loop_free_and_keeps_its_adapter(world: World) 
         assert len(turns) < 2000
     assert max(turns) <= 2 * SLICE_S + 0.02
     assert max(parts) == 2, "20 ms a sample"
-    assert 2 <= len(list(node.history)) < 4, "rounds end sooner than evaluations"
+    assert 2 <= len(list(node.evaluation.history)) < 4, "rounds end sooner than evaluations"
     node._inference.predict = predict  # type: ignore[method-assign]
-    for entry in node.history:
+    for entry in node.evaluation.history:
         assert entry.metric == pytest.approx(error_of(node, adapters[entry.version]), rel=1e-5)
 
 
@@ -362,7 +366,7 @@ def test_an_evaluation_shrinks_its_batches_and_waits_where_one_sample_is_too_man
     world.until(lambda: bool(node.throttle.causes))
     assert runs == [1, 2, 4, 2, 1], "two batches, and no room for the next"
     world.until(lambda: node.protocol.finished)
-    first = next(iter(node.history))
+    first = next(iter(node.evaluation.history))
     node._inference.predict = predict  # type: ignore[method-assign]
     error = error_of(node, node._initial)
     assert first.version == 0
