@@ -20,7 +20,6 @@ from ternmesh.errors import TernmeshError
 from ternmesh_cli import enrol, keys, process, setup_text
 from ternmesh_cli.programs import read_program
 from ternmesh_cli.setup_text import BOARD, HOST, Answers, Question
-from ternmesh_service import rollback
 from ternmesh_service.config_file import read_settings
 from ternmesh_store.files import PRIVATE, copy_file, replace_file, replace_private_file, sync_folder
 from ternmesh_store.state_file import StateFile
@@ -227,12 +226,16 @@ def acting_as(user: pwd.struct_passwd | None) -> Iterator[None]:
     if user is None:
         yield
         return
-    umask = os.umask(0o077)
+    umask, groups = os.umask(0o077), os.getgroups()
+    os.setgroups([])  # root's would open files that the service cannot read
+    os.setegid(user.pw_gid)
+    os.seteuid(user.pw_uid)
     try:
-        # Without root's groups, which would open files that the service cannot read.
-        with rollback.acting_as(user.pw_uid, user.pw_gid):
-            yield
+        yield
     finally:
+        os.seteuid(0)
+        os.setegid(0)
+        os.setgroups(groups)
         os.umask(umask)
 
 

@@ -10,8 +10,8 @@ import logging
 import shutil
 import signal
 import time
-from collections.abc import Callable, Collection, Mapping
-from contextlib import closing, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,6 @@ from ternmesh_service.control_socket import ControlError
 from ternmesh_service.release_files import entry_of
 from ternmesh_service.rollback import KEPT, LAST, MARKER, Failed, run
 from ternmesh_store.files import copy_file, make_private_folder
-from ternmesh_store.state_file import AIRTIME, StateFile
 
 FOLDER = Path("/var/lib/ternmesh/upgrade")
 RECOVERY = "ternmesh-upgrade.service"  # runs at the next start of a machine that lost its power
@@ -132,7 +131,6 @@ def _prepare(
         "step": rollback.BEGUN,
         "file": str(arguments.file),
         "units": list(ends),
-        "state": {str(end.folder): {} for end in ends.values()},
         **software.keep(package, kept),
     }
     shutil.copyfile(str(rollback.__file__), FOLDER / "rollback.py")
@@ -145,8 +143,6 @@ def _upgrade(
 ) -> str:
     try:
         run("systemctl", "stop", *ends)
-        marker["state"] = _copy_state(ends.values())
-        rollback.write_marker(FOLDER, marker)
         software.install(package)
         run("systemctl", "start", *ends)  # until they say READY, or their time is over
         watch(ends, trial_s)
@@ -190,20 +186,3 @@ def _pid(unit: str) -> str | None:
     shown = run("systemctl", "show", "--property=ActiveState,MainPID", unit).splitlines()
     state = dict(line.split("=", 1) for line in shown)
     return state["MainPID"] if state["ActiveState"] == "active" else None
-
-
-def _copy_state(ends: Collection[End]) -> dict[str, dict[str, int]]:
-    """Copy each state. Returns the formats of all files: a ledger has no copy, it would forget."""
-    found = {}
-    for end in ends:
-        with rollback.as_owner(end.folder):
-            with closing(StateFile(end.folder)) as state:
-                state.open()
-                copy = state.path.with_name(state.path.name + rollback.BEFORE)
-                copy.unlink(missing_ok=True)
-                state.back_up(copy)
-            ledgers = (*end.folder.glob(AIRTIME), *end.folder.glob(f"link-*/{AIRTIME}"))
-            found[str(end.folder)] = {
-                str(path): rollback.format_of(path) for path in (state.path, *ledgers)
-            }
-    return found

@@ -9,19 +9,17 @@ import fcntl
 import json
 import os
 import shutil
-import sqlite3
 import subprocess
 import sys
 import syslog
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 MARKER, LAST, KEPT, LOCK = "marker.json", "last.json", "kept", "lock"
 NEW = "new"  # in KEPT: where the file to install lies
-BEFORE = ".before"  # behind the name of a state: its copy, made as soon as its program stands still
 BEGUN, DONE, ROLLED_BACK = "begun", "done", "rolled back"  # the steps of a marker
 LOCKED_S, LOCKED_TRIES = 5.0, 60  # apt or another dpkg may hold the lock of dpkg
 
@@ -65,35 +63,6 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def acting_as(uid: int, gid: int) -> Iterator[None]:
-    """Let root work with another user's rights, and with none of its own groups."""
-    groups = os.getgroups()
-    os.setgroups([])
-    os.setegid(gid)
-    os.seteuid(uid)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-        os.setegid(0)
-        os.setgroups(groups)
-
-
-@contextmanager
-def as_owner(folder: Path) -> Iterator[None]:
-    """Work in a state folder with its owner's rights, not root's.
-
-    A program of that owner may put a link there, and so make root write to any file.
-    """
-    if os.geteuid():
-        yield
-        return
-    owner = folder.stat()
-    with acting_as(owner.st_uid, owner.st_gid):
-        yield
-
-
 def write_marker(folder: Path, marker: Mapping[str, Any]) -> None:
     """Make durable how far an upgrade is, and all that came before."""
     new = folder / f"{MARKER}.new"
@@ -110,7 +79,7 @@ def finish(folder: Path, marker: Mapping[str, Any], step: str, sentence: str) ->
     write_marker(folder, marker)
     syslog.openlog("ternmesh-upgrade")
     syslog.syslog(syslog.LOG_NOTICE if step == DONE else syslog.LOG_ERR, sentence)
-    _drop(folder, marker)
+    _drop(folder)
 
 
 def recover(folder: Path) -> str | None:
@@ -120,12 +89,12 @@ def recover(folder: Path) -> str | None:
     marker = json.loads((folder / MARKER).read_text())
     if marker["step"] == BEGUN:
         return roll_back(folder, "it was interrupted")
-    _drop(folder, marker)
+    _drop(folder)
     return str(marker["sentence"])
 
 
 def roll_back(folder: Path, why: str) -> str:
-    """Bring the previous version back, and the state where it was migrated; what was done."""
+    """Bring the previous version back; what was done."""
     marker = json.loads((folder / MARKER).read_text())
     units = marker["units"]
     sentence = f"the upgrade to {marker['new']} failed ({why}); "
@@ -133,11 +102,7 @@ def roll_back(folder: Path, why: str) -> str:
     try:
         run("systemctl", "stop", *units)
         _bring_program_back(marker)
-        returned = 0
-        for state_dir, formats in marker["state"].items():
-            with as_owner(Path(state_dir)):
-                returned += sum(_return(Path(p), number) for p, number in formats.items())
-        sentence += f"{marker['old']} is back" + ", and its state" * bool(returned)
+        sentence += f"{marker['old']} is back"
         run("systemctl", "start", "--no-block", *units)
     except (Failed, OSError) as error:
         with suppress(Failed, OSError):  # what is there may still work, and nobody may be near
@@ -150,15 +115,6 @@ def roll_back(folder: Path, why: str) -> str:
         raise Failed(sentence) from error
     finish(folder, marker, ROLLED_BACK, sentence)
     return sentence
-
-
-def format_of(path: Path) -> int:
-    """The format of a closed file; -1 where it cannot be read."""
-    try:
-        with closing(sqlite3.connect(path)) as connection:
-            return int(connection.execute("PRAGMA user_version").fetchone()[0])
-    except sqlite3.Error:
-        return -1
 
 
 def copy(source: Path, target: Path) -> None:
@@ -193,32 +149,12 @@ def _bring_program_back(marker: Mapping[str, Any]) -> None:
         copy(Path(kept), Path(name))
 
 
-def _return(path: Path, number: int) -> bool:
-    """Make a file one of this format again: by its copy, or by none. Whether it was another."""
-    found = format_of(path) if path.exists() else None
-    if found == number:
-        return False
-    moves = (
-        (BEFORE, ".replacement"),  # a store that finds that alone takes it
-        ("-wal", f".format-{found}-wal"),  # SQLite must never find it beside another file
-        ("", f".format-{found}"),
-        (".replacement", ""),
-    )
-    for old, new in moves:
-        if os.path.lexists(f"{path}{old}"):
-            os.replace(f"{path}{old}", f"{path}{new}")
-    return path.exists()
-
-
 def _make_room(folder: Path) -> None:
     """For a marker, and for the way back, on a full disk."""
     shutil.rmtree(folder / KEPT / NEW, ignore_errors=True)
 
 
-def _drop(folder: Path, marker: Mapping[str, Any]) -> None:
-    for state_dir in map(Path, marker["state"]):
-        with suppress(OSError), as_owner(state_dir):  # its owner may have put anything there
-            (state_dir / f"state.sqlite{BEFORE}").unlink(missing_ok=True)
+def _drop(folder: Path) -> None:
     (folder / MARKER).replace(folder / LAST)
     os.sync()
     shutil.rmtree(folder / KEPT, ignore_errors=True)

@@ -158,5 +158,5 @@ def _require(path: Path, holds: bool, else_it: str) -> None:
 def _older(path: Path, version: str, installed: str) -> Failed:
     return Failed(
         f"{path.name} is {version}, and {installed} here is newer: an older one may not read its "
-        'state; see "Go back" in docs/backup.md'
+        "state; see docs/backup.md"
     )

@@ -1,7 +1,6 @@
 """`ternmesh upgrade` with real dpkg in a root folder of its own, and a systemctl that we play.
 
-Each small .deb says how its program behaves: `good`, `crash` at its start, `die` on trial, `hang`;
-and with `+migrate` it brings the state to another format.
+Each small .deb says how its program behaves: `good`, `crash` at its start, `die` on trial, `hang`.
 """
 
 import errno
@@ -9,28 +8,22 @@ import json
 import os
 import shutil
 import signal
-import sqlite3
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ternmesh.security.identity import Role
-from ternmesh_cli import keys, upgrade
+from ternmesh_cli import upgrade
 from ternmesh_cli.keys import enrol_fleet
 from ternmesh_cli.main import main
 from ternmesh_service import rollback, software
 from ternmesh_service.control_socket import ControlServer
-from ternmesh_service.keyring import SecurityConfig
 from ternmesh_service.rollback import Failed
 from ternmesh_service.wipe import wipe
-from ternmesh_store.database import StoreError
 from ternmesh_store.state_file import STATE, StateFile
 
 OLD, NEW = "1.0+py3", "2.0+py3"
@@ -41,7 +34,7 @@ exec /usr/bin/dpkg --force-not-root --force-bad-path --force-depends --force-scr
     --log="$DPKG_ROOT/log" "$@"
 """
 SYSTEMCTL = f"""#!{sys.executable} -I
-import os, sqlite3, sys
+import os, sys
 from pathlib import Path
 root = Path(os.environ["DPKG_ROOT"])
 UNITS = (root / "units").read_text().split()
@@ -52,9 +45,6 @@ behaviour = (root / "opt/ternmesh/behaviour").read_text()
 if sys.argv[1] == "stop":
     pid.unlink(missing_ok=True)
 if sys.argv[1] == "start":
-    if "migrate" in behaviour:
-        with sqlite3.connect(os.environ["STATE"]) as connection:
-            connection.execute("PRAGMA user_version = 99")
     if "crash" in behaviour:
         sys.exit("Job for the unit failed")
     pid.write_text("100")
@@ -176,7 +166,6 @@ def board(
     made = Board(root, tmp_path, capsys)
     monkeypatch.setenv("PATH", f"{root / 'bin'}:{os.environ['PATH']}:/usr/sbin:/sbin")
     monkeypatch.setenv("DPKG_ROOT", str(root))
-    monkeypatch.setenv("STATE", str(made.state))
     way = tmp_path / "way"
     for name, value in (("FOLDER", way), ("SILENT_S", 1.5), ("LOOK_S", 0.05)):
         monkeypatch.setattr(upgrade, name, value)
@@ -237,13 +226,9 @@ def test_a_signed_version_is_installed_and_runs(board: Board) -> None:
         ("crash", "Job for the unit failed"),
         ("die", f"{UNIT} ended on trial"),
         ("hang", f"{UNIT} gave no answer for"),
-        ("crash+migrate", "Job for the unit failed"),
-        ("hang+migrate", "gave no answer"),
     ],
 )
 def test_a_version_that_fails_is_taken_back(board: Board, behaviour: str, why: str) -> None:
-    before = board.state.read_bytes()
-    (board.state.parent / "airtime.db").touch()
     code, said = board.install(signed(board, board.deb(NEW, behaviour)))
     assert code == 1
     assert why in said
@@ -253,19 +238,9 @@ def test_a_version_that_fails_is_taken_back(board: Board, behaviour: str, why: s
     assert board.commands[-1] == f"start --no-block {UNIT}"
     assert board.status()["step"] == "rolled back"
     assert why in board.status()["sentence"]
-    migrated = board.state.with_name(f"{STATE}.format-99")
-    assert migrated.exists() == ("migrate" in behaviour) == ("and its state" in said)
-    if "migrate" not in behaviour:
-        assert board.state.read_bytes() == before
-    state = StateFile(board.state.parent)
-    state.open()
-    assert state.rows("SELECT fleet FROM security_fleet")
-    state.close()
 
 
-def test_what_was_learned_on_trial_stays_where_the_format_is_equal(
-    board: Board, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_learned_on_trial_stays(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
     watch = upgrade.watch
 
     def learn(*arguments: Any) -> None:
@@ -282,30 +257,6 @@ def test_what_was_learned_on_trial_stays_where_the_format_is_equal(
     state.open()
     assert state.rows("SELECT value FROM node_value") == [(b"on trial",)]
     state.close()
-
-
-def with_format(path: Path, number: int) -> None:
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute(f"PRAGMA user_version = {number}")
-
-
-def test_a_ledger_of_another_format_is_set_aside_and_no_old_one_comes_back(
-    board: Board, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ledgers = [board.state.parent / name for name in ("airtime.db", "link-far/airtime.db")]
-    for ledger in ledgers:
-        ledger.parent.mkdir(exist_ok=True)
-        with_format(ledger, 3)
-
-    def migrate(*_: object) -> None:
-        with_format(ledgers[1], 4)
-        raise Failed("it fails")
-
-    monkeypatch.setattr(upgrade, "watch", migrate)
-    assert board.install(signed(board, board.deb(NEW)))[0] == 1
-    assert ledgers[0].exists()
-    assert not ledgers[1].exists(), "an old ledger would forget airtime"
-    assert ledgers[1].with_name("airtime.db.format-4").exists()
 
 
 def truncated(path: Path) -> None:
@@ -408,12 +359,11 @@ def cut_at(number: int, work: Callable[[], object]) -> bool:
     return in_killed_child(begin)
 
 
-@pytest.mark.parametrize("behaviour", ["good+migrate", "crash+migrate"])
+@pytest.mark.parametrize("behaviour", ["good", "crash"])
 def test_a_power_cut_at_any_step_leaves_one_whole_version(board: Board, behaviour: str) -> None:
     """Each round cuts one command or sync later. The unit's run at the next start is cut, too."""
     file = signed(board, board.deb(NEW, behaviour))
-    content, back, went = board.state.read_bytes(), 0, 0
-    known = StateFile(board.state.parent).content()
+    back, went = 0, 0
     number, was_cut = 0, True
     while was_cut:
         number += 1
@@ -424,17 +374,13 @@ def test_a_power_cut_at_any_step_leaves_one_whole_version(board: Board, behaviou
         assert (board.root / "pid").exists(), "the unit runs again"
         if board.is_at(NEW):
             went += 1
-            assert rollback.format_of(board.state) == 99
             older = file.with_name(file.name.replace(NEW, OLD))
             subprocess.run(["dpkg", "--install", older], check=True, capture_output=True)
-            board.state.write_bytes(content)
         else:
             back += 1
             assert board.is_at(OLD), board.version
-            assert StateFile(board.state.parent).content() == known
-            assert board.state.stat().st_mode & 0o777 == 0o600
     assert back > 15
-    assert (went > 1) == behaviour.startswith("good")
+    assert (went > 1) == (behaviour == "good")
 
 
 KILL = "kill -9 $(awk '{print $4}' /proc/$PPID/stat) $PPID"
@@ -583,7 +529,7 @@ def test_who_presses_ctrl_c_again_does_not_stop_the_way_back(
 
 
 def test_a_program_that_is_not_named_is_not_upgraded_unseen(board: Board) -> None:
-    """It would get the new files, and no way back for its state."""
+    """It would get the new files untried."""
     (board.root / "units").write_text(f"{UNIT} ternmesh-gateway.service")
     code, said = board.install(signed(board, board.deb(NEW)))
     assert (code, "ternmesh-gateway.service runs here too: give its --config" in said) == (1, True)
@@ -623,61 +569,6 @@ def test_a_board_that_was_wiped_on_trial_stays_wiped(
 
     monkeypatch.setattr(upgrade, "watch", decommissioned)
     code, said = board.install(signed(board, board.deb(NEW)))
-    assert (code, f"{OLD} is back" in said, "and its state" in said) == (1, True, False)
+    assert (code, f"{OLD} is back" in said) == (1, True)
     kept = [path for path in board.folder.rglob("*") if path.name.startswith(STATE)]
     assert [path for path in kept if "host" not in path.parts] == []
-
-
-def test_a_wal_that_a_full_disk_keeps_goes_with_its_file(
-    board: Board, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """SQLite would apply it to the copy that comes back."""
-    known, format_of = StateFile(board.state.parent).content(), rollback.format_of
-
-    def migrated(*_: object) -> None:
-        def migrate() -> None:
-            connection = sqlite3.connect(board.state)
-            connection.execute("PRAGMA user_version = 99")
-            os.kill(os.getpid(), signal.SIGKILL)
-
-        assert in_killed_child(migrate)
-        assert board.state.with_name(f"{STATE}-wal").stat().st_size
-
-        def without_checkpoint(path: Path) -> int:
-            with tempfile.TemporaryDirectory() as name:
-                for file in path.parent.glob(f"{path.name}*"):
-                    shutil.copy(file, name)
-                return format_of(Path(name) / path.name)
-
-        monkeypatch.setattr(rollback, "format_of", without_checkpoint)
-        raise Failed("it fails")
-
-    monkeypatch.setattr(upgrade, "watch", migrated)
-    code, said = board.install(signed(board, board.deb(NEW)))
-    assert (code, "and its state" in said) == (1, True)
-    assert StateFile(board.state.parent).content() == known
-    assert format_of(board.state.with_name(f"{STATE}.format-99")) == 99
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root has rights to give up")
-def test_links_of_the_service_make_root_write_nothing() -> None:
-    """All work in its folder has the rights of its owner."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        folder.chmod(0o755)
-        secret, theirs = folder / "secret", folder / "theirs"
-        secret.write_bytes(b"of root")
-        secret.chmod(0o600)
-        theirs.mkdir()
-        (theirs / STATE).symlink_to(secret)
-        os.chown(theirs, 65534, 65534)
-        end = keys.End("ada", Role.NODE, "f", theirs, theirs / "control.sock", SecurityConfig())
-        with pytest.raises(StoreError, match=r"cannot (open|write)"):
-            upgrade._copy_state([end])
-        with rollback.as_owner(theirs):
-            assert (os.geteuid(), os.getegid()) == (65534, 65534)
-            assert os.getgroups() == []
-            with pytest.raises(PermissionError):
-                secret.chmod(0o666)
-        assert (os.geteuid(), os.getegid()) == (0, 0)
-        assert (secret.read_bytes(), secret.stat().st_mode & 0o777) == (b"of root", 0o600)
