@@ -282,7 +282,7 @@ def _range(arguments: argparse.Namespace) -> int:
         for name, port in ports.items()
     ]
     if arguments.plot and not importlib.util.find_spec("matplotlib"):
-        raise ConfigError("--plot needs matplotlib: pip install 'ternmesh[demo]'")
+        raise ConfigError("--plot needs matplotlib: pip install matplotlib")
     names = dict(zip(ports.values(), ports, strict=True))
     rows: list[Reach] = []
     options = arguments.sf, arguments.frames, arguments.ledgers, _waits

@@ -1,6 +1,6 @@
 """`ternmesh demo`: three boards train on one speaker's digits each.
 
-The terminal and a web page show the progress; a report is written at the end.
+The terminal and a web page show the progress.
 """
 
 import argparse
@@ -35,7 +35,6 @@ ROUNDS_MAX = 100  # the longest history in the host's status
 SEED_MAX = 2**31
 SPEED_MAX = 1000.0
 OWN_BROKER = "the demo's own MQTT broker"
-REPORT = "report.html"
 MARK = "host/config.toml"  # a folder with this file comes from an earlier demo
 
 
@@ -79,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out",
         type=path,
         default=Path("demo-run"),
-        help="folder for states, logs and the report (default: demo-run)",
+        help="folder for states and logs (default: demo-run)",
     )
     add_json(parser, "show no live progress; print one JSON object at the end")
     radio = dict.fromkeys(("dialect", "speed", "service"), (LORA,))
@@ -87,8 +86,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from ternmesh_cli.demo.report import write_report
-
     refuse_unused(arguments)
     # SIGTERM acts like Ctrl-C: it ends the demo and the processes of its fleet.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -112,9 +109,7 @@ def run(arguments: argparse.Namespace) -> int:
             _show_page(processes.host.folder, settings.page)
         last = _watch(processes, settings.rounds, shown, quiet=arguments.json)
     record = make_record(last, bearer, time.monotonic() - start)
-    report = folder / REPORT
-    report.write_text(write_report(record))
-    _show(record, report, as_json=arguments.json)
+    _show(record, as_json=arguments.json)
     return 0
 
 
@@ -141,7 +136,6 @@ def make_record(last: LastStatus, bearer: str, seconds: float) -> DemoRecord:
         accuracy=accuracy,
         rounds=rounds,
         dimension=last.host["plan"]["dimension"],
-        frame_mtu=last.host["plan"]["frame_mtu"],
         seconds=seconds,
         bearer=bearer,
         airtime_s=_airtimes(last),
@@ -233,7 +227,7 @@ def _has_evaluated(answer: Mapping[str, Any], version: int) -> bool:
     return any(item["version"] == version for item in answer["history"])
 
 
-def _show(record: DemoRecord, report: Path, *, as_json: bool) -> None:
+def _show(record: DemoRecord, *, as_json: bool) -> None:
     last = record.rounds[-1].version
     if as_json:
         content = {
@@ -246,7 +240,6 @@ def _show(record: DemoRecord, report: Path, *, as_json: bool) -> None:
             "seconds": record.seconds,
             "airtime_s": record.airtime_s,
             "bearer": record.bearer,
-            "report": str(report),
         }
         print(json.dumps(content))
         return
@@ -261,4 +254,3 @@ def _show(record: DemoRecord, report: Path, *, as_json: bool) -> None:
         f"{record.bytes_down:,.0f} bytes down per round for all boards; "
         f"{record.seconds:.0f} s in total"
     )
-    console.print(f"report with plots: {report}", soft_wrap=True)

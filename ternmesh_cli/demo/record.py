@@ -1,15 +1,9 @@
-"""The measurements of a demo run, and what they would cost on LoRa radios. Pure arithmetic."""
+"""The measurements of a demo run."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ternmesh.link.airtime import FRAME_MAX, LoraSetting, airtime_us
-
-DUTY_CYCLE = 0.01
-RADIOS = (LoraSetting(7), LoraSetting(9), LoraSetting(12))
 BOARD_HEADS = ("board", "before", "after", "bytes sent in all", "rounds missed")
-RADIO_HEADS = ("radio", "on air", "at 1 % duty", "float32 on air", "float32 at 1 %")
-RAW_FRAME = 222  # bytes of a LoRa frame that carries plain float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +25,6 @@ class DemoRecord:
     accuracy: Mapping[str, Mapping[int, float]]  # by board and version of the global adapter
     rounds: tuple[DemoRound, ...]
     dimension: int  # of the adapter vector
-    frame_mtu: int
     seconds: float
     bearer: str  # the links in words
     airtime_s: Mapping[str, float] | None = None  # by radio, None without radios
@@ -68,28 +61,6 @@ class DemoRecord:
     def mean_accuracy(self, version: int) -> float:
         """The boards' mean accuracy with one version of the global adapter."""
         return _mean([self.accuracy[board][version] for board in self.boards])
-
-
-def radio_rows(record: DemoRecord) -> list[tuple[str, ...]]:
-    """What one mean update costs at each radio setting, with the columns of RADIO_HEADS."""
-    rows: list[tuple[str, ...]] = []
-    for setting in RADIOS:
-        ours = _airtime_s(setting, round(record.bytes_up), min(record.frame_mtu, FRAME_MAX))
-        raw = _airtime_s(setting, record.raw_bytes, RAW_FRAME)
-        name = f"SF{setting.spreading_factor}"
-        rows.append((name, f"{ours:.1f} s", _wall_time(ours), f"{raw:.0f} s", _wall_time(raw)))
-    return rows
-
-
-def _wall_time(airtime_s: float) -> str:
-    hours = airtime_s / DUTY_CYCLE / 3600
-    return f"{hours * 60:.0f} min" if hours < 1 else f"{hours:.1f} h"
-
-
-def _airtime_s(setting: LoraSetting, size: int, frame: int) -> float:
-    full, rest = divmod(size, frame)
-    total = full * airtime_us(setting, frame) + (airtime_us(setting, rest) if rest else 0)
-    return total / 1e6
 
 
 def _mean(values: list[float] | list[int]) -> float:

@@ -58,9 +58,7 @@ def test_the_demo_over_emulated_radios(tmp_path):
     assert answer["accuracy_after"] > answer["accuracy_before"]
     assert set(answer["airtime_s"]) == set(MEMBERS)
     assert all(airtime_s > 1 for airtime_s in answer["airtime_s"].values())
-    report = (out / "report.html").read_text()
-    assert "Airtime of this run" in report
-    assert "no hardware" in report
+    assert "no hardware" in answer["bearer"]
 
 
 def test_updates_may_be_sent_once_and_the_fleet_goes_on(tmp_path):
@@ -88,7 +86,6 @@ def test_the_demo_over_simulated_ble(tmp_path):
     # On a loaded machine one round of one board may be all, and it need not move the accuracy.
     assert answer["bytes_per_round"] > 0
     assert "simulated" in answer["bearer"]
-    assert "no hardware" in (out / "report.html").read_text()
 
 
 def test_the_picture_says_what_is_simulated():
