@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.result import Figure, Result, mean_figure
+from tests.virtual_ble import VirtualBle
 from transports.base import HOST, Busy, NotConnected
 from transports.ble.config import BleSettings
-from transports.ble.simulated import VirtualBle
 from transports.ble.transport import BleTransport
 
 SIZE = 300_000  # bytes

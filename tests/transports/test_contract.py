@@ -22,6 +22,7 @@ from ternmesh.link.airtime import LoraSetting
 from ternmesh.link.settings import LinkSettings
 from ternmesh.wire.frame import FRAME_OVERHEAD, Header, seal_open
 from ternmesh_store.state_file import StateFile
+from tests.virtual_ble import VirtualBle
 from transports import loop_thread
 from transports.base import (
     ALL,
@@ -34,7 +35,6 @@ from transports.base import (
     Transport,
 )
 from transports.ble.config import BleSettings
-from transports.ble.simulated import VirtualBle
 from transports.ble.transport import BleTransport
 from transports.loopback import LoopbackHub, LoopbackTransport
 from transports.mqtt.embedded_broker import EmbeddedBroker

@@ -4,9 +4,9 @@ The host stack (HCI, L2CAP, ATT, GATT) is real; there is no radio, no airtime an
 lossy link drops whole values, as full buffers of a host or peer would; requests of ATT pass, since
 a real link layer repeats them.
 
-`VirtualBle` has both ends in one process. `VirtualControllers` serves controllers over TCP (HCI),
-for separate programs. Such a controller exists as long as a program is connected to it, like one
-that is plugged in and out; the peers of its connections are notified.
+`VirtualControllers` serves controllers over TCP (HCI), for separate programs. Such a controller
+exists as long as a program is connected to it, like one that is plugged in and out; the peers of
+its connections are notified.
 """
 
 import asyncio
@@ -18,27 +18,20 @@ from dataclasses import dataclass
 
 from transports.ble.bumble_ends import (
     Address,
-    AsyncPipeSink,
     BaseBumbleError,
-    BumbleBridge,
-    BumbleClient,
     Controller,
-    Device,
     HCI_ErrorCode,
-    Host,
     LocalLink,
     PhysicalTransport,
     StreamPacketSink,
     StreamPacketSource,
     TerminateInd,
 )
-from transports.ble.gatt import ATT_MTU_MAX
 from transports.loop_thread import LoopThread
 
 START_S = 10.0
 PORT_MAX = 65_535
 ADDRESS = "127.0.0.1"
-_CENTRAL, _BRIDGE = "F0:F1:F2:F3:F4:01", "F0:F1:F2:F3:F4:02"
 _ATT_CHANNEL = (4).to_bytes(2, "little")
 _VALUE_OPCODES = (0x52, 0x1B)  # a write without response, a notification
 
@@ -71,7 +64,7 @@ class VirtualControllers:
         return [f"tcp-client:{ADDRESS}:{port}" for port in self.ports]
 
     def __enter__(self) -> "VirtualControllers":
-        _quiet_controllers()
+        quiet_controllers()
         self._loop.start()
         try:
             self._loop.submit(self._build()).result(START_S)
@@ -187,55 +180,7 @@ class LossyLink(LocalLink):
         super().send_acl_data(sender_controller, destination_address, transport, data)
 
 
-class VirtualBle:
-    """A context with the ends `central` and `bridge`, and `loop` for their transports."""
-
-    def __init__(
-        self,
-        rng: random.Random | None = None,
-        central_mtu: int = ATT_MTU_MAX,
-        bridge_mtu: int = ATT_MTU_MAX,
-    ) -> None:
-        self.loop = LoopThread("ble-virtual")
-        self.link = LossyLink(rng or random.Random())
-        self.central = BumbleClient(self._central_device, _BRIDGE, central_mtu)
-        self.bridge = BumbleBridge(self._bridge_device, "virtual", bridge_mtu)
-        self._devices: list[Device] = []
-
-    def __enter__(self) -> "VirtualBle":
-        _quiet_controllers()
-        self.loop.start()
-        self.loop.submit(self._build()).result(START_S)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.loop.stop()
-
-    def break_connection(self) -> None:
-        """End the present connection, if there is one, and wait for its end."""
-        self.loop.submit(self._break()).result(START_S)
-
-    async def _break(self) -> None:
-        for connection in list(self._devices[0].connections.values()):
-            await connection.disconnect()
-
-    async def _build(self) -> None:
-        """Make both devices; bumble needs a running loop for them."""
-        for address in (_CENTRAL, _BRIDGE):
-            controller = Controller(address, link=self.link, public_address=address)
-            host = Host(controller, AsyncPipeSink(controller))
-            device = Device(address=Address(address), host=host)
-            await device.power_on()
-            self._devices.append(device)
-
-    async def _central_device(self) -> Device:
-        return self._devices[0]
-
-    async def _bridge_device(self) -> Device:
-        return self._devices[1]
-
-
-def _quiet_controllers() -> None:
+def quiet_controllers() -> None:
     """Simulated controllers warn of each packet that a broken connection left behind."""
     logging.getLogger("bumble.controller").setLevel(logging.CRITICAL)
 

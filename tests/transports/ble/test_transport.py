@@ -9,10 +9,10 @@ import pytest
 
 pytest.importorskip("bumble", reason="bumble is not installed: pip install -e '.[dev]'")
 
+from tests.virtual_ble import VirtualBle
 from transports.base import ALL, HOST, Busy, NotConnected
 from transports.ble import bumble_ends
 from transports.ble.config import BleSettings
-from transports.ble.simulated import VirtualBle
 from transports.ble.transport import BleTransport
 from transports.ble.values import DATA_OVERHEAD, WINDOW, BleHello, decode, encode
 
