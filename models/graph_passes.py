@@ -25,8 +25,8 @@ def make_overridable(model: ir.Model, defaults: Mapping[str, NDArray[np.float32]
             model.graph.register_initializer(value)
 
 
-def name_by_place(model: ir.Model, kept: str = "module.") -> None:
-    """Name nodes and values by their position; names that begin with `kept` stay.
+def name_by_place(model: ir.Model) -> None:
+    """Name nodes and values by their position; names that begin with `module.` stay.
 
     Names that an exporter invents differ from run to run, and so would the hash of equal models.
     No input's name has a colon, so new names cannot collide with inputs.
@@ -40,7 +40,7 @@ def name_by_place(model: ir.Model, kept: str = "module.") -> None:
     for name in names:
         del initializers[name]
     for place, (value, name) in enumerate(zip(constants, names, strict=True)):
-        value.name = name if name in inputs or name.startswith(kept) else f":{place}"
+        value.name = name if name in inputs or name.startswith("module.") else f":{place}"
         initializers[value.name] = value
     for place, node in enumerate(model.graph):
         node.name = f"{place}"

@@ -87,10 +87,9 @@ class RateLimiter:
 class GrowingPause:
     """When something may be told to an asker again: the pause doubles each time, for each asker."""
 
-    def __init__(self, first_s: float, longest_s: float, askers_max: int = ASKERS_MAX) -> None:
+    def __init__(self, first_s: float, longest_s: float) -> None:
         self._first_s = first_s
         self._longest_s = longest_s
-        self._askers_max = askers_max
         self._next: dict[bytes, tuple[float, float]] = {}  # when, and the pause after that
 
     def allow(self, asker: bytes, now: float) -> bool:
@@ -100,7 +99,7 @@ class GrowingPause:
         self._next[asker] = (
             (now + pause_s, min(2 * pause_s, self._longest_s)) if is_due else (at, pause_s)
         )
-        while len(self._next) > self._askers_max:
+        while len(self._next) > ASKERS_MAX:
             del self._next[next(iter(self._next))]
         return is_due
 

@@ -14,7 +14,6 @@ from ternmesh_cli.broker import folder as disk
 from ternmesh_cli.broker.texts import Account, BrokerSettings, wanted
 from ternmesh_cli.process import Subcommands, add_json, add_option, number
 from transports.base import HOST, check_node
-from transports.mqtt.settings import INBOUND_MESSAGE_MAX, MESSAGE_MAX
 from transports.mqtt.tls import check_certificate
 
 FLEET = "ternmesh"
@@ -60,9 +59,6 @@ def _add_config_arguments(parser: argparse.ArgumentParser) -> None:
         default="mosquitto",
         help="the broker switches to this user when root starts it",
     )
-    what = "bytes of frames in one message"
-    add_option(parser, "--message-max", number(256, INBOUND_MESSAGE_MAX), MESSAGE_MAX, what)
-    add_option(parser, "--connections-max", number(2, 1_000_000), 1024, "clients at a time")
     what = "clients at a time from one address, by connections.nft"
     add_option(parser, "--address-max", number(1, 1_000_000), 32, what)
     what = "kB/s that one address may send, by connections.nft"
@@ -114,8 +110,6 @@ def _config(arguments: argparse.Namespace) -> int:
             port=arguments.port,
             bind=arguments.bind or "",
             user=arguments.user,
-            message_max=arguments.message_max,
-            connections_max=arguments.connections_max,
             address_max=arguments.address_max,
             address_rate=arguments.address_rate,
             unlimited=tuple(arguments.unlimited),

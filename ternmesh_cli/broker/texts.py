@@ -21,6 +21,7 @@ SERVER_CERTIFICATE = "server.pem"
 SERVER_KEY = "server.key"
 DATA = "data"
 SEPARATOR = "~"  # occurs in no name, and needs no escape in a URL
+CONNECTIONS_MAX = 1024  # with clients that have not logged in yet
 SALT_BYTES = 12  # required by 2.0
 # The default of mosquitto. A password has 192 random bits, so no dictionary contains it, and more
 # iterations would only help strangers to keep the broker busy.
@@ -56,8 +57,6 @@ class BrokerSettings:
     port: int = 8883
     bind: str = ""  # an address of the machine; empty for all
     user: str = "mosquitto"  # mosquitto switches to this user when root starts it
-    message_max: int = MESSAGE_MAX
-    connections_max: int = 1024  # with clients that have not logged in yet
     address_max: int = 32  # of these, from one address
     address_rate: int = 128  # what one address may send, in 1,000 bytes a second
     unlimited: tuple[str, ...] = ()  # addresses without these two limits
@@ -74,7 +73,7 @@ keyfile {broker.key or folder / SERVER_KEY}
 tls_version tlsv1.2
 # The account is the client id: no client can disconnect another or take over its session.
 use_username_as_clientid true
-max_connections {broker.connections_max}
+max_connections {CONNECTIONS_MAX}
 max_qos 1
 
 user {broker.user}
@@ -85,7 +84,7 @@ acl_file {folder / ACCESS}
 retain_available false
 
 # Limits of one client, and of all together.
-max_packet_size {broker.message_max + _HEAD_MAX}
+max_packet_size {MESSAGE_MAX + _HEAD_MAX}
 max_inflight_messages 20
 max_queued_messages 10000
 max_queued_bytes {64 << 20}
@@ -127,7 +126,7 @@ def firewall(broker: BrokerSettings) -> str:
     return f"""\
 # Written by `ternmesh broker config`; load it with `nft -f`. Silent connections must not fill the
 # places of the broker, nor a flood displace the messages of others. An address gets
-# {broker.address_max} of {broker.connections_max} places.
+# {broker.address_max} of {CONNECTIONS_MAX} places.
 # It sends {rate} kB/s, and the bytes of 8 s at once.
 table {table}
 delete table {table}

@@ -25,10 +25,10 @@ _log = logging.getLogger(__name__)
 class BrokerClient:
     """What every end on a broker shares; `_take` gets each message. It is opened once."""
 
-    def __init__(self, settings: MqttSettings, rng: random.Random | None = None) -> None:
+    def __init__(self, settings: MqttSettings) -> None:
         self.settings = settings
         self.counters = MqttCounters()
-        self._rng = rng or random.Random()
+        self._rng = random.Random()
         self._choice = ProtocolChoice(settings.protocol)
         self._limits = BrokerLimits()
         self._connection: MqttConnection | None = None

@@ -5,7 +5,6 @@ here is a receipt: the protocol above sends again.
 """
 
 import logging
-import random
 from collections.abc import Sequence
 
 from ternmesh.errors import WireError
@@ -23,8 +22,8 @@ _log = logging.getLogger(__name__)
 class MqttTransport(BrokerClient):
     """One end of a fleet on a broker; see `transports.base.Transport`. It is opened once."""
 
-    def __init__(self, settings: MqttSettings, rng: random.Random | None = None) -> None:
-        super().__init__(settings, rng)
+    def __init__(self, settings: MqttSettings) -> None:
+        super().__init__(settings)
         self._inbox = Inbox()
 
     @property

@@ -55,14 +55,13 @@ class SerialLoraTransport:
         self,
         settings: SerialLoraSettings,
         budget: AirtimeBudget | None = None,
-        rng: random.Random | None = None,
         frame_us_max: int | None = None,
     ) -> None:
         self.settings = settings
         self.counters = SerialLoraCounters()
         self._budget = budget
         self._frame_us_max = frame_us_max
-        self._rng = rng or random.Random()
+        self._rng = random.Random()
         self._inbox = Inbox()
         self._queue = SendQueue(settings.queue_max)
         self._coding = _new_coding(settings)
