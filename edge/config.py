@@ -36,6 +36,9 @@ class DataConfig(NpzSettings):
     samples wait on disk for their labels, and stay there after: at most `replay_samples_max`
     samples and `replay_bytes_max` bytes, and for at most `keep_days` (0: no limit). Beside files,
     a quarter of what is drawn is from the source (`edge.data.replay.Rehearsal`).
+
+    >>> DataConfig(path="clips.npz", arrays={"features": "x"}, divide_by=255).poll_s
+    1.0
     """
 
     path: str | None = field(default=None, metadata=PATH)
@@ -68,6 +71,9 @@ class EvaluateConfig(NpzSettings):
     says which global adapter other programs find in current.onnx_adapter; the node trains from the
     newest in any case. `report`: whether the host gets loss and accuracy with each update; without
     `path` it never does.
+
+    >>> EvaluateConfig(path="held_out.npz").use
+    'newest'
     """
 
     path: str | None = field(default=None, metadata=PATH)
@@ -97,6 +103,9 @@ class TrainingConfig:
     between rounds; `clip_norm` 0 means no limit. `provider` is where onnxruntime runs the model
     (`edge.onnx.session.choose_providers`). The adapter's tensors with names in `personal`, or that
     match a pattern there, never leave the board (`edge.personal`).
+
+    >>> TrainingConfig(threads=2).samples_min
+    32
     """
 
     provider: str = field(default="auto", metadata=choices("auto", "cpu", "cuda", "tensorrt"))
@@ -143,6 +152,9 @@ class PredictConfig:
     They are served on a Unix socket, by default predict.sock in the state_dir, and under the MQTT
     `topic` on the broker of [link]. An answer names the `top_k` most probable labels, and none as
     its `label` below `threshold`. At most `batch_max` requests run together.
+
+    >>> PredictConfig(enabled=True, threshold=0.6).top_k
+    3
     """
 
     enabled: bool = False
@@ -162,7 +174,13 @@ class RemoteConfig:
 
 @dataclass(frozen=True, slots=True)
 class NodeConfig:
-    """A node. `model` is the name of a shipped model, or the folder of a model package."""
+    """A node. `model` is the name of a shipped model, or the folder of a model package.
+
+    >>> link = LinkConfig(url="mqtt://broker.local:1883", fleet="attic")
+    >>> clips = DataConfig(path="clips.npz")
+    >>> NodeConfig("theo", "node-state", "keyword", link, clips).training.threads
+    1
+    """
 
     name: str
     state_dir: str = field(metadata=PATH)
@@ -202,7 +220,21 @@ class NodeConfig:
 
 
 def read_node_config(path: Path) -> NodeConfig:
-    """The configuration at `path`; relative paths start from its folder. ConfigError."""
+    """The configuration at `path`; relative paths start from its folder. ConfigError.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     path = Path(folder, "node.toml")
+    ...     lines = [
+    ...         'name = "theo"', 'state_dir = "state"', 'model = "keyword"',
+    ...         "[link]", 'url = "mqtt://127.0.0.1:1883"', 'fleet = "attic"',
+    ...         "[data]", 'path = "clips.npz"',
+    ...     ]
+    ...     _ = path.write_text("\\n".join(lines))
+    ...     config = read_node_config(path)
+    >>> config.name, config.data.divide_by
+    ('theo', 1.0)
+    """
     folder = path.resolve().parent
 
     def finish(config: NodeConfig) -> NodeConfig:

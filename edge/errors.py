@@ -4,7 +4,16 @@ from ternmesh.errors import TernmeshError
 
 
 class EdgeError(TernmeshError):
-    """The base of all errors of the board's program."""
+    """The base of all errors of the board's program.
+
+    >>> from pathlib import Path
+    >>> import edge
+    >>> try:
+    ...     edge.load_model(Path("/nowhere"))
+    ... except edge.EdgeError as error:
+    ...     print(type(error).__name__)
+    ModelError
+    """
 
 
 class MissingEdgeExtra(EdgeError):

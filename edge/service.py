@@ -47,6 +47,18 @@ def run_node(config: NodeConfig, stop: threading.Event, *, insecure: bool = Fals
 
     `insecure` runs it without keys. Raises ConfigError, SecurityError, ModelError, DataError,
     StoreError, TransportError or ControlError if the node cannot start or continue.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> import edge
+    >>> from models.zoo import fsdd_path
+    >>> stop = threading.Event()
+    >>> stop.set()  # so that this example ends at once
+    >>> with TemporaryDirectory() as folder:
+    ...     link = edge.LinkConfig(url="mqtt://127.0.0.1:1", fleet="attic")
+    ...     names = {"features": "x", "target": "y"}
+    ...     clips = edge.DataConfig(path=str(fsdd_path("train")), arrays=names, divide_by=255)
+    ...     config = edge.NodeConfig("theo", str(Path(folder, "state")), "keyword", link, clips)
+    ...     edge.run_node(config, stop, insecure=True)
     """
     check_config(config)
     warn_of_shared(config.data, config.evaluate)

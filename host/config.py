@@ -55,6 +55,9 @@ class RunConfig:
     older version (0: never). `groups` are the settings files of further groups of boards, each with
     a model of another architecture, which this process hosts too: they teach each other by
     knowledge packets (`host.groups`).
+
+    >>> RunConfig(rounds=20, up_bytes=670, down_bytes=1200).min_peers
+    1
     """
 
     rounds: int = field(default=20, metadata=limits(0, 1_000_000))
@@ -130,7 +133,12 @@ class HostKnowledgeConfig:
 
 @dataclass(frozen=True, slots=True)
 class HostConfig:
-    """The settings of one host."""
+    """The settings of one host.
+
+    >>> link = LinkConfig(url="mqtt://127.0.0.1:1883", fleet="attic")
+    >>> HostConfig("host-state", "keyword", link, RunConfig(rounds=20, min_peers=2)).run.rounds
+    20
+    """
 
     state_dir: str = field(metadata=PATH)
     model: str = field(metadata=MODEL)  # the name of a shipped one, or the folder of a package
@@ -155,7 +163,21 @@ class HostConfig:
 
 
 def read_host_config(path: Path) -> HostConfig:
-    """The settings in the file at `path`; ConfigError. Paths are relative to its folder."""
+    """The settings in the file at `path`; ConfigError. Paths are relative to its folder.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     path = Path(folder, "host.toml")
+    ...     lines = [
+    ...         'state_dir = "state"', 'model = "keyword"',
+    ...         "[link]", 'url = "mqtt://127.0.0.1:1883"', 'fleet = "attic"',
+    ...         "[run]", "rounds = 20",
+    ...     ]
+    ...     _ = path.write_text("\\n".join(lines))
+    ...     config = read_host_config(path)
+    >>> config.run.rounds
+    20
+    """
     folder = path.resolve().parent
 
     def finish(config: HostConfig) -> HostConfig:

@@ -287,6 +287,15 @@ def run_host(
 
     ConfigError, SecurityError or ModelPackageError before anything is changed; later StoreError,
     TransportError or ControlError. `continue_or_begin` explains `new_run` and `after_end`.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> import host
+    >>> stop = threading.Event()
+    >>> stop.set()  # so that this example ends at once
+    >>> with TemporaryDirectory() as folder:
+    ...     link = host.LinkConfig(url="mqtt://127.0.0.1:1", fleet="attic")
+    ...     config = host.HostConfig(str(Path(folder, "state")), "keyword", link)
+    ...     host.run_host(config, stop, insecure=True)
     """
     options: dict[str, Any] = {"insecure": insecure, "open_samples": open_samples}
     options |= {"make_teaching": make_teaching, "manager": manager or ServiceManager()}

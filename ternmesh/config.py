@@ -21,7 +21,15 @@ LOG_FORMATS = ("auto", "text", "json")  # auto: JSON for the journal of systemd
 
 
 class ConfigError(TernmeshError):
-    """A configuration cannot be used; the message has the key, its value and what is allowed."""
+    """A configuration cannot be used; the message has the key, its value and what is allowed.
+
+    >>> from ternmesh.config import ConfigError, read_toml
+    >>> try:
+    ...     read_toml("rounds = twenty")
+    ... except ConfigError as error:
+    ...     print(str(error)[:16])
+    this is not TOML
+    """
 
 
 def limits(low: float, high: float) -> dict[str, Any]:

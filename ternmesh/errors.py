@@ -15,11 +15,24 @@ ValueError is for wrong arguments in our own code.
 
 
 class TernmeshError(Exception):
-    """The base of every error that the core raises for bad input."""
+    """The base of every error that the core raises for bad input.
+
+    >>> from ternmesh import TernmeshError, WireError
+    >>> issubclass(WireError, TernmeshError)
+    True
+    """
 
 
 class WireError(TernmeshError):
-    """Received bytes break SPEC.md; `reason` is a short word by which status counts refusals."""
+    """Received bytes break SPEC.md; `reason` is a short word by which status counts refusals.
+
+    >>> from ternmesh.wire.control import read_control
+    >>> try:
+    ...     read_control(bytes(3))
+    ... except WireError as error:
+    ...     print(error.reason)
+    kind
+    """
 
     def __init__(self, reason: str, sentence: str) -> None:
         super().__init__(sentence)

@@ -70,7 +70,14 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelPackage:
-    """The content of model.json."""
+    """The content of model.json.
+
+    >>> from edge import load_model
+    >>> from models.zoo import package_path
+    >>> package = load_model(package_path("keyword")).package
+    >>> package.name, package.metric, package.inputs[0].shape
+    ('keyword', 'accuracy', (-1, 50, 32))
+    """
 
     name: str
     version: int
@@ -140,7 +147,12 @@ def write_model_package(package: ModelPackage) -> bytes:
 
 
 def read_model_package(data: bytes) -> ModelPackage:
-    """The model package that `data` (the bytes of model.json) describes, or ModelPackageError."""
+    """The model package that `data` (the bytes of model.json) describes, or ModelPackageError.
+
+    >>> from models.zoo import package_path
+    >>> read_model_package((package_path("keyword") / "model.json").read_bytes()).labels[:2]
+    ('zero', 'one')
+    """
     try:
         content = json.loads(data)
         if content.pop("format") != FORMAT:

@@ -37,7 +37,12 @@ COUNTED_ENTRY = 20  # approximate bytes of one counted entry in a global update
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The constants of a run. All are integers, so that their bytes and hash are exact."""
+    """The constants of a run. All are integers, so that their bytes and hash are exact.
+
+    >>> plan = make_plan(1000, rounds=20, local_steps=10, learning_rate=0.002)
+    >>> plan.rounds, plan.learning_rate_e6, plan.last_version
+    (20, 2000, 20)
+    """
 
     dimension: int = field(metadata=limits(1, DIMENSION_MAX))  # D, the length of the adapter vector
     frame_mtu: int = field(metadata=limits(FRAME_MTU_MIN, FRAME_MTU_MAX))  # of the longest frame
@@ -162,6 +167,9 @@ def make_plan(
 
     If they are not 0, `up_bytes` and `down_bytes` choose the fraction of zeros: they are the sizes
     of an update and of a global update that counts `nodes` nodes. WireError if nothing fits.
+
+    >>> make_plan(1000, rounds=20, local_steps=10, learning_rate=0.002).frame_mtu
+    184
     """
     up_permille, up_span = _zeros_and_span(dimension, frame_mtu, up_zeros)
     down_permille, down_span = _zeros_and_span(dimension, frame_mtu, down_zeros)

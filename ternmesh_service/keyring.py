@@ -76,6 +76,9 @@ class SecurityConfig:
     """The `[security]` table.
 
     Global updates and releases count when `threshold` of `signers` have signed them.
+
+    >>> SecurityConfig(threshold=1).quantum_on_radio
+    False
     """
 
     # For a broker on another machine, insecure mode needs this and --insecure.

@@ -31,6 +31,9 @@ class LinkConfig:
     For TLS: PEM files of the authorities to trust in place of the system's, and of a certificate
     and its key for a broker that requests them. `message_max` (bytes) is for brokers that cannot
     announce their limit, as with MQTT 3.1.1, and close the connection after a longer message.
+
+    >>> LinkConfig(url="mqtts://broker.local:8883", fleet="attic").radios
+    False
     """
 
     url: str = ""

@@ -48,7 +48,11 @@ Arrays = Mapping[str, Array]
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The model's inputs of one sample, by name and without a batch axis."""
+    """The model's inputs of one sample, by name and without a batch axis.
+
+    >>> Sample("pump-17", {"features": np.zeros((50, 32), np.float32)}).key
+    'pump-17'
+    """
 
     key: str  # unique
     inputs: Arrays
@@ -56,14 +60,25 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """The targets of the sample with the same key, by name."""
+    """The targets of the sample with the same key, by name.
+
+    >>> Label("pump-17", {"target": np.array(3)}).targets["target"].item()
+    3
+    """
 
     key: str
     targets: Arrays
 
 
 class Source(Protocol):
-    """A class that `data.source` may name; it is made with `data.options`."""
+    """A class that `data.source` may name; it is made with `data.options`.
+
+    >>> class Thermometer:
+    ...     def poll(self, now: float) -> list[Sample | Label]:
+    ...         return [Sample(f"t{now}", {"features": np.array([21.5], np.float32)})]
+    >>> Thermometer().poll(3.0)[0].key
+    't3.0'
+    """
 
     def poll(self, now: float) -> Sequence[Sample | Label]:
         """The new samples and labels at `now` (seconds, monotonic); it must not wait."""

@@ -78,7 +78,12 @@ Arrays = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model package whose files were checked."""
+    """A model package whose files were checked.
+
+    >>> from models.zoo import package_path
+    >>> load_model(package_path("keyword")).initial.dtype
+    dtype('float32')
+    """
 
     folder: Path
     package: ModelPackage
@@ -86,7 +91,12 @@ class LoadedModel:
 
 
 def load_model(folder: Path) -> LoadedModel:
-    """Read and check the model package in `folder`; ModelError if a file is missing or changed."""
+    """Read and check the model package in `folder`; ModelError if a file is missing or changed.
+
+    >>> from models.zoo import package_path
+    >>> load_model(package_path("keyword")).package.name
+    'keyword'
+    """
     try:
         package = read_model_package(read_file(folder / DESCRIPTION, DESCRIPTION_BYTES_MAX))
     except ModelPackageError as error:
@@ -178,6 +188,14 @@ class Inference(_Session):
 
     The adapter's tensors are inputs of each run. onnxruntime's own LoraAdapter would map the file:
     a file that is cut later would end the process.
+
+    >>> from models.zoo import package_path
+    >>> loaded = load_model(package_path("keyword"))
+    >>> inference = Inference(loaded.folder, loaded.package)
+    >>> clips = np.zeros((2, 50, 32), np.float32)
+    >>> [logits] = inference.predict({"features": clips}).values()
+    >>> logits.shape
+    (2, 10)
     """
 
     def __init__(

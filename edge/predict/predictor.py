@@ -22,7 +22,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What the model says of one sample: `top` for a classifier, else `output`."""
+    """What the model says of one sample: `top` for a classifier, else `output`.
+
+    >>> Prediction(version=3, label="seven", top=(("seven", 0.9), ("one", 0.1))).top[0]
+    ('seven', 0.9)
+    """
 
     version: int  # of the global adapter
     label: str | None = None  # the first of `top`; None where that is too uncertain
@@ -36,6 +40,18 @@ class Predictor:
     Before each batch it looks whether there is another file. One that cannot be loaded, or gives no
     finite numbers, is left out: the last good adapter stays. Labels are those of the model package,
     else the numbers of the classes. A label below `threshold()` is not given. Any thread may call.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> from edge.onnx.session import load_model, write_adapter
+    >>> from models.zoo import package_path
+    >>> loaded = load_model(package_path("keyword"))
+    >>> with TemporaryDirectory() as folder:
+    ...     adapter = Path(folder, "current.onnx_adapter")
+    ...     write_adapter(adapter, loaded.package, loaded.initial, version=1)
+    ...     predictor = Predictor(loaded, adapter)
+    ...     [prediction] = predictor.predict({"features": np.zeros((1, 50, 32), np.float32)})
+    >>> prediction.version, len(prediction.top)
+    (1, 3)
     """
 
     def __init__(

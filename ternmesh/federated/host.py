@@ -94,7 +94,23 @@ class Proposal:
 
 
 class HostProtocol:
-    """One run over one fleet."""
+    """One run over one fleet.
+
+    >>> from ternmesh.federated.state import new_host_state
+    >>> from ternmesh.plan import make_plan
+    >>> host = HostProtocol(
+    ...     plan=make_plan(8, rounds=3, local_steps=1, learning_rate=0.1),
+    ...     settings=HostSettings(min_peers=2),
+    ...     model_hash=bytes(32),
+    ...     run=bytes(range(8)),
+    ...     state=new_host_state(dimension=8),
+    ... )
+    >>> host.start(now=0.0)
+    >>> while (event := host.next_event()) is not None:
+    ...     pass  # save it to disk, before the frames are sent
+    >>> [(peer, len(frames)) for peer, frames in host.frames_to_send(now=0.0)]
+    [('all', 1)]
+    """
 
     def __init__(
         self,

@@ -84,7 +84,11 @@ MEMBERSHIP_LEGAL: Mapping[Membership, Mapping[MembershipStep, Membership]] = {
 
 @dataclass(frozen=True, slots=True)
 class NodeSettings:
-    """What does not change while a node runs."""
+    """What does not change while a node runs.
+
+    >>> NodeSettings("theo", model_hash=bytes(32), instance=bytes(8)).frame_max()
+    4096
+    """
 
     name: str
     model_hash: bytes

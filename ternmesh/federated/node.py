@@ -159,6 +159,16 @@ class NodeProtocol:
     """One node. `state` is what it had on disk; `rng` only jitters timers.
 
     `management` takes what the host sets on this board.
+
+    >>> from ternmesh.federated.state import new_node_state
+    >>> settings = NodeSettings("theo", model_hash=bytes(32), instance=bytes(8))
+    >>> rng = np.random.default_rng(0)
+    >>> node = NodeProtocol(settings, new_node_state(dimension=8), samples=40, rng=rng)
+    >>> node.start(now=0.0)
+    >>> while (event := node.next_event()) is not None:
+    ...     pass  # save it to disk, before the frames are sent
+    >>> [(peer, len(frames)) for peer, frames in node.frames_to_send(now=0.0)]
+    [('host', 1)]
     """
 
     def __init__(

@@ -146,6 +146,9 @@ class HostSettings:
 
     `chain_max` global updates are kept for nodes that missed some. `partial_aggregates`: whether
     the host accepts updates that a gateway has added up.
+
+    >>> HostSettings(min_peers=2, deadline_s=120.0).nodes_max
+    1024
     """
 
     min_peers: int = 1
