@@ -1,10 +1,17 @@
 """Two boards learn real language data together: what fewer bytes cost in accuracy.
 
 Two boards learn SNLI (5,000 pairs, 2,500 each) with LoRA r = 8 on q, k, v, o and a head: 500 steps
-of batch 8, a round every 10. Each arm and seed is a process of its own on one thread.
+of batch 8, a round every 10. Each arm and seed is a process of its own on one thread:
+
+    python -m bench.m3 ARM SEED ROUNDS PAIRS FOLDER
 """
 
+import json
+import os
+import sys
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,13 +20,13 @@ import numpy as np
 
 from bench.data import data_folder
 from bench.jobs import Finished, Job, finish
-from bench.m3_worker import ARMS, BOARDS, TEST
 from bench.result import Figure, Result, items_figure, mean_figure
-from models.adapters.spaces import SpaceConfig
-from models.text.encoder import TextConfig
-from models.text.export import export_text, write_arrays
-from models.text.layers import HEAD
+from bench.simulated_fleet import Clips, average_in_float, correct, run_fleet
+from edge.onnx.session import load_model
+from host.config import RunConfig, plan_of
 
+BOARDS, TEST = ("board-0", "board-1"), "test"
+STEPS = 10
 ROUNDS, ROUNDS_QUICK = 50, 1
 PAIRS, PAIRS_QUICK = 4834, 128
 ARMS_QUICK = ("float", "1600b")
@@ -30,12 +37,10 @@ SPLITS = {
     BOARDS[1]: (("snli_train_5k",), 2500, 5000),
     TEST: (("snli_dev_2k", "snli_extra"), 0, 0),
 }
-SPACES = {
-    "lora": SpaceConfig(layers=(), rank=8, alpha=16.0, whole=(HEAD,)),
-    "lora_r4": SpaceConfig(layers=(), rank=4, alpha=16.0, whole=(HEAD,)),
-    "one_vector": SpaceConfig(
-        layers=(), space="one_vector", rank=8, alpha=16.0, length=36_000, whole=(HEAD,)
-    ),
+SPACES: Mapping[str, Mapping[str, Any]] = {
+    "lora": {"rank": 8},
+    "lora_r4": {"rank": 4},
+    "one_vector": {"space": "one_vector", "rank": 8, "length": 36_000},
 }
 PUBLISHED_ROUND_BYTES = 271_000  # what M3b says of a single round
 NOTES = (
@@ -72,7 +77,7 @@ def measure(*, quick: bool, resume: Path | None = None) -> Result:
         folder = Path(name)
         prepare(folder, data_folder(), {ARMS[arm].space for arm in seeds})
         jobs = [
-            Job(f"{arm}/{seed}", ("bench.m3_worker", arm, str(seed), str(rounds), str(pairs), name))
+            Job(f"{arm}/{seed}", ("bench.m3", arm, str(seed), str(rounds), str(pairs), name))
             for arm, seed in parts
         ]
         finish(finished, jobs, _described)
@@ -88,9 +93,15 @@ def measure(*, quick: bool, resume: Path | None = None) -> Result:
 
 def prepare(folder: Path, data: Path, spaces: set[str]) -> None:
     """Write the model packages of `spaces` and the arrays of all splits to `folder`."""
+    from models.adapters.spaces import SpaceConfig
+    from models.text.encoder import TextConfig
+    from models.text.export import export_text, write_arrays
+    from models.text.layers import HEAD
+
     config = TextConfig(ENCODER, TOKENS)
     for name in spaces:
-        export_text(config, SPACES[name], BATCH, folder / name)
+        space = SpaceConfig(layers=(), alpha=16.0, whole=(HEAD,), **SPACES[name])
+        export_text(config, space, BATCH, folder / name)
     for name, (files, first, last) in SPLITS.items():
         paths = [data / "snli" / f"{file}.tsv.gz" for file in files]
         write_arrays(config, folder / f"{name}.npz", first, last, paths)
@@ -143,3 +154,70 @@ def _mean(row: Sequence[Mapping[str, Any]], key: str) -> float:
 def _described(value: Mapping[str, Any]) -> str:
     size = f"{value['bytes_up']:.0f} bytes up, {value['bytes_down']:.0f} down"
     return f"{value['accuracy']:.4f}, {size}, {value['train_s']:.0f} s"
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One way to learn together; `kind` is "float" or "ours"."""
+
+    kind: str
+    space: str = "lora"
+    seeds: int = 8
+    drop: float = 0.0
+    keys: bool = False
+    run: Mapping[str, Any] = field(default_factory=dict)
+
+
+COMMON = {"learning_rate": 2e-3, "learning_rate_drop": 1.0, "local_steps": STEPS}
+OURS = {**COMMON, "frame_mtu": 512, "scale_max": 10.0}
+SMALL = {**OURS, "learning_rate": 5e-3, "up_bytes": 1600, "down_bytes": 2650}
+LARGE = {**OURS, "up_bytes": 10_000, "down_bytes": 10_000}
+ARMS = {
+    "float": Arm("float", run=COMMON),
+    "10kb": Arm("ours", "lora_r4", run=LARGE),
+    "1600b": Arm("ours", "one_vector", run=SMALL),
+    "1600b_drop20": Arm("ours", "one_vector", drop=0.2, run={**SMALL, "manifest_repeats": 1}),
+    "1600b_keys": Arm("ours", "one_vector", seeds=2, keys=True, run=SMALL),
+}
+
+
+def run(arm: Arm, seed: int, rounds: int, pairs: int, folder: Path) -> dict[str, Any]:
+    """Train one arm and judge its adapters."""
+    began = time.monotonic()
+    loaded = load_model(folder / arm.space)
+    data = [read(folder, board) for board in BOARDS]
+    plan = plan_of(RunConfig(rounds=rounds, **arm.run), loaded.package.dimension)
+    if arm.kind == "ours":
+        made = run_fleet(loaded, data, plan, seed, drop=arm.drop, keep_moments=True, keys=arm.keys)
+        vector, up, down = made.vector, made.bytes_up, made.bytes_down
+    else:
+        vector = average_in_float(loaded, data, plan, seed, keep_moments=True)
+        up = down = 4.0 * plan.dimension
+    trained = time.monotonic() - began
+    test = read(folder, TEST)
+    judged = Clips({name: array[:pairs] for name, array in test.arrays.items()})
+    right = correct(loaded, vector, judged)
+    return {
+        "accuracy": float(right.mean()),
+        "right": "".join("01"[int(is_right)] for is_right in right),
+        "bytes_up": up,
+        "bytes_down": down,
+        "train_s": round(trained, 1),
+    }
+
+
+def read(folder: Path, name: str) -> Clips:
+    """A split as `prepare` wrote it."""
+    with np.load(folder / f"{name}.npz", allow_pickle=False) as arrays:
+        return Clips({key: arrays[key] for key in arrays.files})
+
+
+def main() -> None:
+    """Run the command in the module's docstring."""
+    arm, seed, rounds, pairs, folder = sys.argv[1:6]
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    print(json.dumps(run(ARMS[arm], int(seed), int(rounds), int(pairs), Path(folder))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,7 +1,13 @@
-"""The page of a fleet in a real browser: how soon it is there, how soon news are, what it costs."""
+"""The page of a fleet in a real browser: how soon it is there, how soon news are, what it costs.
+
+`python -m bench.page FOLDER BOARDS` is the host with its page. Two rounds are real. Then the boards
+rest, so that what the process does is what a page costs: a tenth of the boards is heard each
+second, and each ten seconds a round is added to the history.
+"""
 
 import json
 import os
+import select
 import shutil
 import statistics
 import subprocess
@@ -11,14 +17,24 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from bench.jobs import environment
 from bench.result import Figure, Result, mean_figure
+from host.report import HISTORY_CELLS_MAX, HISTORY_MAX
+from ternmesh.federated.evaluation import Evaluation, write_values
+from ternmesh.federated.events import WorkReady
+from ternmesh_service.control_socket import ControlServer, Relay
+from ternmesh_service.page.config import PageConfig, served_page
 from ternmesh_service.page.server import STATIC
+from ternmesh_store.state_file import StateFile
+from tests.host.test_service import Bench
+from tests.mosquitto import free_port
 
+ROUND_S, POLL_S = 10.0, 0.1
 BOARDS = (50, 500)
 LOADS, LOADS_QUICK = 5, 2
 WATCH_S, WATCH_S_QUICK = 60.0, 15.0  # while the CPU time is measured
@@ -65,7 +81,7 @@ def measure(*, quick: bool) -> Result:
 def hosted(boards: int) -> Iterator[tuple[int, int]]:
     """A host with its page, in a process: port and process id."""
     with TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "bench.page_worker", folder, str(boards)]
+        command = [sys.executable, "-m", "bench.page", folder, str(boards)]
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             env=environment(threads=1), cwd=Path(__file__).parents[1],
@@ -158,3 +174,64 @@ def _cpu_percent(pid: int, seconds: float) -> float:
 def _cpu_s(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+class Fleet(Bench):
+    """Boards that report loss and accuracy with each update."""
+
+    def work(self, driver, event) -> None:  # type: ignore[no-untyped-def]
+        if isinstance(event, WorkReady):
+            driver.endpoint.evaluation = write_values(Evaluation(0.5, 0.8))
+            super().work(driver, event)
+
+
+def main() -> None:
+    """Print the port, and run until the standard input ends."""
+    folder, count = Path(sys.argv[1]), int(sys.argv[2])
+    fleet = Fleet(StateFile(folder))
+    service = fleet.service
+    service.protocol.settings = replace(service.protocol.settings, min_peers=count)
+    for number in range(count):
+        fleet.join(f"b-{number:04}")
+    fleet.settle()
+    rounds = min(HISTORY_MAX, HISTORY_CELLS_MAX // count)
+    for _ in range(rounds):
+        add_round(fleet)
+    config, relay = PageConfig(free_port()), Relay()
+
+    def answer(request: dict[str, int]) -> dict[str, object]:
+        about = {"fleet": "bench", "model": "keyword", "security": {"mode": "keys", "clones": {}}}
+        transport = {"connected": True, "broker": "mqtt://127.0.0.1:1883"}
+        return {**service.status(request.get("since", 0)), **about, "transport": transport}
+
+    with (
+        ControlServer(folder / "control.sock", relay.ask),
+        served_page(config, folder / "control.sock", folder),
+    ):
+        print(config.port, flush=True)
+        began, step = fleet.now, 0
+        while not select.select([sys.stdin], [], [], POLL_S)[0]:
+            relay.serve(answer)
+            step += 1
+            fleet.now = began + POLL_S * step
+            if step % round(1 / POLL_S) == 0:
+                for node in list(service.protocol.nodes.values())[step // 10 % 10 :: 10]:
+                    node.heard_at = fleet.now
+            if step % round(ROUND_S / POLL_S) == 0:
+                add_round(fleet)
+
+
+def add_round(fleet: Fleet) -> None:
+    """A round like the last one, a little better."""
+    history, host = fleet.service._history, fleet.service.protocol
+    last = history[-1]
+    better = {
+        name: (round(loss * 0.98, 3), round(min(1.0, accuracy + 0.003), 4))
+        for name, (loss, accuracy) in last.reports.items()
+    }
+    host.version = last.version + 1
+    history.append(replace(last, version=last.version + 1, reports=better))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,8 +1,7 @@
 import sys
 from typing import Any
 
-from bench.fleet import figures
-from bench.fleet_worker import Fleet, measure_fleet
+from bench.fleet import Fleet, figures, measure_fleet
 
 
 def calls(fleet: Fleet, board: int) -> int:

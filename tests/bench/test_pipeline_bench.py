@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bench.convergence import BATCH, METHODS, NONE, RATIOS, SHAPE, STAGES, TABLES, _best, arms, gaps
-from bench.pipeline_run import _summary
+from bench.pipeline import _summary
 from bench.slow_links import DEVICE, Link, Namespaces, why_not
 from models.bottleneck.assemble import StageLayout, assemble
 from models.bottleneck.config import Shape
