@@ -20,7 +20,7 @@ from torch import Tensor
 
 from bench.data import text_folder
 from bench.jobs import Finished, Job, finish
-from bench.result import Figure, Result, mean_figure
+from bench.result import Result, mean_figure
 from host.pipeline.engine import next_token_loss
 from host.pipeline.texts import Texts, read_texts
 from models.bottleneck.assemble import StageLayout, assemble
@@ -65,8 +65,6 @@ METHODS = {
     "learned_ternary": ("learned", 2, "factors", (32, 100)),
     "topk": ("topk", 32, "factors", (8,)),
 }
-PUBLISHED = ("subspace", "subspace_deployed", "resbm")
-LIMITS = {8: "<=1", 32: "<=3"}
 ARMS_QUICK = (NONE, TABLES, ONE_LAYER, "subspace_8x", "learned_8bit_8x")
 ARMS_LONG = (
     NONE,
@@ -85,7 +83,6 @@ NOTES = (
     f"a small transformer: width {SHAPE.width}, {SHAPE.layers} layers in {STAGES} stages, bytes of "
     f"four books, {STEPS} steps of {BATCH * SHAPE.length} tokens, AdamW; Muon was not tried",
     "gap: per cent of validation loss above the uncompressed run's, paired by seed",
-    "strict gap: above the uncompressed run that has the learned method's token tables as well",
     "one_layer: the first layer alone, uncompressed: the result of boundaries that pass nothing",
     f"long: {STEPS_LONG} steps and one seed; resbm was trained long at 8x and 8 bits alone",
     "ratios count payload bytes both ways, token ids included, against float32 activations",
@@ -222,9 +219,7 @@ def _train(finished: Finished, extent: str, grid: Mapping[str, Arm]) -> Rows:
 
 
 def _result(grid: Mapping[str, Arm], rows: Rows, long: Rows, *, quick: bool) -> Result:
-    figures = _best(rows, grid)
-    figures |= {f"gap_{name}": mean_figure(gaps(rows, name)) for name in grid if name != NONE}
-    figures |= {f"long_{name}": figure for name, figure in _best(long, grid).items()}
+    figures = {f"gap_{name}": mean_figure(gaps(rows, name)) for name in grid if name != NONE}
     figures |= {f"long_gap_{name}": mean_figure(gaps(long, name)) for name in long if name != NONE}
     peers = {f"bytes_per_token_{name}": row[0]["bytes_per_token"] for name, row in rows.items()}
     for word, some in (("loss", rows), ("long_loss", long)):
@@ -232,26 +227,10 @@ def _result(grid: Mapping[str, Arm], rows: Rows, long: Rows, *, quick: bool) -> 
     return Result("convergence", figures, peers, NOTES, {"runs": rows, "long": long}, quick)
 
 
-def gaps(rows: Rows, name: str, base: str = NONE) -> list[float]:
-    """Per cent above the run `base`, for each seed."""
-    pairs = zip(rows[name], rows[base], strict=True)
+def gaps(rows: Rows, name: str) -> list[float]:
+    """Per cent above the uncompressed run, for each seed."""
+    pairs = zip(rows[name], rows[NONE], strict=True)
     return [100 * (ours["loss"] / theirs["loss"] - 1) for ours, theirs in pairs]
-
-
-def _best(rows: Rows, grid: Mapping[str, Arm]) -> dict[str, Figure]:
-    """At each ratio the method with the smallest mean gap, and the best published one."""
-    figures = {}
-    for ratio in RATIOS:
-        names = [name for name in rows if grid[name].ratio == ratio]
-        published = [name for name in names if name.rpartition("_")[0] in PUBLISHED]
-        for word, some in (("best", names), ("published", published)):
-            if some:
-                chosen = min(some, key=lambda name: float(np.mean(gaps(rows, name))))
-                limit = LIMITS.get(ratio) if word == "best" else None
-                strict = gaps(rows, chosen, TABLES)
-                figures[f"{word}_gap_{ratio}x"] = mean_figure(gaps(rows, chosen), limit)
-                figures[f"{word}_strict_gap_{ratio}x"] = mean_figure(strict, limit)
-    return figures
 
 
 def main() -> None:

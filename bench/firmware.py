@@ -1,4 +1,4 @@
-"""The C library: does it answer as Python does, and how large and fast is it on a Cortex-M0?
+"""The C library: does it answer as Python does, and how large is it on a Cortex-M0?
 
 `python -m bench.firmware PROGRAM SEED COUNT` compares frames of the conformance program and Python.
 """
@@ -9,19 +9,16 @@ import re
 import struct
 import subprocess
 import sys
-import tarfile
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from bench.c_cases import FIXED, FUNCTIONS, ROOM, answer, changed, chunk_input, random_case, written
-from bench.c_library import FOLDER, make
+from bench.c_cases import FIXED, FUNCTIONS, ROOM, answer, changed, random_case, written
 from bench.jobs import Finished, Job, finish
 from bench.result import Figure, Result
-from ternmesh.codec.entropy_coder import CODEBOOK, encode_trits
+from tests.firmware_tools.c_library import FOLDER, make
 
 SEMIHOSTING = "-semihosting-config enable=on,target=native -nographic -monitor none -serial none"
 M0 = f"qemu-system-arm -machine microbit {SEMIHOSTING} -kernel {{}}"
@@ -46,8 +43,6 @@ PARTS, PART, PART_QUICK = 10, 1_000_000, 5_000  # processes, and frames of each
 CASES, CASES_QUICK = 20_000, 500  # on each emulated board, besides the golden vectors
 BASES, BATCH = 400, 100_000  # inputs from which others are made; cases of one call
 RANDOM = 0.1  # the share of frames that are nothing but random bytes
-TRITS, ZEROS = 2000, 0.7
-MONOCYPHER = "pymonocypher==4.0.2.5"  # whose source has monocypher.c
 NOTES = (
     "frames: valid ones with up to three changes, or 10 % random bytes, through tm_plain_open, "
     "tm_chunk_read and tm_chunk_decode, tm_keyed_open; reasons and bytes are compared",
@@ -57,9 +52,6 @@ NOTES = (
     "relay: parse, open, seal, the relay with its BLE link and KISS, and the portable AES",
     "RAM: the state of the relay with all buffers, one for the modem, and the deepest stack of its "
     "functions; to open frames oneself takes a session, a window, a frame and a stack",
-    "instructions on an emulated Cortex-M0, those of the library and of memset and memcpy",
-    "X25519 and EdDSA are Monocypher's (with BLAKE2b, where Ed25519 has SHA-512): the library "
-    "calls X25519 and has no signatures",
 )
 
 
@@ -82,19 +74,14 @@ def _measure(folder: Path, finished: Finished, *, quick: bool) -> Result:
     ]
     finish(finished, jobs, lambda value: f"{value['cases']} frames, {value['differ']} differ")
     parts = [finished.values[job.part] for job in jobs]
-    sizes = function_sizes(folder)
     figures = {
         "disagreements": Figure(sum(part["differ"] for part in parts), "<=0"),
         "frames": Figure(sum(part["cases"] for part in parts), None if quick else ">=9.9e6"),
         "frames_refused": Figure(sum(part["refused"] for part in parts)),
         **{f"failed_{name}": Figure(failed, "<=0") for name, failed in golden.items()},
         **{name: Figure(value, limit) for name, value, limit in _memory(folder)},
-        **{
-            f"instructions_per_trit_{name}": Figure(value)
-            for name, value in instructions(built["cortex_m0"], folder).items()
-        },
     }
-    return Result("firmware", figures, _peers(folder), NOTES, {"bytes": sizes}, quick)
+    return Result("firmware", figures, {}, NOTES, quick=quick)
 
 
 def _failed(name: str, program: Path, folder: Path, *, quick: bool) -> int:
@@ -116,14 +103,6 @@ def _run(command: str, cases: Path) -> str:
 
 
 # Sizes
-
-
-def function_sizes(folder: Path) -> dict[str, int]:
-    """Bytes of code of each function of the library for a Cortex-M0."""
-    compiler, flags, *_ = BOARDS["cortex_m0"]
-    tools = {"CC": compiler, "AR": "arm-none-eabi-ar", "CFLAGS": flags}
-    rows = _symbols(make(folder / "cortex_m0", "libternmesh.a", **tools))
-    return {name: size for _, size, kind, name in rows if kind in "tT"}
 
 
 def _symbols(path: Path) -> list[tuple[str, int, str, str]]:
@@ -231,65 +210,6 @@ def deepest(folder: Path, sources: list[Path], begin: str) -> int:
 
 def _bare(title: str) -> str:
     return title.rsplit(":", 1)[-1]
-
-
-# Speed
-
-
-def instructions(elf: Path, folder: Path) -> dict[str, float]:
-    """Instructions for each trit of a chunk, by its code."""
-    rng = np.random.default_rng(0)
-    values = np.sign(rng.standard_normal(TRITS)).astype(np.int8)
-    dense = encode_trits(values)
-    values[rng.random(TRITS) < ZEROS] = 0
-    sparse = encode_trits(values)
-    names = rng.bytes(2 * (TRITS // 1024 + 1))
-    rows: dict[str, dict[str, Any]] = {
-        "sparse": {"coding": sparse.coding, "count": sparse.count, "bytes": sparse.data.hex()},
-        "dense": {"coding": dense.coding, "count": dense.count, "bytes": dense.data.hex()},
-        "codebook": {"coding": CODEBOOK, "count": TRITS, "bytes": names.hex()},
-    }
-    found = {}
-    for name, row in rows.items():
-        data = chunk_input(TRITS, row)
-        said = answer("chunk_decode", data)
-        head = bytes([FUNCTIONS.index("chunk_decode")])
-        head += len(data).to_bytes(2, "little") + len(said).to_bytes(2, "little")
-        assert said[0] == 0
-        found[name] = _executed(elf, folder, head + data + said) / TRITS
-    return found
-
-
-def _executed(elf: Path, folder: Path, case: bytes) -> int:
-    """Instructions of the library that a case takes; QEMU logs each of them."""
-    own = {*function_sizes(folder), "memset", "memcpy"}
-    ranges = [f"0x{at}+{size:#x}" for at, size, _, name in _symbols(elf) if name in own]
-    log, cases = folder / "log", folder / "cases.bin"
-    cases.write_bytes(case)
-    options = f" -singlestep -d exec,nochain -D {log} -dfilter {','.join(ranges)}"
-    said = _run(M0.format(elf) + options, cases)
-    assert "failed 0" in said, said
-    with log.open("rb") as file:
-        return sum(line.startswith(b"Trace") for line in file)
-
-
-def _peers(folder: Path) -> Mapping[str, float]:
-    """Flash of Monocypher's X25519 and signatures."""
-    options = ["-q", "--no-deps", "--no-binary", ":all:", "-d", str(folder), MONOCYPHER]
-    subprocess.run([sys.executable, "-m", "pip", "download", *options], check=True)
-    [archive] = folder.glob("pymonocypher*.tar.gz")
-    with tarfile.open(archive) as tar:
-        for name in ("monocypher.c", "monocypher.h"):
-            [member] = [item for item in tar.getmembers() if item.name.endswith(f"/{name}")]
-            data = tar.extractfile(member)
-            assert data is not None
-            (folder / name).write_bytes(data.read())
-    found = {}
-    for name, function in (("x25519", "crypto_x25519"), ("signature_check", "crypto_eddsa_check")):
-        calls = ONE.format("monocypher.h", function)
-        elf = _compiled(folder, calls, [folder / "monocypher.c"], f"-I{folder}")
-        found[f"flash_{name}_bytes"] = float(_flash(elf))
-    return found
 
 
 # Frames through both

@@ -1,9 +1,6 @@
 """A fleet of real processes on a broker: a host and three boards with keys."""
 
-import hashlib
-import json
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,9 +12,6 @@ from ternmesh_cli.demo.fleet import BOARDS, HOST
 from ternmesh_cli.keys import enrol_fleet
 from ternmesh_cli.process import write_toml
 from ternmesh_cli.workers import Worker, python
-from ternmesh_service.config_file import load_model_package
-from ternmesh_store.host_store import HostStore
-from ternmesh_store.state_file import StateFile
 
 FLEET, MODEL, CONFIG = "ternmesh", "keyword", "config.toml"
 PATIENCE_S = 180.0
@@ -91,17 +85,6 @@ class ProcessFleet:
             raise RuntimeError("the round is closed already: stop the board earlier")
         return found
 
-    def adapter_hash(self) -> str:
-        """SHA-256 of the global adapter in the file of the host, which must have ended."""
-        state = StateFile(self.folder / HOST)
-        state.open()
-        try:
-            stored = HostStore(state).load(load_model_package(MODEL).model_hash())
-        finally:
-            state.close()
-        assert stored is not None
-        return hashlib.sha256(stored.state.model_q24.tobytes()).hexdigest()
-
 
 @contextmanager
 def started(fleet: ProcessFleet) -> Iterator[ProcessFleet]:
@@ -167,12 +150,3 @@ def until(condition: Callable[[], bool], what: str) -> None:
 def delivered(status: Status) -> set[str]:
     """The boards whose update the host has as a whole."""
     return {node["name"] for node in status["nodes"] if node["delivered"] == "whole"}
-
-
-def shown_status(worker: Worker) -> Status:
-    """What `ternmesh status --json` prints."""
-    config = ("--config", str(worker.folder / CONFIG))
-    command = python("ternmesh_cli.main", "status", "--json", *config)
-    answer = subprocess.run(command, check=True, capture_output=True, text=True)
-    content: Status = json.loads(answer.stdout)
-    return content

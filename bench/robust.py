@@ -11,8 +11,6 @@ import numpy as np
 
 from bench.jobs import Finished, Job, finish
 from bench.result import Figure, Result, mean_figure
-from bench.robust_digits import measure_digits
-from bench.robust_speed import RULES, measure_speed
 from bench.robust_worker import ATTACKS, LYING, NONE, UNUSUAL
 
 FLEETS = ((3, 1), (6, 1), (9, 2), (12, 4))
@@ -32,12 +30,6 @@ NOTES = (
     "liars know all honest updates of the round; noise comes in one round; optimised ALIE has "
     "6 deviations; the clip of norms was known to whoever chose them",
     "lying_*: liars also report that honest boards' probes ruin the model, and theirs do not",
-    "faster_*: 64 x 300,000 float32, 19 liars, the median of five; ByzFL 0.0.11 in its own "
-    "environment, the faster of its forms",
-    "digits_*: percent right of scikit-learn's digits with Dirichlet alpha 1 or 0.1 and 0 or 100 "
-    "samples of the host, mean of 3 seeds; 14 honest boards with about 100 samples each, 6 liars, "
-    "300 rounds, 2,410 numbers, 70 % zeros; worst of 8 attacks; aggregation, probes, reports and "
-    "codec are the product's, boards are simulated; lying: liars also lie in reports",
     "unusual: one honest board of six hears with its mel bands shifted by four of 32",
 )
 Rows = Mapping[str, Mapping[str, Any]]
@@ -70,10 +62,9 @@ def measure(*, quick: bool, resume: Path | None = None) -> Result:
         for fleet in fleets
         for attack in attacks
     }
-    figures = _figures(rows, lost, quick=quick) | ({} if quick else measure_digits(finished))
     return Result(
         "robust",
-        figures,
+        _figures(rows, lost, quick=quick),
         _peers(rows, attacks, quick=quick),
         NOTES,
         {"lost": {f"{n}/{f} {a}": np.round(v, 2).tolist() for ((n, f), a), v in lost.items()}},
@@ -105,7 +96,6 @@ def _figures(
             figures[key] = mean_figure(found[worst], limit)
     if quick:
         return figures
-    figures |= _speed()
     for fleet in FLEETS:
         n, f = fleet
         own = {attack: np.mean(row) for (where, attack), row in lost.items() if where == fleet}
@@ -116,17 +106,6 @@ def _figures(
     figures["unusual_weight"] = Figure(min(shares), ">=0.5")
     gains = [row["own"][1] - row["own"][0] for row in unusual]
     figures["unusual_points_gained"] = mean_figure(gains)
-    return figures
-
-
-def _speed() -> dict[str, Figure]:
-    """How many times faster our rules are than ByzFL's, and how far the answers are apart."""
-    found = measure_speed()
-    figures = {
-        f"faster_{rule}": Figure(theirs / ours, f">={RULES[rule][2]:g}")
-        for rule, (ours, theirs, _) in found.items()
-    }
-    figures["answers_apart"] = Figure(max(apart for *_, apart in found.values()), "<=1e-5")
     return figures
 
 

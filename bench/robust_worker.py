@@ -15,16 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.demo import clips_of
-from bench.simulated_fleet import (
-    DEADLINE_S,
-    Board,
-    Clips,
-    Clock,
-    Judge,
-    gradient_step,
-    run_until_finished,
-)
-from edge.onnx.session import load_model
+from bench.simulated_fleet import DEADLINE_S, Board, Clips, Clock, Judge, run_until_finished
+from edge.onnx.session import TrainStep, load_model
 from edge.trainer import AdamSettings, Trainer
 from host.config import RunConfig, plan_of
 from host.rules import load_rule
@@ -188,7 +180,9 @@ def run(boards: int, liars: int, seed: int, attack: str, rounds: int, rule: str)
             changes = attack.removeprefix(LYING)
             own, held_out = changed(own, changes), changed(held_out, changes)
         kind = Liar if is_liar and attack != UNUSUAL else Board
-        trainer = Trainer(gradient_step(loaded, ""), own, loaded.package.batch, AdamSettings())
+        trainer = Trainer(
+            TrainStep(loaded.folder, loaded.package, 1), own, loaded.package.batch, AdamSettings()
+        )
         link = LoopbackTransport(hub, f"board-{index}")
         samples = SAMPLES_MAX if is_liar and attack == "samples" else len(own)
         rest = link, f"board-{index}", loaded, trainer, samples, seed, clock

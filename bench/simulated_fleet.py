@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from bench.keys import keyed
 from edge.evaluation import Evaluator
 from edge.onnx.session import Inference, LoadedModel, TrainStep, write_adapter
-from edge.trainer import AdamSettings, Step, Trainer, round_rng
+from edge.trainer import AdamSettings, Trainer, round_rng
 from ternmesh.codec.scale import to_float
 from ternmesh.federated.evaluation import Evaluation, write_values
 from ternmesh.federated.events import Advanced, HostEvent, NodeEvent, WorkReady
@@ -75,11 +75,6 @@ def accuracy(loaded: LoadedModel, vector: Vector, data: Sequence[Clips]) -> floa
     return float(np.mean(np.concatenate([correct(loaded, vector, clips) for clips in data])))
 
 
-def gradient_step(loaded: LoadedModel, _name: str) -> Step:
-    """The training step of a board by default."""
-    return TrainStep(loaded.folder, loaded.package, 1)
-
-
 class Judge:
     """Accuracy and loss of an adapter, as a node finds them."""
 
@@ -110,9 +105,6 @@ class Judge:
                 return cast(float | None, end.value)
 
 
-MakeStep = Callable[[LoadedModel, str], Step]
-
-
 @dataclass(frozen=True, slots=True)
 class FleetRun:
     """The global adapter at the end, and with each board's residual added (`own`).
@@ -131,7 +123,6 @@ def run_fleet(
     data: Sequence[Clips],
     plan: Plan,
     seed: int,
-    make_step: MakeStep = gradient_step,
     *,
     drop: float = 0.0,
     keep_moments: bool = False,
@@ -167,7 +158,7 @@ def run_fleet(
     for index, (name, clips) in enumerate(zip(names, data, strict=True)):
         link = _Lossy(hub, name, drop, np.random.default_rng((seed, index)))
         trainer = Trainer(
-            make_step(loaded, name),
+            TrainStep(loaded.folder, loaded.package, 1),
             clips,
             loaded.package.batch,
             AdamSettings(),
@@ -195,18 +186,13 @@ def run_fleet(
 
 
 def run_until_finished(
-    host: Driver[HostEvent],
-    boards: "Sequence[Board]",
-    clock: "Clock",
-    rounds: int,
-    between: Callable[[], bool] = lambda: False,
+    host: Driver[HostEvent], boards: "Sequence[Board]", clock: "Clock", rounds: int
 ) -> None:
-    """Serve host and boards in turn; `between` serves a gateway between them, if there is one."""
+    """Serve host and boards in turn."""
     protocol = host.endpoint
     assert isinstance(protocol, HostProtocol)
     while protocol.version < rounds:
         moved = host.poll(0.0, lambda _: None, lambda: None)
-        moved |= between()
         for board in boards:
             moved |= board.poll()
         if not moved:
@@ -335,7 +321,6 @@ def average_in_float(
     data: Sequence[Clips],
     plan: Plan,
     seed: int,
-    make_step: MakeStep = gradient_step,
     *,
     send: Callable[[Vector], Vector] = lambda state: state,
     keep_moments: bool = False,
@@ -348,7 +333,7 @@ def average_in_float(
     samples = np.array([len(clips) for clips in data], dtype=np.float32)
     trainers = [
         Trainer(
-            make_step(loaded, f"board-{index}"),
+            TrainStep(loaded.folder, loaded.package, 1),
             clips,
             loaded.package.batch,
             AdamSettings(),

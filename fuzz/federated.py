@@ -6,7 +6,6 @@ A frame that a machine refuses must change nothing in it.
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache
 
 import numpy as np
 
@@ -15,17 +14,11 @@ from fuzz.target import Target, is_refusal, joined, parts, same, settle, steps
 from ternmesh.errors import WireError
 from ternmesh.federated.aggregation import encode_step, global_delta_q24
 from ternmesh.federated.events import GlobalUpdateMade, WorkReady
-from ternmesh.federated.gateway.aggregator import GatewayAggregator
-from ternmesh.federated.gateway.partial_aggregate import (
-    PartialAggregate,
-    make_partial_aggregate,
-    new_gateway_state,
-)
 from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.joining import NodeSettings
 from ternmesh.federated.local_update import make_update
 from ternmesh.federated.node import NodeProtocol
-from ternmesh.federated.open_round import PartialAggregateReassembler, UpdateReassembler
+from ternmesh.federated.open_round import UpdateReassembler
 from ternmesh.federated.state import HostSettings, new_host_state, new_node_state
 from ternmesh.plan import Plan, genesis, to_numbers
 from ternmesh.wire import control, fragments
@@ -41,7 +34,6 @@ from ternmesh.wire.global_update import (
 )
 
 RUN = b"runrunru"
-BOARDS = ("ada", "bo", "cy")
 _WORK = np.full(wire.DIMENSION, 0.1, np.float32)
 _QUIET_PLAN = replace(wire.PLAN, silence_permille=1000, silence_rounds=2)
 _SAMPLES = 10
@@ -190,74 +182,8 @@ def _to_node() -> Iterator[bytes]:
     yield joined(quiet + 13 * [b"\xf1\0"])
 
 
-@cache
-def partial_aggregate() -> PartialAggregate:
-    """The sum that a gateway makes of the updates of the boards with contexts 3 and 4."""
-    updates = {}
-    for index, address in enumerate((3, 4)):
-        reassembler = updates[address] = UpdateReassembler(wire.PLAN, wire.MODEL[:8], 0)
-        for body in _update(0, 0.3 + 0.1 * index):
-            reassembler.add(body)
-    residual = np.zeros(wire.DIMENSION, np.float32)
-    return make_partial_aggregate(updates, residual, wire.MODEL, 0, wire.PLAN, "ada")
-
-
-def _check_partial_aggregate(data: bytes) -> None:
-    reassembler = PartialAggregateReassembler(wire.PLAN, wire.MODEL[:8], 0, lead=3, nodes=(3, 4, 5))
-    for body in parts(data):
-        with suppress(WireError):
-            reassembler.add(body or b"\0")
-        if reassembler.complete and not reassembler.usable:
-            raise AssertionError("a whole partial aggregate that cannot be counted")
-    reassembler.hypervector().delta_q24()
-    if reassembler.usable:
-        same(set(reassembler.rows) <= {3, 4, 5}, True, "the contributors")
-        reassembler.counted_itself()
-        _ = [reassembler.counted(address) for address in reassembler.rows]
-
-
-def _check_gateway(data: bytes) -> None:
-    state = new_gateway_state(wire.DIMENSION)
-    run_gateway(GatewayAggregator(wire.MODEL, BOARDS, 1.0, state, np.random.default_rng(0)), data)
-
-
-def run_gateway(gateway: GatewayAggregator, data: bytes) -> None:
-    """Boards and host send frames in any order."""
-    gateway.start(0.0)
-    for step in steps(data, time_bits=3):
-        choice, board = step.choice, BOARDS[step.choice >> 4 & 1]
-        down = (UNASSIGNED, DOWN | 3, BROADCAST, DOWN | 4)
-        addresses = (UNASSIGNED, 3, 4, 900) if choice & 1 else down
-        frame = step.frame(addresses[choice >> 1 & 3], is_raw=bool(choice & 8))
-        if choice & 1:
-            gateway.receive_up(board, [frame], step.now)
-        else:
-            gateway.receive_down("all" if choice & 4 else board, [frame], step.now)
-        settle(gateway, step.now)
-        gateway.frames_up()
-        gateway.frames_down()
-
-
-def to_gateway() -> Iterator[bytes]:
-    """Two boards that join and send their updates, and the answers of the host."""
-    joins, sends = [], []
-    for index, address in enumerate((3, 4)):
-        board, instance = index << 4, b"board..%d" % index
-        joins.append(bytes((1 | board,)) + _hello(BOARDS[index], instance=instance))
-        joins.append(bytes((board,)) + _welcome(address=address, instance=instance))
-        up = bytes((1 | index + 1 << 1 | board,))
-        sends += [up + body for body in _update(0, 0.3 + 0.1 * index)]
-    later = b"\xe1\0"  # the partial aggregate is made
-    yield joined([*joins, *sends, later])
-    counted = Counted(3, 0, partial_aggregate().digest, b"\x01")
-    update = [b"\x04" + body for body in _global_update(counted)]
-    yield joined([*joins, *sends, later, *update])
-
-
 TARGETS = (
     Target("intake", lambda: [joined([*wire.manifests(), *wire.chunks()])], _check_reassembly),
     Target("host", _to_host, _check_host),
     Target("node", _to_node, _check_node),
-    Target("bundle_intake", lambda: [joined(partial_aggregate().bodies)], _check_partial_aggregate),
-    Target("bundler", to_gateway, _check_gateway),
 )

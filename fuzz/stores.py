@@ -18,12 +18,6 @@ from fuzz import federated, security, wire
 from fuzz.target import Target, number, same, settle
 from ternmesh.errors import SecurityError
 from ternmesh.federated import events
-from ternmesh.federated.gateway.aggregator import GatewayAggregator
-from ternmesh.federated.gateway.partial_aggregate import (
-    PartialAggregateMade,
-    RunFollowed,
-    VersionReached,
-)
 from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.joining import NodeSettings
 from ternmesh.federated.local_update import make_update
@@ -41,7 +35,6 @@ from ternmesh.security.session import GroupState, PeerState
 from ternmesh.wire.global_update import Counted, certify, hash_global_update
 from ternmesh_store.airtime_store import AirtimeStore
 from ternmesh_store.database import MEMORY, Database, StoreError
-from ternmesh_store.gateway_store import GatewayStore
 from ternmesh_store.host_store import HostStore
 from ternmesh_store.link_store import LinkStore
 from ternmesh_store.node_store import NodeStore
@@ -199,24 +192,6 @@ def _use_link(store: LinkStore) -> None:
     _go_on(Link(_LINK, state, np.random.default_rng(0)), 8)
 
 
-def _gateway() -> Any:
-    store = GatewayStore(_memory())
-    store.load(wire.MODEL, wire.DIMENSION)
-    return _recorded(
-        store,
-        RunFollowed(federated.RUN, wire.PLAN),
-        VersionReached(0),
-        PartialAggregateMade(federated.partial_aggregate()),
-    )
-
-
-def _use_gateway(store: GatewayStore) -> None:
-    state = store.load(wire.MODEL, wire.DIMENSION)
-    _check_vector(state.residual)
-    gateway = GatewayAggregator(wire.MODEL, federated.BOARDS, 1.0, state, np.random.default_rng(0))
-    federated.run_gateway(gateway, list(federated.to_gateway())[1])
-
-
 def _security() -> SecurityStore:
     store = SecurityStore(_memory())
     known = security.fleet()
@@ -296,7 +271,6 @@ TARGETS = (
     _target("node_store", _node, _use_node),
     _target("host_store", _host, _use_host),
     _target("link_store", _link, _use_link),
-    _target("gateway_store", _gateway, _use_gateway),
     _target("security_store", _security, _use_security),
     _target("airtime_store", _airtime, _use_airtime),
     _target("split_store", _split, _use_split),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.c_library import CBle, CLibrary, make
+from tests.firmware_tools.c_library import CBle, CLibrary, make
 from transports.ble.protocol import BleProtocol
 
 pytestmark = pytest.mark.skipif(not shutil.which("cc"), reason="cc is not installed")

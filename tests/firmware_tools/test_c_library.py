@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from bench import firmware
 from bench.c_cases import REASONS, written
 from bench.c_cases import cases as made
-from bench.c_library import FOLDER, CCollector, CLibrary, CTraffic, CUnframer, make
 from firmware_tools.constants import HEADER, header
 from ternmesh.codec.scale import decode_scale
 from ternmesh.errors import WireError
@@ -25,6 +24,7 @@ from ternmesh.security.key_derivation import nonce, session_secrets, traffic_key
 from ternmesh.security.primitives import Ccm, exchange_key
 from ternmesh.security.session import Verdict, Window, whole_counter
 from ternmesh.wire.frame import BODY_MAX, Header, seal_open, write_header
+from tests.firmware_tools.c_library import FOLDER, CCollector, CLibrary, CTraffic, CUnframer, make
 from transports.serial_lora.framing import CobsUnframer, KissUnframer, cobs_frame, kiss_frame
 
 pytestmark = pytest.mark.skipif(not shutil.which("cc"), reason="cc is not installed")

@@ -9,11 +9,11 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from bench.c_library import make
 from firmware_tools.radios.line import Line
 from firmware_tools.radios.survey import Station
 from ternmesh.link.airtime import LoraSetting, airtime_us
 from ternmesh.wire.frame import BROADCAST, Header, seal_open
+from tests.firmware_tools.c_library import make
 from transports.ble.protocol import BleProtocol
 from transports.serial_lora.emulator.radios import EmulatedRadios, new_modem
 from transports.serial_lora.settings import SerialLoraSettings

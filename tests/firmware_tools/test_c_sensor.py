@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from bench.c_library import make
 from edge.data.live.sealed_rows import SealedRows
 from edge.data.sources import Sample, make_source
 from edge.errors import DataError
@@ -19,6 +18,7 @@ from ternmesh.security.key_derivation import nonce, traffic_key
 from ternmesh.security.primitives import Ccm
 from ternmesh.wire.frame import Header, write_header
 from tests.edge.data.live.conftest import new_package
+from tests.firmware_tools.c_library import make
 from transports.serial_lora.framing import cobs_frame
 
 SECRET = bytes(range(32))

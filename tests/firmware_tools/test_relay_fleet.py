@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.c_library import make
 from models.zoo import fsdd_path
 from ternmesh_cli.keys import enrol_fleet
 from ternmesh_cli.process import write_toml
+from tests.firmware_tools.c_library import make
 from tests.ternmesh_cli.test_fleet import Process
 from transports.ble.config import static_address
 from transports.ble.gatt import GattError

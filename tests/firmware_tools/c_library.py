@@ -18,7 +18,7 @@ from ternmesh.errors import WireError
 from ternmesh.security.identity import Identity, PublicIdentity, write_identity
 from ternmesh.security.primitives import exchange_key, shared_secret
 
-FOLDER = Path(__file__).parents[1] / "firmware_tools" / "c"
+FOLDER = Path(__file__).parents[2] / "firmware_tools" / "c"
 SEAL, ROLE = 4, 12  # of tm_result
 _X25519 = CFUNCTYPE(None, POINTER(u8), POINTER(u8), POINTER(u8))
 
