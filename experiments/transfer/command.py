@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from experiments.transfer.pairs import PAIRS, find_data
-from experiments.transfer.report import write_report
+from experiments.transfer.report import report
 from ternmesh.errors import TernmeshError
 from ternmesh_cli.process import number
 
 SEEDS_MAX = 16
-REPORT = "report.html"
 
 
 class TransferFailed(TernmeshError):
@@ -37,16 +36,7 @@ def main(options: Sequence[str]) -> None:
             print(f"{pair}, seed {seed}: {done + 1} of {len(jobs)}", file=sys.stderr, flush=True)
             path.write_text(_run(pair, seed, folder, data))
         results.setdefault(pair, []).append(json.loads(path.read_text()))
-        (folder / REPORT).write_text(write_report(results))
-    if arguments.json:
-        print(json.dumps(results))
-        return
-    for pair, runs in results.items():
-        student = [run["student"] for run in runs]
-        for arm in ("best", "packet"):
-            mean = sum(one[arm] for one in student) / len(student)
-            print(f"{pair}: {'without a teacher' if arm == 'best' else 'by packet'} {mean:.1%}")
-    print(f"report: {folder / REPORT}")
+    print(json.dumps(results) if arguments.json else report(results))
 
 
 def _run(pair: str, seed: int, folder: Path, data: Path) -> str:
