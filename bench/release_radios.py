@@ -235,7 +235,7 @@ class BoardEnd(End):
             del self.trained[number]
             delta = (0.01 * self.rng.standard_normal(DIMENSION)).astype(np.float32)
             self.node.submit(number, delta, now)
-        self.incoming.turn(now)
+        self.incoming.poll(now)
 
     def tell(self, body: bytes) -> None:
         """Send a status."""
@@ -314,7 +314,7 @@ def _publish(folder: Path, rng: np.random.Generator, size: int, *, is_sent: bool
 
 def _held(board: BoardEnd) -> float:
     with suppress(AttributeError):
-        report = board.incoming.report(0.0)
+        report = board.incoming.report()
         return 0.0 if report is None else float(report["held"])
     return 0.0
 

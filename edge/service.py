@@ -102,7 +102,7 @@ def _answer(
     if BACKUP in request:
         return answer_backup(state, node.config.security.path(state.folder), request)
     if INSTALLED in request and incoming is not None:
-        incoming.look()
+        incoming.survey()
         return {"waits": incoming.waits}
     if DATA in request:
         buffer = getattr(node.data.feed, "buffer", None)
@@ -168,7 +168,7 @@ def _serve(
                 "transport": transport.status,
                 "security": keyring.status,
                 "releases": lambda: incoming and incoming.installed,
-                "incoming": lambda: incoming and incoming.report(time.monotonic()),
+                "incoming": lambda: incoming and incoming.report(),
                 "predict": lambda: None,
                 "knowledge": lambda: data.knowledge and data.knowledge.status(),
             }
@@ -185,7 +185,7 @@ def _serve(
                     break
                 node.turn()
                 if incoming is not None:
-                    incoming.turn(time.monotonic())
+                    incoming.poll(time.monotonic())
                 relay.serve(answer)
                 manager.turn(partial(summary, node), lambda: [transport.status()])
             if stop.is_set():

@@ -139,20 +139,20 @@ class Publisher:
         is_active = self._offer is not None and self._offer.stage == ACTIVE
         return is_active and active_model(self._folder) != self._model
 
-    def turn(self, now: float, spare: Spare | None, boards: Iterable[str]) -> list[bytes]:
+    def bodies(self, now: float, spare: Spare | None, boards: Iterable[str]) -> list[bytes]:
         """The bodies to broadcast now; `boards` are those of the run."""
         offer = self._offer
         if offer is None or spare is None or (self.sender is None and offer.stage == WITHDRAWN):
             return []
         try:
-            return self._turn(offer, now, spare, boards)
+            return self._bodies(offer, now, spare, boards)
         except OSError as error:
             if (sentence := f"the disk fails: {error}") != self.reason:
                 _log.warning("the release waits: %s", sentence)
             self.reason = sentence
             return []
 
-    def _turn(
+    def _bodies(
         self, offer: ReleaseOffer, now: float, spare: Spare, boards: Iterable[str]
     ) -> list[bytes]:
         settings = self._settings

@@ -140,7 +140,7 @@ class HostService:
         if self.releases is not None:
             known = (node.name for node in self.protocol.nodes.values())
             boards = (name for name in known if not self.protocol.is_excluded(name))
-            bodies = self.releases.turn(now, self.driver.spare(), boards)
+            bodies = self.releases.bodies(now, self.driver.spare(), boards)
             self.protocol.session.release = self.releases.sender
             self.protocol.session.broadcast(bodies)
         if self.teaching is not None:

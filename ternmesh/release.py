@@ -6,8 +6,8 @@ comes from a peer. Versions only grow. `previous` is the SHA-256 of the manifest
 replaces, empty for the first.
 
 A board puts a new release on trial. If the trial fails it goes back to the last good release.
-`Standing` is the board's state of this on disk; only the functions here change it, without a clock.
-A trial that ends in a crash or a power cut has its attempt on disk already.
+`ReleaseStanding` is the board's state of this on disk; only the functions here change it, without a
+clock. A trial that ends in a crash or a power cut has its attempt on disk already.
 """
 
 import hashlib
@@ -171,7 +171,7 @@ def unpack(packed: bytes, entry: FileEntry) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ReleaseStanding:
     """Which release a board runs. Version 0 is the model package of the board's configuration."""
 
     current: int = 0
@@ -187,7 +187,7 @@ class Standing:
         return self.current != self.last_good
 
 
-def adopt(standing: Standing, installed: Collection[int]) -> Standing:
+def adopt(standing: ReleaseStanding, installed: Collection[int]) -> ReleaseStanding:
     """Put the newest release on trial, if it is newer than every release tried so far."""
     newest = max(installed, default=0)
     if newest <= standing.floor:
@@ -195,7 +195,7 @@ def adopt(standing: Standing, installed: Collection[int]) -> Standing:
     return replace(standing, current=newest, floor=newest, attempts=0)
 
 
-def attempt(standing: Standing) -> Standing:
+def attempt(standing: ReleaseStanding) -> ReleaseStanding:
     """Count the beginning of a trial, or go back if too many have died. Store it, then begin."""
     if not standing.on_trial:
         return standing
@@ -204,18 +204,18 @@ def attempt(standing: Standing) -> Standing:
     return replace(standing, attempts=standing.attempts + 1)
 
 
-def excuse(standing: Standing) -> Standing:
+def excuse(standing: ReleaseStanding) -> ReleaseStanding:
     """Take back the last attempt: the trial could not run, for a reason outside the release."""
     return replace(standing, attempts=max(0, standing.attempts - 1))
 
 
-def succeed(standing: Standing) -> Standing:
+def succeed(standing: ReleaseStanding) -> ReleaseStanding:
     """The trial has passed: the current release becomes the last good one."""
     return replace(standing, last_good=standing.current, attempts=0)
 
 
-def fail(standing: Standing, reason: str) -> Standing:
+def fail(standing: ReleaseStanding, reason: str) -> ReleaseStanding:
     """Go back to the last good release; if that one has failed, to the configured package."""
-    back = standing.last_good if standing.on_trial else 0
+    version = standing.last_good if standing.on_trial else 0
     bad = (*standing.bad, (standing.current, reason[:REASON_MAX]))[-BAD_MAX:]
-    return replace(standing, current=back, last_good=back, attempts=0, bad=bad)
+    return replace(standing, current=version, last_good=version, attempts=0, bad=bad)

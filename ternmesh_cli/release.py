@@ -224,7 +224,7 @@ def _install(arguments: argparse.Namespace) -> int:
         print(UNSIGNED, file=sys.stderr)
     answer = None
     with suppress(ControlError):  # a node that is busy sees the release at its next start
-        answer = keys.read(arguments.config).ask({INSTALLED: "look"})
+        answer = keys.read(arguments.config).ask({INSTALLED: "survey"})
     when = "at its next start" if answer is None else "now"
     print(f"{_named(manifest)} is installed: the node tries it {when}")
     return 0

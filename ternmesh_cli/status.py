@@ -217,12 +217,10 @@ def _node(answer: Answer) -> Iterator[str]:
     if answer.get("predict") is not None:
         yield from figures_text(answer["predict"])
     if incoming := answer.get("incoming"):
-        eta_s = incoming["eta_s"]
-        left = "" if eta_s is None else f", about {eta_s:.0f} s left"
         reason = f": {incoming['reason']}" if incoming["reason"] else ""
         yield (
             f"release {incoming['version']} over the link: {incoming['state']}, "
-            f"{incoming['held']:.0%} here{left}{reason}"
+            f"{incoming['held']:.0%} here{reason}"
         )
 
 

@@ -63,7 +63,7 @@ Outcome = tuple[int, str]  # the next state, and a reason
 class Incoming:
     """The release that the host offers, on this board. `model` is the folder of the model in use.
 
-    The node's thread calls `take` with bodies and `turn` in its loop; statuses go to `send`. Once a
+    The node's thread calls `take` with bodies and `poll` in its loop; statuses go to `send`. Once a
     release `waits`, from the link or from a person, the node restarts with it.
     """
 
@@ -88,7 +88,7 @@ class Incoming:
     def open(self, name: str, now: float) -> None:
         """Go on with what is on disk; `name` is that of the model."""
         self._name = name
-        self.look()
+        self.survey()
         self._folder.mkdir(parents=True, exist_ok=True)
         receiver = self._receiver
         try:
@@ -112,7 +112,7 @@ class Incoming:
         self._judge(offer)
         receiver.answer_soon(now)
 
-    def look(self) -> None:
+    def survey(self) -> None:
         """See what is installed; what of it is not taken is logged with the reason."""
         try:
             standing = self._releases.standing()
@@ -130,7 +130,7 @@ class Incoming:
         try:
             if body[0] == OFFER:
                 self._take_offer(read_offer(body), now)
-            elif self._receiver.add(symbol := read_symbol(body), now):
+            elif self._receiver.add(symbol := read_symbol(body)):
                 self._write(symbol)
         except (OSError, BoardFault) as error:
             self._receiver.become(REFUSED, now, f"the disk fails: {error}")
@@ -142,7 +142,7 @@ class Incoming:
         crc = zlib.crc32(symbol.index.to_bytes(2, "little") + symbol.data)
         self._file.write(_RECORD.pack(symbol.index, crc) + symbol.data)
 
-    def turn(self, now: float) -> None:
+    def poll(self, now: float) -> None:
         """Go on with the work, and tell the host if that is due."""
         receiver = self._receiver
         try:
@@ -150,7 +150,7 @@ class Incoming:
                 self._thread = None
                 self._attempts = 0  # the node has survived
                 self._become(*self._outcome.pop(), now)
-                self.look()
+                self.survey()
             if receiver.offer is not None and self._thread is None:
                 self._work(receiver.offer)
             if self._file is not None and receiver.is_due(now):
@@ -160,7 +160,7 @@ class Incoming:
         if (body := receiver.answer(now)) is not None:
             self.send(body)
 
-    def report(self, now: float) -> dict[str, Any] | None:
+    def report(self) -> dict[str, Any] | None:
         """The state for `ternmesh status`; None without a release."""
         receiver, offer = self._receiver, self._receiver.offer
         if offer is None:
@@ -173,7 +173,6 @@ class Incoming:
             "state": STATES[receiver.state],
             "reason": receiver.reason,
             "held": round(1 - lacking / count, 3),
-            "eta_s": receiver.eta_s(now) if lacking else None,
         }
 
     def _take_offer(self, offer: ReleaseOffer, now: float) -> None:
@@ -275,13 +274,13 @@ class Incoming:
         if not path.exists():
             return []
         os.truncate(path, path.stat().st_size // size * size)
-        data, tag, found = path.read_bytes(), offer.digest[:2], []
+        data, symbols = path.read_bytes(), []
         for at in range(0, len(data), size):
             index, crc = _RECORD.unpack_from(data, at)
             content = data[at + _RECORD.size : at + size]
             if crc == zlib.crc32(data[at : at + 2] + content):
-                found.append(ReleaseSymbol(tag, index, content))
-        return found
+                symbols.append(ReleaseSymbol(offer.digest[:2], index, content))
+        return symbols
 
     def _become(self, state: int, reason: str, now: float) -> None:
         if (state, reason) != (self._receiver.state, self._receiver.reason):

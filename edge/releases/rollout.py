@@ -28,7 +28,7 @@ from ternmesh.release import (
     LATENCY_UNIT,
     LOSS_UNIT,
     ReleaseManifest,
-    Standing,
+    ReleaseStanding,
     excuse,
     fail,
     succeed,
@@ -71,7 +71,7 @@ def settle(
 
 
 def _open(
-    config: NodeConfig, releases: Releases, standing: Standing, beat: Callable[[], None]
+    config: NodeConfig, releases: Releases, standing: ReleaseStanding, beat: Callable[[], None]
 ) -> LoadedModel:
     """The current release, after its trial if it is on trial."""
     try:
@@ -150,7 +150,7 @@ def mean_loss(
     return mean
 
 
-def report(standing: Standing, refused: Mapping[int, str]) -> dict[str, Any]:
+def report(standing: ReleaseStanding, refused: Mapping[int, str]) -> dict[str, Any]:
     """The releases for `ternmesh status`; `refused` are the reasons of those never tried."""
     return {
         "current": standing.current,
@@ -161,7 +161,7 @@ def report(standing: Standing, refused: Mapping[int, str]) -> dict[str, Any]:
     }
 
 
-def passed_over(standing: Standing, installed: Collection[int]) -> list[int]:
+def passed_over(standing: ReleaseStanding, installed: Collection[int]) -> list[int]:
     """Installed versions that were never tried because a newer one was installed first."""
     others = {standing.current, standing.last_good, *(version for version, _ in standing.bad)}
     return [version for version in installed if version <= standing.floor and version not in others]

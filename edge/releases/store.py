@@ -29,7 +29,7 @@ from ternmesh.release import (
     SIGNATURES_MAX,
     FileEntry,
     ReleaseManifest,
-    Standing,
+    ReleaseStanding,
     Verify,
     adopt,
     attempt,
@@ -85,7 +85,7 @@ class Releases:
                     signed.append(version)
         return signed, refused
 
-    def standing(self) -> Standing:
+    def standing(self) -> ReleaseStanding:
         """The stored standing. If it is damaged, the configured model runs, with a warning.
 
         BoardFault if it cannot be read: then it must not be overwritten.
@@ -94,18 +94,18 @@ class Releases:
         try:
             data = read_optional(path, STANDING_MAX)
             if data is None:
-                return Standing()
+                return ReleaseStanding()
             content = json.loads(data)
             bad = tuple((int(version), str(reason)) for version, reason in content.pop("bad"))
-            return Standing(**{key: int(value) for key, value in content.items()}, bad=bad)
+            return ReleaseStanding(**{key: int(value) for key, value in content.items()}, bad=bad)
         except BoardFault:
             raise
         except (ModelError, *_MALFORMED) as error:
             floor = max(self.survey(0)[0], default=0)
             _log.warning("%s is damaged (%s): releases up to %d are ignored", path, error, floor)
-            return Standing(floor=floor)
+            return ReleaseStanding(floor=floor)
 
-    def change(self, change: Callable[[Standing], Standing]) -> Standing:
+    def change(self, change: Callable[[ReleaseStanding], ReleaseStanding]) -> ReleaseStanding:
         """Apply `change` to the stored standing, durably; ModelError if it cannot be written."""
         path = self.folder / STANDING
         with self._locked():
@@ -117,7 +117,7 @@ class Releases:
                 raise ModelError(f"cannot write {path} ({error}): check the disk") from error
             return after
 
-    def begin(self) -> Standing:
+    def begin(self) -> ReleaseStanding:
         """The standing at the start of a node; the attempt of a trial is on disk."""
         return self.change(lambda old: attempt(adopt(old, self.survey(old.floor)[0])))
 

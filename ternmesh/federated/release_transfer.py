@@ -84,7 +84,6 @@ class ReleaseReceiver:
         self._layout = Layout(1, 1)
         self.needs: list[int] = []  # how many symbols each generation lacks
         self._answer_at: float | None = None
-        self._begun: tuple[float, int] | None = None  # when, with how many symbols
 
     def take_offer(self, offer: ReleaseOffer, now: float) -> bool:
         """Take an offer of the host; True where it begins another object. WireError."""
@@ -110,9 +109,8 @@ class ReleaseReceiver:
         self.held = set()
         self.state, self.reason = RECEIVING, ""
         self.needs = list(_sizes(self._layout))
-        self._begun = None
 
-    def add(self, symbol: ReleaseSymbol, now: float | None = None) -> bool:
+    def add(self, symbol: ReleaseSymbol) -> bool:
         """Note a symbol; whether it has to be put on disk. WireError."""
         offer, layout = self.offer, self._layout
         if offer is None or symbol.tag != offer.digest[:2] or self.state != RECEIVING:
@@ -122,8 +120,6 @@ class ReleaseReceiver:
         generation = layout.generation(symbol.index)
         if symbol.index in self.held or not self.needs[generation]:
             return False
-        if now is not None and self._begun is None:
-            self._begun = now, len(self.held)
         self.held.add(symbol.index)
         self.needs[generation] -= 1
         return True
@@ -161,13 +157,6 @@ class ReleaseReceiver:
         return write_status(
             ReleaseStatus(self.offer.digest[:NAME_SIZE], self.state, needs, self.reason)
         )
-
-    def eta_s(self, now: float) -> float | None:
-        """The time to the last symbol, at the pace since this process has begun to receive."""
-        if self._begun is None:
-            return None
-        begun_at, held = self._begun
-        return sum(self.needs) * (now - begun_at) / (len(self.held) - held)
 
 
 @dataclass(slots=True)
@@ -370,8 +359,8 @@ class ReleaseSender:
         self._first_asks = ASKS_SILENT
         self._note_loss()
         worst = [math.ceil(need / (1 - self.loss)) for need in self._worst()]
-        for turn in range(max(worst)):
-            self.burst.extend(g for g, count in enumerate(worst) if turn < count)
+        for place in range(max(worst)):
+            self.burst.extend(g for g, count in enumerate(worst) if place < count)
         self._sent = [0] * self.layout.generations
         for board in self.boards.values():
             board.before = board.needs

@@ -106,13 +106,13 @@ def write_status(status: ReleaseStatus) -> bytes:
 
 def read_status(body: bytes) -> ReleaseStatus:
     """The status in a body; WireError."""
-    rest = body[_STATUS.size :]
-    if len(body) < _STATUS.size or body[5] > REFUSED or len(rest) > REASON_MAX:
+    tail = body[_STATUS.size :]
+    if len(body) < _STATUS.size or body[5] > REFUSED or len(tail) > REASON_MAX:
         raise WireError("release", "this is not a status of a release")
     _, name, state = _STATUS.unpack_from(body)
-    if state == RECEIVING and len(rest) % 2 == 0 and 0 < len(rest) <= 2 * GENERATIONS_MAX:
-        return ReleaseStatus(name, state, struct.unpack(f"<{len(rest) // 2}H", rest))
-    is_text = rest.isascii() and rest.decode("ascii").isprintable()
-    if state == RECEIVING or not is_text or (rest and state not in (BAD, REFUSED)):
+    if state == RECEIVING and len(tail) % 2 == 0 and 0 < len(tail) <= 2 * GENERATIONS_MAX:
+        return ReleaseStatus(name, state, struct.unpack(f"<{len(tail) // 2}H", tail))
+    is_text = tail.isascii() and tail.decode("ascii").isprintable()
+    if state == RECEIVING or not is_text or (tail and state not in (BAD, REFUSED)):
         raise WireError("release", "a status of a release has a wrong end")
-    return ReleaseStatus(name, state, reason=rest.decode("ascii"))
+    return ReleaseStatus(name, state, reason=tail.decode("ascii"))

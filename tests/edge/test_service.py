@@ -259,7 +259,7 @@ def test_a_releases_folder_that_fails_does_not_end_a_node(
         eventually(lambda: status_of(tmp_path / "node.toml") is not None)
         folder.rename(tmp_path / "away")
         folder.write_bytes(b"")
-        assert ask(tmp_path / "state" / "control.sock", {"installed": "look"}) == {"waits": False}
+        assert ask(tmp_path / "state" / "control.sock", {"installed": "survey"}) == {"waits": False}
         assert "no new release can be seen" in caplog.text
         assert status_of(tmp_path / "node.toml")["releases"]["current"] == 0
         assert thread.is_alive()

@@ -63,7 +63,7 @@ class Host:
 
     def turn(self, count: int = 20, spare: Spare | None = SPARE) -> None:
         for _ in range(count):
-            for body in self.publisher.turn(self.now, spare, ["ada", "bob"]):
+            for body in self.publisher.bodies(self.now, spare, ["ada", "bob"]):
                 if body[0] == OFFER:
                     self.offers.append(read_offer(body))
                 elif body[0] == SYMBOL:

@@ -18,7 +18,7 @@ from ternmesh.release import (
     REASON_MAX,
     FileEntry,
     ReleaseManifest,
-    Standing,
+    ReleaseStanding,
     adopt,
     attempt,
     fail,
@@ -147,7 +147,7 @@ def test_a_manifest_of_a_bundle_names_what_it_replaces() -> None:
 
 
 def test_a_good_release_becomes_the_last_good_one() -> None:
-    trying = attempt(adopt(Standing(), [1, 2]))
+    trying = attempt(adopt(ReleaseStanding(), [1, 2]))
     assert (trying.current, trying.last_good, trying.attempts, trying.on_trial) == (2, 0, 1, True)
     good = succeed(trying)
     assert (good.current, good.last_good, good.attempts, good.on_trial) == (2, 2, 0, False)
@@ -155,7 +155,7 @@ def test_a_good_release_becomes_the_last_good_one() -> None:
 
 
 def test_a_bad_release_leads_back_and_is_never_tried_again() -> None:
-    good = succeed(attempt(adopt(Standing(), [1])))
+    good = succeed(attempt(adopt(ReleaseStanding(), [1])))
     back = fail(attempt(adopt(good, [1, 2])), "its loss is 9")
     assert (back.current, back.last_good, back.bad) == (1, 1, ((2, "its loss is 9"),))
     assert adopt(back, [1, 2]) == back
@@ -163,12 +163,12 @@ def test_a_bad_release_leads_back_and_is_never_tried_again() -> None:
 
 
 def test_a_last_good_one_that_fails_leads_to_the_configured_bundle() -> None:
-    good = succeed(attempt(adopt(Standing(), [1])))
+    good = succeed(attempt(adopt(ReleaseStanding(), [1])))
     assert fail(good, "its file is damaged").current == 0
 
 
 def test_deaths_in_trials_count() -> None:
-    standing = adopt(Standing(current=1, last_good=1, floor=1), [1, 2])
+    standing = adopt(ReleaseStanding(current=1, last_good=1, floor=1), [1, 2])
     for count in range(1, ATTEMPTS_MAX + 1):
         standing = attempt(standing)
         assert (standing.current, standing.attempts) == (2, count)
@@ -177,7 +177,7 @@ def test_deaths_in_trials_count() -> None:
 
 
 def test_a_newer_release_replaces_one_on_trial() -> None:
-    standing = attempt(adopt(Standing(), [1]))
+    standing = attempt(adopt(ReleaseStanding(), [1]))
     newer = adopt(standing, [1, 2])
     assert (newer.current, newer.last_good, newer.attempts) == (2, 0, 0)
 
@@ -187,7 +187,7 @@ def test_a_newer_release_replaces_one_on_trial() -> None:
 )
 @settings(deadline=None)
 def test_whatever_happens_the_current_one_was_good_or_is_on_trial(events: list[int | str]) -> None:
-    standing, installed, good = Standing(), set[int](), {0}
+    standing, installed, good = ReleaseStanding(), set[int](), {0}
     for event in events:
         if isinstance(event, int):
             installed.add(event)

@@ -162,7 +162,7 @@ def test_a_release_of_the_host_reaches_the_boards_behind_a_gateway(tmp_path: Pat
                     elif body[0] == OFFER:
                         boards[name].take_offer(read_offer(body), air.now)
                     else:
-                        boards[name].add(read_symbol(body), air.now)
+                        boards[name].add(read_symbol(body))
     source = len(range(0, len(data), 60))
     assert len(boards["bo"].held) == source
     assert air.gateway.frames_down <= 1.8 * source, "each symbol once on the air"

@@ -91,12 +91,12 @@ class Board:
     def settle(self) -> dict[str, Any]:
         """Serve it until its thread has nothing to do."""
         for _ in range(2000):
-            self.incoming.turn(self.now)
+            self.incoming.poll(self.now)
             self.now += 1.0
             if self.incoming._thread is None and not self.incoming._outcome:
                 break
             time.sleep(0.005)
-        report = self.incoming.report(self.now)
+        report = self.incoming.report()
         assert report is not None
         return report
 
@@ -154,16 +154,16 @@ def test_a_release_that_a_person_installs_is_seen_when_the_node_is_told(
     board: Board, new_release: Release, caplog: pytest.LogCaptureFixture
 ) -> None:
     (board.releases.folder / "20251122").mkdir(parents=True)
-    board.incoming.look()
+    board.incoming.survey()
     assert "release 20251122 is not taken: " in caplog.text
     assert board.incoming.installed is not None
     assert [item["version"] for item in board.incoming.installed["not_taken"]] == [20251122]
     board.releases.install(new_release(2))
     assert not board.incoming.waits
-    board.incoming.look()
+    board.incoming.survey()
     assert board.incoming.waits
     board.releases.begin()
-    board.incoming.look()
+    board.incoming.survey()
     assert not board.incoming.waits
     assert board.incoming.installed["current"] == 2
 
@@ -174,7 +174,7 @@ def test_a_folder_that_cannot_be_read_for_a_while_ends_nothing(
     before = board.incoming.installed
     away = board.releases.folder.rename(board.releases.folder.with_name("away"))
     board.releases.folder.write_bytes(b"")
-    board.incoming.look()
+    board.incoming.survey()
     assert "no new release can be seen: " in caplog.text
     assert board.incoming.installed == before
     board.releases.folder.unlink()
@@ -205,7 +205,7 @@ def test_a_kill_costs_what_was_not_written(board: Board, new_release: Release) -
     content[20] ^= 1  # of the first record
     file.write_bytes(content[:-5])  # the last one was cut off
     board.begin()
-    report = board.incoming.report(0.0)
+    report = board.incoming.report()
     assert report is not None
     assert report["held"] == pytest.approx((len(range(0, count, 2)) - 2) / count, abs=0.01)
     board.symbols()
@@ -263,10 +263,10 @@ def test_a_trial_that_kills_the_node_is_not_tried_for_ever(
     board.offer(new_release(2))
     board.symbols()
     while not (board.releases.folder / FOLDER / STATE).exists():
-        board.incoming.turn(board.now)
+        board.incoming.poll(board.now)
     for _ in range(6):
         for _ in range(5):
-            board.incoming.turn(board.now)
+            board.incoming.poll(board.now)
             time.sleep(0.01)
         board.begin()
     report = board.settle()
@@ -316,7 +316,7 @@ def test_damaged_files_begin_it_anew(board: Board, new_release: Release) -> None
     for name in ("offer", STATE):
         (board.releases.folder / FOLDER / name).write_bytes(b"\xffnothing")
         board.begin()
-    assert board.incoming.report(0.0) is None
+    assert board.incoming.report() is None
     board.offer(new_release(3), version=3)
     board.symbols()
     assert board.settle()["state"] == "tried good"

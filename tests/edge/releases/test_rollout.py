@@ -25,7 +25,7 @@ from edge.onnx.session import LoadedModel
 from edge.releases.rollout import passed_over, report, settle
 from edge.releases.store import Releases, accept_unsigned
 from ternmesh.model_package import FORWARD, TRAIN_STEP
-from ternmesh.release import ATTEMPTS_MAX, Standing
+from ternmesh.release import ATTEMPTS_MAX, ReleaseStanding
 from transports.link_config import LinkConfig
 
 Release = Callable[..., Path]
@@ -421,6 +421,6 @@ def test_a_standing_is_json_for_other_programs(board: NodeConfig, releases: Rele
 
 
 def test_versions_that_a_newer_one_has_passed_over_are_named() -> None:
-    standing = Standing(current=5, last_good=4, floor=5, bad=((2, "slow"),))
+    standing = ReleaseStanding(current=5, last_good=4, floor=5, bad=((2, "slow"),))
     assert passed_over(standing, [1, 2, 3, 4, 5, 6]) == [1, 3]
-    assert passed_over(Standing(), [1]) == []
+    assert passed_over(ReleaseStanding(), [1]) == []

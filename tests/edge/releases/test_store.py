@@ -18,7 +18,7 @@ from ternmesh.release import (
     FILES,
     MANIFEST,
     SIGNATURES,
-    Standing,
+    ReleaseStanding,
     fail,
     manifest_hash,
     read_manifest,
@@ -66,7 +66,7 @@ def test_a_downgrade_is_refused(releases: Releases, new_release: Release) -> Non
 def test_a_version_that_is_gone_from_the_disk_is_a_downgrade_too(
     releases: Releases, new_release: Release
 ) -> None:
-    releases.change(lambda _: Standing(floor=9))
+    releases.change(lambda _: ReleaseStanding(floor=9))
     with pytest.raises(ModelError, match="has had 9"):
         releases.install(new_release(9))
 
@@ -198,13 +198,13 @@ def test_a_folder_whose_name_is_a_number_takes_no_version(
     (releases.folder / "20251122").mkdir(parents=True)
     new_release(7).rename(releases.folder / "7")
     new_release(8, spoil=sign).rename(releases.folder / "9")
-    assert releases.begin() == Standing()
+    assert releases.begin() == ReleaseStanding()
     signed, refused = releases.survey(0)
     assert (signed, list(refused)) == ([], [7, 9, 20251122])
     for version, words in {7: "not signed", 9: "holds version 8", 20251122: "cannot be"}.items():
         assert words in refused[version]
     releases.install(new_release(2, spoil=sign))
-    assert releases.begin() == Standing(current=2, floor=2, attempts=1)
+    assert releases.begin() == ReleaseStanding(current=2, floor=2, attempts=1)
 
 
 @pytest.mark.parametrize("name", [MANIFEST, SIGNATURES, FILES[0]])
@@ -255,7 +255,7 @@ def test_the_oldest_go_and_what_is_in_use_stays(releases: Releases, new_release:
 
 
 def test_the_standing_survives_and_news_are_seen(releases: Releases, new_release: Release) -> None:
-    assert releases.standing() == Standing()
+    assert releases.standing() == ReleaseStanding()
     releases.install(new_release(1))
     assert releases.survey(0) == ([1], {})
     begun = releases.begin()
@@ -273,7 +273,7 @@ def test_a_damaged_standing_leads_back_to_the_configured_model(
 ) -> None:
     releases.install(new_release(4))
     (releases.folder / STANDING).write_bytes(content)
-    assert releases.begin() == Standing(floor=4)
+    assert releases.begin() == ReleaseStanding(floor=4)
     assert json.loads((releases.folder / STANDING).read_bytes())["floor"] == 4
     releases.install(new_release(5))
     assert releases.begin().current == 5
@@ -294,7 +294,7 @@ def test_a_damaged_standing_does_not_believe_the_name_of_a_folder(
     releases.install(new_release(4))
     (releases.folder / "20251122").mkdir()
     (releases.folder / STANDING).write_bytes(b"{")
-    assert releases.standing() == Standing(floor=4)
+    assert releases.standing() == ReleaseStanding(floor=4)
 
 
 def test_a_release_names_the_one_that_it_replaces(tmp_path: Path, new_release: Release) -> None:

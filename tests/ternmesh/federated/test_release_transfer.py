@@ -87,7 +87,7 @@ class Air:
     def hear(self, name: str, board: ReleaseReceiver, body: bytes) -> None:
         if body[0] == OFFER:
             board.take_offer(read_offer(body), self.now)
-        elif board.add(symbol := read_symbol(body), self.now):
+        elif board.add(symbol := read_symbol(body)):
             self.symbols[name][symbol.index] = symbol.data
 
     def until(self, condition: Callable[[], bool], limit: int = 60_000) -> None:
