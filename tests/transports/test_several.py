@@ -8,7 +8,6 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from ternmesh.config import ConfigError
 from ternmesh.link.messages import Symbol, is_link, read_message
 from ternmesh.link.settings import LinkSettings
 from ternmesh.wire.frame import Header, open_seal, seal_open
@@ -16,8 +15,6 @@ from ternmesh_cli.status import describe
 from ternmesh_store.state_file import StateFile
 from tests.faulty import Faults, FaultyTransport
 from transports.base import ALL, HOST, Arrival, Busy, NotConnected
-from transports.factory import boards_of, check_link, make_transport
-from transports.link_config import LinkConfig
 from transports.loopback import LoopbackHub
 from transports.multipath import REST, Bearer, MultipathTransport
 from transports.reliable import ReliableTransport
@@ -286,45 +283,6 @@ def test_a_bearer_may_be_up_here_and_dead_there(tmp_path: Path) -> None:
     air.ends["ada"].send(HOST, frames(40))
     assert [a.frames for a in air.run(200.0)] == [tuple(frames(40))]
     assert air.symbols["one"] == []
-
-
-def radio(port: str, frequency_hz: int) -> dict[str, Any]:
-    serial = {"port": port, "dialect": "rnode", "frequency_hz": frequency_hz, "speed": 100.0}
-    serial |= {"spreading_factor": 7, "addresses": {"ada": 1}}
-    return {"region": "EU868", "serial": serial}
-
-
-SERIAL = radio("/dev/x", 869_525_000)
-BROKER: dict[str, Any] = {"url": "mqtt://127.0.0.1"}
-
-
-def test_what_is_joined_and_whom_it_names() -> None:
-    link = LinkConfig(**BROKER, also={"radio": SERIAL})
-    for role in (HOST, "ada"):
-        check_link(link, role)
-    assert list(link.bearers()) == ["link", "radio"]
-    assert boards_of(link, HOST) == ("ada",)
-    alone = make_transport(LinkConfig(**BROKER, multipath=True), "ada", StateFile(Path("x")))
-    assert isinstance(alone, ReliableTransport)
-
-
-@pytest.mark.parametrize(
-    ("link", "sentence"),
-    [
-        (LinkConfig(**BROKER, also={"x": 3}), r"link.also.x is 3: it must be a table"),
-        (LinkConfig(**BROKER, also={"link": SERIAL}), "link.also.link: call it something else"),
-        (LinkConfig(**BROKER, also={"a/b": SERIAL}), "link.also.a/b: call it something else"),
-        (LinkConfig(**BROKER, also={"x": {"urls": ""}}), "link.also.x.urls is not a setting"),
-        (LinkConfig(**BROKER, also={"x": {"also": {}}}), "link.also.x.also is not a setting"),
-        (LinkConfig(**BROKER, also={"x": {}}), r"in \[link.also.x\]: \[link\] has no url"),
-        (LinkConfig(**BROKER, service="unreliable"), "that is for radios"),
-        (LinkConfig(**BROKER, **SERIAL), "keep one"),
-    ],
-    ids=str,
-)
-def test_several_that_cannot_be_are_one_sentence(link: LinkConfig, sentence: str) -> None:
-    with pytest.raises(ConfigError, match=sentence):
-        check_link(link, "ada")
 
 
 def test_status_has_a_line_for_each() -> None:

@@ -11,39 +11,16 @@ import pytest
 
 pytest.importorskip("bumble", reason="bumble is not installed: pip install -e '.[dev]'")
 
-from ternmesh.config import ConfigError
 from ternmesh_store.state_file import StateFile
 from transports.base import ALL, HOST, NotConnected, StatusTransport
 from transports.ble.bleak_client import BleakEnd
 from transports.ble.config import board_end, bridge_name, static_address
 from transports.ble.simulated import VirtualControllers
-from transports.factory import boards_of, check_link, make_transport
+from transports.factory import boards_of, make_transport
 from transports.link_config import LinkConfig
 
 HCI = {"hci": "usb:0"}
 BOARDS = ("ada", "bo")
-
-
-@pytest.mark.parametrize(
-    ("role", "table", "sentence"),
-    [
-        ("ada", {"adaptor": "bleak"}, r"link.ble.adaptor is not a setting: \[link.ble\] allows"),
-        ("ada", {"adapter": "blue"}, "link.ble.adapter is 'blue': it must be one of"),
-        ("ada", {"adapter": "bumble"}, "link.ble.hci is missing: bumble needs a controller"),
-        ("ada", {"adapter": "bleak", **HCI}, "bleak uses the system's"),
-        ("ada", {"bridge": "b1", **HCI}, "link.ble.bridge is 'b1': with hci it must be an address"),
-        ("ada", {"hci": "us:0"}, "link.ble.hci is 'us:0': it must begin with one of usb"),
-        ("ada", {"address": "00:F1:F2:F3:F4:05", **HCI}, "must be a static random one"),
-        (HOST, HCI, r"here each board has a table, \[link.ble.hci\]"),
-        (HOST, {"ada": {}}, "link.ble.ada.hci is missing"),
-        (HOST, {"all": HCI}, r"\[link.ble\]: a node may not be called 'all'"),
-        (HOST, {"ada": HCI, "bo": HCI}, "two bridges have the same hci"),
-        (HOST, {"ada": {**HCI, "address": "x"}}, "link.ble.ada.address is 'x'"),
-    ],
-)
-def test_a_table_that_cannot_be_is_one_sentence(role, table, sentence) -> None:
-    with pytest.raises(ConfigError, match=sentence):
-        check_link(LinkConfig(ble=table), role)
 
 
 def test_what_nobody_says_follows_from_the_board() -> None:  # R7.4-2

@@ -221,17 +221,3 @@ def test_strangers_are_left_with_a_sentence(eventually, monkeypatch) -> None:
         virtual.loop.submit(connect()).result(WAIT_S)
         eventually(lambda: "subscribe took more than" in str(host.status()["last_error"]))
         host.close()
-
-
-@pytest.mark.parametrize(
-    ("settings", "sentence"),
-    [
-        ({"role": HOST}, "joins host and node"),
-        ({"role": "ada", "peer": "bob"}, "joins host and node"),
-        ({"role": HOST, "peer": ALL}, "may not be called"),
-        ({"role": "a/b"}, "node name 'a/b'"),
-    ],
-)
-def test_a_wrong_setting_is_named(settings, sentence) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        BleSettings(**settings)
