@@ -227,18 +227,6 @@ def test_a_program_that_starts_anew_gets_what_was_not_confirmed() -> None:  # R7
     assert (link.ends[1].got, link.ends[0].got) == ([b"after", b"third"], [b"back"])
 
 
-def test_another_board_in_between_is_met_like_a_new_one() -> None:
-    link = SimLink(1, Faults())
-    first, second = link.ends[0], SimEnd(True, link.rng)
-    bridge = link.ends[1]
-    for board, frame in ((first, b"1"), (second, b"2"), (first, b"3")):
-        link.ends = (board, bridge)
-        link.connect()
-        link.offer(0, [frame])
-        link.run()
-    assert (bridge.got, link.failures) == ([b"1", b"2", b"3"], 0)
-
-
 def established() -> tuple[BleProtocol, BleProtocol]:
     link = SimLink(5, Faults())
     link.connect()
@@ -265,21 +253,6 @@ def test_silence_is_given_up_with_a_sentence_and_what_waits_is_kept() -> None:  
             now = greeted.next_timeout() or now
             greeted.handle_timeout(now)
         assert sentence in greeted.failed
-
-
-def test_an_answer_to_an_earlier_hello_begins_nothing() -> None:
-    node, bridge = established()
-    answer = bridge._hello()
-    node.disconnected()
-    node.connected(1.0)
-    node.receive_value(values.encode(answer, 0), 1.0)
-    assert (node.established, node.refused) == (False, 1)
-    (hello,) = node.values_to_send(VALUE_MAX, 1.0)
-    bridge.connected(1.0)
-    bridge.receive_value(hello, 1.0)
-    for value in bridge.values_to_send(VALUE_MAX, 1.0):
-        node.receive_value(value, 1.0)
-    assert node.established
 
 
 def test_a_hello_that_cannot_be_changes_nothing() -> None:
