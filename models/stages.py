@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from models.bottleneck.payload import Bottleneck, Context, Payload, unpack_ids
+from models.bottleneck.payload import Bottleneck, BoundaryContext, Payload, unpack_ids
 
 
 class Stage(nn.Module):
@@ -47,13 +47,13 @@ class Stage(nn.Module):
                 x = layer(x)
         return x if self.exit is None else self.exit.compress(x, context).tensors
 
-    def _enter(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, Context]:
+    def _enter(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, BoundaryContext]:
         if self.entry is None:
-            return tensors[0], Context(self.batch, self.length, tensors[0])
+            return tensors[0], BoundaryContext(self.batch, self.length, tensors[0])
         tokens = None
         if self.entry.sends_ids:
             tokens = unpack_ids(tensors[1], self.batch, self.length, self.entry.vocabulary)
-        context = Context(self.batch, self.length, tokens)
+        context = BoundaryContext(self.batch, self.length, tokens)
         return self.entry.expand(Payload(*tensors), context), context
 
 

@@ -12,7 +12,7 @@ from ternmesh.config import ConfigError
 from ternmesh.link.airtime import BANDWIDTHS_KHZ, CODING_RATES, SPREADING_FACTORS, LoraSetting
 from ternmesh.link.estimate import Estimate, estimate
 from ternmesh.link.ledger import Entry, Ledger
-from ternmesh.link.regions import REGIONS, Channel, SubBand, check, longest_frame
+from ternmesh.link.regions import REGIONS, RadioChannel, SubBand, check, longest_frame
 from ternmesh_cli import process
 from ternmesh_cli.process import add_option, number, real
 from transports.serial_lora.emulator.radios import LONG_FAST, EmulatedRadios, new_modem
@@ -96,7 +96,9 @@ def _estimate(arguments: argparse.Namespace) -> int:
     setting = LoraSetting(
         arguments.sf, arguments.bandwidth, arguments.coding_rate, arguments.preamble
     )
-    channel = Channel(round(arguments.frequency * 1e6), setting, arguments.power, arguments.hopping)
+    channel = RadioChannel(
+        round(arguments.frequency * 1e6), setting, arguments.power, arguments.hopping
+    )
     band = check(REGIONS[arguments.region], channel)
     ledger = None
     if band.budget_us is not None:

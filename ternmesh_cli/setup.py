@@ -19,7 +19,7 @@ from ternmesh.config import ConfigError, read_toml
 from ternmesh.errors import TernmeshError
 from ternmesh_cli import enrol, keys, process, setup_text
 from ternmesh_cli.programs import read_program
-from ternmesh_cli.setup_text import BOARD, HOST, Answers, Question
+from ternmesh_cli.setup_text import BOARD, HOST, Answers, SetupQuestion
 from ternmesh_service.config_file import read_settings
 from ternmesh_store.files import PRIVATE, copy_file, replace_file, replace_private_file, sync_folder
 from ternmesh_store.state_file import StateFile
@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Write settings, make keys, enrol and start, as far as none of it is done yet."""
     kind = "host" if arguments.host else "node"
-    questions: tuple[Question, ...] = HOST if arguments.host else BOARD
+    questions: tuple[SetupQuestion, ...] = HOST if arguments.host else BOARD
     path: Path = arguments.config or default_config(kind)
     user = service_user(path)
     state = STATE / kind if path.parent.resolve() == SETTINGS else Path(f"{path.stem}-state")
@@ -126,9 +126,9 @@ def default_config(kind: str) -> Path:
 
 
 def find_answers(
-    questions: tuple[Question, ...],
+    questions: tuple[SetupQuestion, ...],
     given: Mapping[str, str | None],
-    ask: Callable[[Question], str] | None = None,
+    ask: Callable[[SetupQuestion], str] | None = None,
 ) -> Answers:
     """The answers, given, asked for or by default; ConfigError for one that is missing."""
     answers: Answers = {}
@@ -149,7 +149,7 @@ def find_answers(
     return answers
 
 
-def _ask(question: Question) -> str:
+def _ask(question: SetupQuestion) -> str:
     default = f" [{question.default}]" if question.default else ""
     try:
         while not (answer := input(f"{question.text}{default}: ").strip() or question.default):

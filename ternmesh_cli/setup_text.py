@@ -25,7 +25,7 @@ Answers = dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class SetupQuestion:
     """One setting: the name of its option, and what is asked. "" is no default."""
 
     key: str
@@ -38,17 +38,19 @@ class Question:
         return not self.of_radio or is_port(answers.get("link", ""))
 
 
-_FLEET = Question("fleet", "the fleet, the same on host and boards", LinkConfig().fleet)
-_MODEL = Question("model", "a shipped model, or the folder of your own", "keyword")
+_FLEET = SetupQuestion("fleet", "the fleet, the same on host and boards", LinkConfig().fleet)
+_MODEL = SetupQuestion("model", "a shipped model, or the folder of your own", "keyword")
 BOARD = (
-    Question("name", "name of this board, another on each", socket.gethostname().partition(".")[0]),
+    SetupQuestion(
+        "name", "name of this board, another on each", socket.gethostname().partition(".")[0]
+    ),
     _FLEET,
-    Question("link", "broker (mqtt://ADDRESS:1883), or radio's port (/dev/ttyUSB0)"),
-    Question("dialect", f"of the radio: {', '.join(DIALECTS)}", "reyax", of_radio=True),
-    Question("region", f"radio law: {', '.join(REGIONS)}", of_radio=True),
-    Question("frequency", "middle of the channel in MHz, like 869.525", of_radio=True),
-    Question("address", "of this board on the air, 1 to 254", of_radio=True),
-    Question(
+    SetupQuestion("link", "broker (mqtt://ADDRESS:1883), or radio's port (/dev/ttyUSB0)"),
+    SetupQuestion("dialect", f"of the radio: {', '.join(DIALECTS)}", "reyax", of_radio=True),
+    SetupQuestion("region", f"radio law: {', '.join(REGIONS)}", of_radio=True),
+    SetupQuestion("frequency", "middle of the channel in MHz, like 869.525", of_radio=True),
+    SetupQuestion("address", "of this board on the air, 1 to 254", of_radio=True),
+    SetupQuestion(
         "data",
         "a folder of .npz files; or package.module:Class of your own; or, to try it, one of the "
         f"speakers {', '.join(SPEAKERS)}",
@@ -57,10 +59,10 @@ BOARD = (
 )
 HOST = (
     _FLEET,
-    Question("link", "broker (mqtt://ADDRESS:1883)"),
+    SetupQuestion("link", "broker (mqtt://ADDRESS:1883)"),
     _MODEL,
-    Question("rounds", "number of rounds of the run", "20"),
-    Question("min_peers", "boards that a round needs at least", "1"),
+    SetupQuestion("rounds", "number of rounds of the run", "20"),
+    SetupQuestion("min_peers", "boards that a round needs at least", "1"),
 )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from ternmesh.config import ConfigError, Table, read_table
 from ternmesh.link.airtime import FRAME_MAX as LORA_MAX
 from ternmesh.link.airtime import LoraSetting, airtime_us
-from ternmesh.link.regions import REGIONS, UNREGULATED, Channel, SubBand, check, frame_limit_us
+from ternmesh.link.regions import REGIONS, UNREGULATED, RadioChannel, SubBand, check, frame_limit_us
 from ternmesh.link.settings import LinkSettings
 from ternmesh.security.keyed_sealing import FRAME_MIN
 from ternmesh.timers import NETWORK_TIMERS, TimerSettings
@@ -136,7 +136,7 @@ def radio_of(link: LinkConfig, role: str) -> Radio:
             "link.serial.frequency_hz is missing: the airtime that "
             f"{link.region} allows depends on it"
         )
-    channel = Channel(settings.frequency_hz, settings.radio, settings.power_dbm)
+    channel = RadioChannel(settings.frequency_hz, settings.radio, settings.power_dbm)
     return Radio(settings, check(region, channel))
 
 

@@ -18,7 +18,7 @@ from edge.data.sources import FolderData, input_specs
 from edge.errors import DataError
 from edge.report import rss_mib
 from edge.split.config import SplitBoardConfig
-from edge.split.part import FIRST, HEAD, Part
+from edge.split.part import FIRST, HEAD, SplitPart
 from edge.trainer import round_rng
 from ternmesh.errors import CodecError
 from ternmesh.federated.events import CountersReserved, Decommissioned, Refused, refusals
@@ -86,7 +86,7 @@ class SplitNode:
     def __init__(
         self,
         config: SplitBoardConfig,
-        parts: tuple[Part, Part | None, bytes],
+        parts: tuple[SplitPart, SplitPart | None, bytes],
         training: FolderData,
         held_out: FolderData | None,
         store: SplitStore,
@@ -304,7 +304,7 @@ class SplitNode:
     def _traffic(self) -> PeerTraffic:
         return self.driver.traffic.get(HOST, PeerTraffic())
 
-    def _parts(self) -> dict[str, Part]:
+    def _parts(self) -> dict[str, SplitPart]:
         return {FIRST: self.first} | ({} if self.head is None else {HEAD: self.head})
 
     def _batch(

@@ -24,20 +24,20 @@ FIRST, HEAD = "first", "head"  # the parts on a board; also the names of their f
 _NAMES = ("vector", "mean", "square")
 
 
-def load_parts(folder: Path, threads: int = 1) -> "tuple[Part, Part | None, bytes]":
+def load_parts(folder: Path, threads: int = 1) -> "tuple[SplitPart, SplitPart | None, bytes]":
     """Load the parts in `folder`. Raises ModelError if a package is not valid.
 
     Return the first part, the head (None if there is no head) and the hash of the model.
     """
     first = load_model(folder / FIRST)
     if not (folder / HEAD).is_dir():
-        return Part(first, threads), None, model_hash(first.package.model_hash())
+        return SplitPart(first, threads), None, model_hash(first.package.model_hash())
     head = load_model(folder / HEAD)
     name = model_hash(first.package.model_hash(), head.package.model_hash())
-    return Part(first, threads), Part(head, threads), name
+    return SplitPart(first, threads), SplitPart(head, threads), name
 
 
-class Part:
+class SplitPart:
     """A part and its optimiser. `vector` begins as the initial adapter vector of the package."""
 
     def __init__(self, loaded: LoadedModel, threads: int = 1) -> None:

@@ -27,7 +27,7 @@ from firmware_tools.errors import FirmwareError
 from firmware_tools.radios.ebyte_registers import BANDWIDTH_KHZ, MODELS
 from firmware_tools.radios.modems import BY_DIALECT, Extras, Modem, Settings
 from ternmesh.config import ConfigError, Table, choices, read_config
-from ternmesh.link.regions import REGIONS, Channel, check
+from ternmesh.link.regions import REGIONS, RadioChannel, check
 from transports.base import HOST
 from transports.serial_lora.settings import SerialLoraSettings, serial_settings
 
@@ -101,7 +101,7 @@ def read_radio_fleet(text: str, entropy: Callable[[int], bytes]) -> RadioFleet:
             allowed = ", ".join(MODELS)
             raise ConfigError(f"ebyte_model is missing: it must be one of {allowed}")
         radio, extras = replace(radio, bandwidth_khz=BANDWIDTH_KHZ), Extras(found.ebyte_model)
-    check(region, Channel(own.frequency_hz, radio, own.power_dbm))
+    check(region, RadioChannel(own.frequency_hz, radio, own.power_dbm))
     fleet = RadioFleet(region.name, ends, found.ports, extras)
     try:
         fleet.wanted(HOST)

@@ -15,7 +15,7 @@ from typing import Any
 
 from firmware_tools.errors import FirmwareError
 from firmware_tools.radios.line import Line
-from ternmesh.link.regions import Channel, Region, check
+from ternmesh.link.regions import RadioChannel, Region, check
 from ternmesh_store.airtime_store import AirtimeStore
 from transports.serial_lora.airtime_budget import AirtimeBudget
 from transports.serial_lora.dialect import (
@@ -155,7 +155,7 @@ def measure_range(
     own = settings[0]
     tuned = {factor: replace(own.radio, spreading_factor=factor) for factor in factors}
     for radio in tuned.values():
-        band = check(region, Channel(own.frequency_hz, radio, own.power_dbm))
+        band = check(region, RadioChannel(own.frequency_hz, radio, own.power_dbm))
     ledgers.mkdir(parents=True, exist_ok=True)
     files = [ledgers / f"{Path(one.port).name}.airtime" for one in settings]
     budgets = [AirtimeBudget(AirtimeStore(path), band, speed=own.speed) for path in files]

@@ -8,7 +8,7 @@ orthonormal, so no bases travel. Token ids travel, because both sides have a ter
 from torch import Tensor, nn
 
 from models.bottleneck.codes import Code
-from models.bottleneck.payload import Bottleneck, Context
+from models.bottleneck.payload import Bottleneck, BoundaryContext
 from models.bottleneck.shared_subspace import make_basis
 
 SMALL = 64  # width of the receiver's token table, before a linear layer widens it
@@ -31,13 +31,13 @@ class LearnedBasis(Bottleneck):
         for last in (self.down_tokens, wide):
             nn.init.zeros_(last.weight)
 
-    def shrink(self, x: Tensor, context: Context) -> Tensor:
+    def shrink(self, x: Tensor, context: BoundaryContext) -> Tensor:
         assert self.down is not None
         assert self.down_tokens is not None
         known: Tensor = self.down_tokens(context.tokens)
         return x @ self.down - known
 
-    def grow(self, z: Tensor, context: Context) -> Tensor:
+    def grow(self, z: Tensor, context: BoundaryContext) -> Tensor:
         assert self.up is not None
         assert self.up_tokens is not None
         known: Tensor = self.up_tokens(context.tokens)

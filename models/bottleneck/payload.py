@@ -10,7 +10,7 @@ from models.bottleneck.codes import Code
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class BoundaryContext:
     """The shape of a micro-batch, and its tokens on stages that have them."""
 
     batch: int
@@ -53,27 +53,27 @@ class Bottleneck(nn.Module):
         self.code = code
         self.vocabulary = vocabulary
 
-    def shrink(self, x: Tensor, context: Context) -> Tensor:
+    def shrink(self, x: Tensor, context: BoundaryContext) -> Tensor:
         """x [batch, length, width] to z [batch, length, latent]."""
         raise NotImplementedError
 
-    def grow(self, z: Tensor, context: Context) -> Tensor:
+    def grow(self, z: Tensor, context: BoundaryContext) -> Tensor:
         """z [batch, length, latent] to x [batch, length, width]."""
         raise NotImplementedError
 
-    def compress(self, x: Tensor, context: Context) -> Payload:
+    def compress(self, x: Tensor, context: BoundaryContext) -> Payload:
         """The payload of x [batch, length, width]; the sending stage calls it."""
         wire = codes.compress(self.shrink(x, context), self.code)
         if not self.sends_ids or context.tokens is None:
             return Payload(wire)
         return Payload(wire, pack_ids(context.tokens, self.vocabulary))
 
-    def expand(self, payload: Payload, context: Context) -> Tensor:
+    def expand(self, payload: Payload, context: BoundaryContext) -> Tensor:
         """x [batch, length, width] of a payload; the receiving stage calls it. BottleneckError."""
         shape = (context.batch, context.length, self.latent)
         return self.grow(codes.expand(payload.wire, self.code, shape), context)
 
-    def forward(self, x: Tensor, context: Context) -> Tensor:
+    def forward(self, x: Tensor, context: BoundaryContext) -> Tensor:
         """Both sides in one process."""
         return self.expand(self.compress(x, context), context)
 
@@ -99,10 +99,10 @@ class Direct(Bottleneck):
     def __init__(self, width: int, code: Code, vocabulary: int) -> None:
         super().__init__(width, width, code, vocabulary)
 
-    def shrink(self, x: Tensor, context: Context) -> Tensor:  # noqa: ARG002
+    def shrink(self, x: Tensor, context: BoundaryContext) -> Tensor:  # noqa: ARG002
         return x
 
-    def grow(self, z: Tensor, context: Context) -> Tensor:  # noqa: ARG002
+    def grow(self, z: Tensor, context: BoundaryContext) -> Tensor:  # noqa: ARG002
         return z
 
 

@@ -7,7 +7,7 @@ Enc and Dec are trained with the stages, so a model should have them from the fi
 from torch import Tensor, nn
 
 from models.bottleneck.codes import Code
-from models.bottleneck.payload import Bottleneck, Context
+from models.bottleneck.payload import Bottleneck, BoundaryContext
 
 HIDDEN_MIN = 64
 INIT_STD = 0.01
@@ -20,12 +20,12 @@ class ResidualBottleneck(Bottleneck):
         self.encoder: nn.Module | None = _network(width, hidden, latent)
         self.decoder: nn.Module | None = _network(latent, hidden, width)
 
-    def shrink(self, x: Tensor, context: Context) -> Tensor:  # noqa: ARG002
+    def shrink(self, x: Tensor, context: BoundaryContext) -> Tensor:  # noqa: ARG002
         assert self.encoder is not None
         encoded: Tensor = self.encoder(x)
         return encoded + x[..., : self.latent]
 
-    def grow(self, z: Tensor, context: Context) -> Tensor:  # noqa: ARG002
+    def grow(self, z: Tensor, context: BoundaryContext) -> Tensor:  # noqa: ARG002
         assert self.decoder is not None
         decoded: Tensor = self.decoder(z)
         return decoded + nn.functional.pad(z, (0, self.width - self.latent))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from models.bottleneck.codes import Code
-from models.bottleneck.payload import Bottleneck, Context
+from models.bottleneck.payload import Bottleneck, BoundaryContext
 from models.bottleneck.shared_subspace import SharedSubspace, project
 
 ROWS, FACTORS = "rows", "factors"
@@ -34,11 +34,11 @@ class SubspaceBottleneck(Bottleneck):
         super().__init__(len(subspace.basis), subspace.rank, code, len(subspace.table))
         self.subspace = subspace
 
-    def shrink(self, x: Tensor, context: Context) -> Tensor:
+    def shrink(self, x: Tensor, context: BoundaryContext) -> Tensor:
         assert context.tokens is not None
         return (x - self.subspace.known(context.tokens)) @ self.subspace.basis
 
-    def grow(self, z: Tensor, context: Context) -> Tensor:
+    def grow(self, z: Tensor, context: BoundaryContext) -> Tensor:
         assert context.tokens is not None
         return self.subspace.watch(z @ self.subspace.basis.T + self.subspace.known(context.tokens))
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from models.adapters.base import Adapter
 from models.bottleneck.codes import Float
 from models.bottleneck.learned import LearnedBasis
-from models.bottleneck.payload import Bottleneck, Context, Direct
+from models.bottleneck.payload import Bottleneck, BoundaryContext, Direct
 from models.bottleneck.resbm import ResidualBottleneck
 from models.errors import ExportError
 
@@ -73,9 +73,9 @@ class BoundaryReceiver(nn.Module):
         return result
 
 
-def _places(length: int, device: torch.device) -> Context:
+def _places(length: int, device: torch.device) -> BoundaryContext:
     """Positions in place of tokens: both sides know them, so they take no bytes."""
-    return Context(1, length, torch.arange(length, device=device))
+    return BoundaryContext(1, length, torch.arange(length, device=device))
 
 
 def make_boundary(method: str, width: int, latent: int, length: int) -> Bottleneck:

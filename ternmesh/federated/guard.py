@@ -18,7 +18,7 @@ import numpy as np
 
 from ternmesh.codec.encoder import scatter
 from ternmesh.codec.permutation import order
-from ternmesh.federated.reputation import Reputations, Standing, cosine
+from ternmesh.federated.reputation import NodeStanding, Reputations, cosine
 from ternmesh.federated.robust import Weighted, clipped, lower_median, mean_of
 from ternmesh.plan import Plan
 from ternmesh.types import Vector
@@ -73,7 +73,7 @@ class Guard:
         self._limit = limit
         self._keeps_steps = keeps_steps
         self._rounds: deque[KeptRound] = deque(maxlen=KEPT_MAX)
-        self._suspected: tuple[Mapping[int, float], int, Standing] | None = None
+        self._suspected: tuple[Mapping[int, float], int, NodeStanding] | None = None
 
     def check(
         self,

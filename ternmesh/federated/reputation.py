@@ -48,7 +48,7 @@ TRUSTED_MIN, TRUSTED_SHARE = 3, 2 / 3  # reports that suffice without those of e
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class NodeStanding:
     """What is known of a node."""
 
     rounds: int = 0  # in which its update counted
@@ -65,7 +65,7 @@ class Standing:
 class Reputations:
     """The standings of a run's nodes, by address."""
 
-    standings: dict[int, Standing] = field(default_factory=dict)
+    standings: dict[int, NodeStanding] = field(default_factory=dict)
     # The lower quartile of the first reports: who lies must not raise it.
     first_loss: float | None = None
     cosines: Mapping[int, float] = field(default_factory=dict, compare=False)  # of the newest round
@@ -77,9 +77,9 @@ class Reputations:
     def __post_init__(self) -> None:
         self.judge()
 
-    def of(self, address: int) -> Standing:
+    def of(self, address: int) -> NodeStanding:
         """What is known of a node; of a new one, nothing."""
-        return self.standings.get(address, Standing())
+        return self.standings.get(address, NodeStanding())
 
     def harm(self, address: int) -> float:
         """The rise of the error by a node's probes, in rises that are usual.
@@ -148,7 +148,7 @@ class Reputations:
         self.cosines = cosines
         here = cosines.keys() | set(silent)
         for address in self.standings.keys() | here:
-            old = self.standings.get(address) or Standing(is_first=version <= NEWCOMER)
+            old = self.standings.get(address) or NodeStanding(is_first=version <= NEWCOMER)
             cosine = cosines.get(address, old.agreement)
             before = old.agreement if old.rounds else cosine
             self.standings[address] = replace(
@@ -253,7 +253,7 @@ class Reputations:
     def stored(self) -> bytes:
         """All as bytes, for the disk."""
         rows = [
-            [address, *(getattr(item, name) for name in Standing.__slots__)]
+            [address, *(getattr(item, name) for name in NodeStanding.__slots__)]
             for address, item in self.standings.items()
         ]
         return cbor2.dumps([self.first_loss, self.usual_agreement, rows])
@@ -263,7 +263,7 @@ def restored(data: bytes) -> Reputations:
     """What `stored` has returned; no bytes, or damaged ones, begin anew."""
     try:
         first_loss, usual, rows = cbor2.loads(data)
-        standings = {int(row[0]): Standing(*row[1:]) for row in rows}
+        standings = {int(row[0]): NodeStanding(*row[1:]) for row in rows}
     except (ValueError, TypeError, IndexError, cbor2.CBORDecodeError):
         return Reputations()
     return Reputations(standings, first_loss, usual_agreement=usual)

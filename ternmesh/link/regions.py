@@ -52,7 +52,7 @@ class Region:
 
 
 @dataclass(frozen=True, slots=True)
-class Channel:
+class RadioChannel:
     """Where and how a radio sends. `is_hopping`: the radio itself hops over 50 channels or more."""
 
     frequency_hz: int
@@ -99,7 +99,7 @@ REGIONS: Mapping[str, Region] = MappingProxyType(
 )
 
 
-def check(region: Region, channel: Channel) -> SubBand:
+def check(region: Region, channel: RadioChannel) -> SubBand:
     """Return the sub-band of a channel. Raises ChannelError if the region does not allow it."""
     band = _find(region, channel)
     setting = channel.setting
@@ -137,7 +137,7 @@ def frame_limit_us(band: SubBand, setting: LoraSetting) -> int:
     return min(dwell, band.budget_us or HOUR_US)
 
 
-def _find(region: Region, channel: Channel) -> SubBand:
+def _find(region: Region, channel: RadioChannel) -> SubBand:
     low, high = channel.edges_hz
     for band in region.sub_bands:
         if band.low_hz <= low and high <= band.high_hz:

@@ -10,7 +10,7 @@ Answer = Mapping[str, Any]
 ROUNDS_MAX = 200  # rounds that are shown
 
 
-class Feed:
+class PageFeed:
     """Numbered parts. A reader asks for what is newer than the number that it has.
 
     So a slow reader gets the newest state, not all states, and costs no memory.

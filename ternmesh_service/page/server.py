@@ -34,7 +34,7 @@ from ternmesh.errors import TernmeshError
 from ternmesh_service.control_socket import ANSWER_S, BOARDS, DATA, ControlError, ask
 from ternmesh_service.page.alarms import Machine
 from ternmesh_service.page.config import PageConfig, read_token
-from ternmesh_service.page.feed import Feed
+from ternmesh_service.page.feed import PageFeed
 from ternmesh_service.page.parts import parts
 
 STATIC = Path(__file__).with_name("static")
@@ -70,7 +70,7 @@ HEADERS = {
 _log = logging.getLogger(__name__)
 
 
-class Refusal(TernmeshError):
+class RequestRefused(TernmeshError):
     """A request is refused, with its HTTP status."""
 
     def __init__(self, status: int, sentence: str) -> None:
@@ -126,7 +126,7 @@ class Page:
         self._certificates = certificates
         self._began = time.monotonic()
         self._nonces = Nonces()
-        self._feed = Feed()
+        self._feed = PageFeed()
         self._news = asyncio.Event()  # of the next change; each change has its own
         self._has_ended = False
         self._wanted = asyncio.Event()
@@ -177,7 +177,7 @@ class Page:
             try:
                 self._check_origin(request)
                 found: Response = await handler(request)
-            except Refusal as error:
+            except RequestRefused as error:
                 found = JSONResponse({"error": str(error)}, error.status)
             except ControlError as error:
                 found = JSONResponse({"error": str(error)}, 502)
@@ -190,23 +190,25 @@ class Page:
         return answer
 
     async def _nothing(self, _request: Request) -> Response:
-        raise Refusal(404, "there is no such page")
+        raise RequestRefused(404, "there is no such page")
 
     def _check_origin(self, request: Request) -> None:
         """Refuse what another site makes a browser ask, also by a name that it points here."""
         host = request.headers.get("host", "")
         if _host_name(host) not in self._names:
-            raise Refusal(
+            raise RequestRefused(
                 403, "this name is not one of the page's: add it to [page] names, or use another"
             )
         origin = request.headers.get("origin")
         if request.method == "POST" and (origin is None or origin.partition("//")[2] != host):
-            raise Refusal(403, "an action must come from this page")
+            raise RequestRefused(403, "an action must come from this page")
 
     def _check_token(self, request: Request) -> None:
         sent = request.headers.get("authorization", "").removeprefix("Bearer ")
         if not hmac.compare_digest(sent.encode(), self._token.encode()):
-            raise Refusal(401, "this needs the token: open the address that `ternmesh page` prints")
+            raise RequestRefused(
+                401, "this needs the token: open the address that `ternmesh page` prints"
+            )
 
     async def _static(self, request: Request) -> Response:
         name = request.path_params.get("name", "index.html")
@@ -219,7 +221,7 @@ class Page:
         if self._config.is_open or "authorization" in request.headers:
             self._check_token(request)
         if self._readers >= READERS_MAX:
-            raise Refusal(503, f"{READERS_MAX} pages are open: close one")
+            raise RequestRefused(503, f"{READERS_MAX} pages are open: close one")
         return StreamingResponse(self._stream(), media_type="text/event-stream")
 
     async def _stream(self) -> AsyncIterator[str]:
@@ -286,13 +288,13 @@ class Page:
             key = next(key for key in ACTIONS if key in asked)
             word = str(asked[key])
         except (ValueError, KeyError, TypeError, StopIteration, RecursionError) as error:
-            raise Refusal(400, "this is no action of the page: load it again") from error
+            raise RequestRefused(400, "this is no action of the page: load it again") from error
         self._take_nonce(nonce)
         words, more = ACTIONS[key]
         if (words and word not in words) or not asked.keys() <= {key, *more}:
-            raise Refusal(400, "this is no action of the page: load it again")
+            raise RequestRefused(400, "this is no action of the page: load it again")
         if self._actions >= ACTIONS_MAX:
-            raise Refusal(503, "too many actions at once: wait for the answers")
+            raise RequestRefused(503, "too many actions at once: wait for the answers")
         self._actions += 1
         try:
             wait_s = SAMPLES_S if key == DATA else ANSWER_S
@@ -302,7 +304,9 @@ class Page:
 
     def _take_nonce(self, nonce: object) -> None:
         if not self._nonces.take(str(nonce), time.monotonic()):
-            raise Refusal(409, "this action was taken before, or waited too long: try it again")
+            raise RequestRefused(
+                409, "this action was taken before, or waited too long: try it again"
+            )
 
 
 def _host_name(host: str) -> str:
@@ -316,7 +320,7 @@ async def _body(request: Request, size_max: int) -> bytes:
     async for block in request.stream():
         found += block
         if len(found) > size_max:
-            raise Refusal(413, f"an action has at most {size_max:,} bytes")
+            raise RequestRefused(413, f"an action has at most {size_max:,} bytes")
     return bytes(found)
 
 

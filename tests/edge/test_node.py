@@ -35,7 +35,7 @@ from ternmesh.federated.evaluation import Evaluation
 from ternmesh.federated.events import GlobalUpdateMade
 from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.refusals import DIVERGED, NO_ANSWER
-from ternmesh.federated.reputation import Reputations, Standing
+from ternmesh.federated.reputation import NodeStanding, Reputations
 from ternmesh.federated.state import HostSettings, HostState, new_host_state
 from ternmesh.plan import Plan, make_plan
 from ternmesh.wire.update import read_manifest
@@ -222,7 +222,7 @@ def test_a_board_reports_the_effect_of_a_probe(world: World, report: bool) -> No
     world.new_host(min_peers=2)
     aggregation = world.host.protocol.aggregation
     aggregation.reputations.first_loss = 1.0
-    aggregation.reputations.standings = {address: Standing(wait=1) for address in (1, 2)}
+    aggregation.reputations.standings = {address: NodeStanding(wait=1) for address in (1, 2)}
     told: list[dict[int, float]] = []
     reports = Reputations.probed
 

@@ -21,7 +21,7 @@ from ternmesh.federated.joining import NodeSettings
 from ternmesh.federated.node import NodeProtocol
 from ternmesh.federated.recovery import ASKS_MAX
 from ternmesh.federated.refusals import NORMAL_UP_TO, why
-from ternmesh.federated.reputation import Standing
+from ternmesh.federated.reputation import NodeStanding
 from ternmesh.federated.rules import AggregationSettings
 from ternmesh.federated.state import HostSettings, NodeRecord, new_node_state
 from ternmesh.plan import make_plan
@@ -324,7 +324,7 @@ def test_a_node_that_is_trusted_little_is_told_once_and_so_is_its_return(bench, 
     bench.join("bob")
     known = bench.service.protocol.aggregation.reputations
     known.first_loss = 1.0
-    known.standings = {n: Standing(rise=9.0 * (n == 1), probed=1) for n in (1, 2, 3)}
+    known.standings = {n: NodeStanding(rise=9.0 * (n == 1), probed=1) for n in (1, 2, 3)}
     known.__post_init__()
     bench.settle()
     assert caplog.text.count("ada counts 0% from now on: excluded: raises the error") == 1

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from models.adapters.spaces import train_whole
 from models.bottleneck.learned import LearnedBasis
-from models.bottleneck.payload import Context
+from models.bottleneck.payload import BoundaryContext
 from models.errors import ExportError
 from models.keyword import KeywordTransformer
 from models.split.cut import (
@@ -124,7 +124,7 @@ def test_a_learned_basis_begins_at_the_principal_components() -> None:
     x = spread + torch.randn(5, 12, generator=generator)
     boundary = make_boundary("learned", 12, 2, 5)
     assert isinstance(boundary, LearnedBasis)
-    places = Context(1, 5, torch.arange(5))
+    places = BoundaryContext(1, 5, torch.arange(5))
     before = (boundary.grow(boundary.shrink(x, places), places) - x).detach().norm()
     fit(boundary, x)
     after = (boundary.grow(boundary.shrink(x, places), places) - x).detach().norm()

@@ -11,7 +11,7 @@ from models.bottleneck.codes import Float
 from models.bottleneck.config import BottleneckConfig, OptimizerConfig, Shape
 from models.bottleneck.learned import LearnedBasis
 from models.bottleneck.optimizers import RowAdamW, StiefelDescent, polar
-from models.bottleneck.payload import Context
+from models.bottleneck.payload import BoundaryContext
 from models.bottleneck.shared_subspace import (
     SharedSubspace,
     grassmann_step,
@@ -187,7 +187,7 @@ def test_a_learned_basis_stays_orthonormal_and_finds_the_energy() -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(2, 64, 4, generator=generator) @ make_basis(24, 4, seed=3).T
     boundary = LearnedBasis(24, 4, Float(32), 30, seed=0)
-    context = Context(2, 64, torch.zeros(2, 64, dtype=torch.long))
+    context = BoundaryContext(2, 64, torch.zeros(2, 64, dtype=torch.long))
     optimizer = StiefelDescent(boundary.orthonormal(), lr=0.02, momentum=0.8)
     losses = []
     for _ in range(300):

@@ -27,7 +27,7 @@ from ternmesh_service.control_socket import ControlServer
 from ternmesh_service.page import server
 from ternmesh_service.page.alarms import BAD, WARN, Machine, alarms
 from ternmesh_service.page.config import PageConfig, check_page, read_token, served_page
-from ternmesh_service.page.feed import ROUNDS_MAX, Feed
+from ternmesh_service.page.feed import ROUNDS_MAX, PageFeed
 from ternmesh_service.page.parts import parts
 from tests.mosquitto import free_port
 from tests.ternmesh_service.page_status import board, host_status, made_round
@@ -143,7 +143,7 @@ def parts_of(answer: Any, now: float = 1000.0) -> Any:
 
 
 def test_a_reader_gets_what_is_new_since_it_read() -> None:
-    feed, answer = Feed(), host_status(NAMES, 3)
+    feed, answer = PageFeed(), host_status(NAMES, 3)
     feed.take_rounds(answer)
     assert feed.take(parts_of(answer))
     first = json.loads(feed.since(0))
@@ -161,7 +161,7 @@ def test_a_reader_gets_what_is_new_since_it_read() -> None:
 
 
 def test_a_board_that_goes_or_another_run_makes_readers_begin_anew() -> None:
-    feed, answer = Feed(), host_status(NAMES, 3)
+    feed, answer = PageFeed(), host_status(NAMES, 3)
     feed.take_rounds(answer)
     feed.take(parts_of(answer))
     number = feed.number
@@ -175,7 +175,7 @@ def test_a_board_that_goes_or_another_run_makes_readers_begin_anew() -> None:
 
 
 def test_rounds_that_were_missed_leave_no_gap() -> None:
-    feed, answer = Feed(), host_status(NAMES, 3)
+    feed, answer = PageFeed(), host_status(NAMES, 3)
     feed.take_rounds(answer)
     feed.take(parts_of(answer))
     number = feed.number
@@ -189,7 +189,7 @@ def test_rounds_that_were_missed_leave_no_gap() -> None:
 
 
 def test_rounds_are_bounded_and_sliding_is_no_new_beginning() -> None:
-    feed = Feed()
+    feed = PageFeed()
     for version in range(1, ROUNDS_MAX + 20):
         answer = host_status(NAMES, version, history=[made_round(version, NAMES)])
         feed.take_rounds(answer)

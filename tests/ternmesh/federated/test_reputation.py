@@ -6,7 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ternmesh.federated import reputation
-from ternmesh.federated.reputation import EXCLUDED, USUAL, Reputations, Standing, cosine, restored
+from ternmesh.federated.reputation import (
+    EXCLUDED,
+    USUAL,
+    NodeStanding,
+    Reputations,
+    cosine,
+    restored,
+)
 
 NODES = range(1, 7)
 
@@ -176,7 +183,7 @@ def test_the_disk_keeps_all() -> None:
 
 
 def test_a_new_node_is_unknown() -> None:
-    assert Reputations().of(3) == Standing()
+    assert Reputations().of(3) == NodeStanding()
     assert cosine(np.zeros(3, np.float32), np.ones(3, np.float32)) == 0.0
 
 

@@ -14,7 +14,7 @@ from ternmesh.codec.scale import UNIT
 from ternmesh.federated import robust
 from ternmesh.federated.aggregation import encode_step, encode_update, read_chunks, update_delta_q24
 from ternmesh.federated.evaluation import Evaluation
-from ternmesh.federated.reputation import Reputations, Standing
+from ternmesh.federated.reputation import NodeStanding, Reputations
 from ternmesh.federated.robust import Memory, RobustAggregation, Update
 from ternmesh.federated.rules import RULES, AggregationSettings, Context, compose
 from ternmesh.plan import make_plan
@@ -302,7 +302,7 @@ def test_the_hosts_own_training_is_a_quarter_and_is_no_longer_than_an_update() -
 
 def test_a_host_with_own_samples_sends_no_probe_and_forgets_the_old_ones() -> None:
     for root, is_kept in ((None, True), (lambda *_: vector_of(9), False)):
-        known = Reputations({a: Standing(rounds=9) for a in (1, 2, 3)}, first_loss=1.0)
+        known = Reputations({a: NodeStanding(rounds=9) for a in (1, 2, 3)}, first_loss=1.0)
         known.probed(3, 8, dict.fromkeys((1, 2, 3), 9.0))
         assert known.is_excluded(3)
         aggregation = RobustAggregation(PLAN, MODEL, AggregationSettings(root=root), RUN, known)

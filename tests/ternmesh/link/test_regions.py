@@ -11,16 +11,16 @@ from ternmesh.link.regions import (
     SHORTEST_FRAME,
     UNREGULATED,
     US915,
-    Channel,
     ChannelError,
+    RadioChannel,
     SubBand,
     check,
     longest_frame,
 )
 
 
-def channel(mhz: float, factor: int = 7, khz: int = 125, **rest: Any) -> Channel:
-    return Channel(round(mhz * 1e6), LoraSetting(factor, khz), **rest)
+def channel(mhz: float, factor: int = 7, khz: int = 125, **rest: Any) -> RadioChannel:
+    return RadioChannel(round(mhz * 1e6), LoraSetting(factor, khz), **rest)
 
 
 @pytest.mark.parametrize(
