@@ -58,7 +58,7 @@ def exact(array: np.ndarray) -> tuple[str, bytes]:
 
 
 JOINED = Joined(RUN, 7, PLAN)
-PENDING = make_update(floats(1), MODEL, 3, 9, PLAN)
+PENDING = replace(make_update(floats(1), MODEL, 3, 9, PLAN), carried=None)  # as on disk
 ADVANCED = Advanced(3, b"reference-hash-3", model_q24(2), floats(3), False)
 LINK = ChainLink(3, hash_global_update(b"step"), certify(b"step"))
 CHAINED = replace(ADVANCED, global_hash=LINK.global_hash, content=LINK.content, oldest=3)
