@@ -101,8 +101,7 @@ class TrainingConfig:
     No round begins with fewer than `samples_min` samples. In a run without an end, `news_min` newly
     labelled samples are news (`ternmesh.federated.news`). With `keep_moments`, Adam keeps its state
     between rounds; `clip_norm` 0 means no limit. `provider` is where onnxruntime runs the model
-    (`edge.onnx.session.choose_providers`). The adapter's tensors with names in `personal`, or that
-    match a pattern there, never leave the board (`edge.personal`).
+    (`edge.onnx.session.choose_providers`).
 
     >>> TrainingConfig(threads=2).samples_min
     32
@@ -116,7 +115,6 @@ class TrainingConfig:
     keep_moments: bool = False
     clip_norm: float = field(default=0.0, metadata=limits(0.0, 1e6))
     weight_decay: float = field(default=0.0, metadata=limits(0.0, 1.0))
-    personal: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,6 @@ from edge.evaluation import Evaluator, Probe
 from edge.event_log import EventLog
 from edge.global_evaluation import GlobalEvaluation
 from edge.onnx.session import Arrays, Inference, LoadedModel, TrainStep, trim_memory, write_adapter
-from edge.personal import take_up
 from edge.resources import SHORT_OF_MEMORY, Throttle
 from edge.trainer import AdamSettings, Trainer, round_rng
 from ternmesh.codec.scale import to_float
@@ -95,7 +94,6 @@ class Node:
         self._initial = loaded.initial  # the adapter to which global ones are relative
         self._clock = clock
         self._beat = beat
-        self.personal, state = take_up(package, training.personal, store, state)
         # What the host has set on this board
         self.management = BoardManagement(*store.settings(), allowed=config.remote.allow)
         self.protocol = NodeProtocol(
@@ -189,7 +187,7 @@ class Node:
     @property
     def model_q24(self) -> ModelQ24:
         """The same without the initial adapter, in units of 2**-24 (int32, D)."""
-        return self.personal.own(self.protocol.adapter_q24)
+        return self.protocol.adapter_q24
 
     def scores(self, inputs: Arrays) -> NDArray[Any]:
         """The first output for inputs by name, with a batch axis, under the global adapter."""
@@ -216,7 +214,6 @@ class Node:
     def _note(self, event: NodeEvent) -> None:
         """Store and log an event; `_react` handles it after everything is sent."""
         self._store.record(event)
-        self.personal.record(event, self._store)
         self._keyring.record(event)
         if isinstance(event, Advanced):
             self.news.advanced(event)
@@ -234,8 +231,7 @@ class Node:
                     is_changed = True
                 case Advanced():
                     is_changed = True
-                    probe = None if event.probe is None else self.personal.shared(event.probe)
-                    self.evaluation.probe = Probe(event.version, probe)
+                    self.evaluation.probe = Probe(event.version, event.probe)
                 case FellSilent():
                     self.silent_rounds += 1
                 case WorkReady():
@@ -308,7 +304,7 @@ class Node:
             rng = round_rng(settings.seed, self.config.name, wanted)
             # The residual is what no update has carried yet. The next update carries it, so the
             # node need not learn it again.
-            start = self.global_adapter + self.personal.shared(protocol.residual)
+            start = self.global_adapter + protocol.residual
             self._began_at = self._clock()
             self.trainer.begin(wanted, start, protocol.plan, rng, self.news.rounds)
 
@@ -371,14 +367,11 @@ class Node:
         self.protocol.joining.samples = _weight(self.data)
         delta = self.trainer.delta()
         try:
-            self._submit_delta(round_number, self.personal.shared(delta))
+            self._submit_delta(round_number, delta)
         except CodecError as error:
             self._lose_round(error)
             return
         self.trainer.stop()
-        self.personal.learn(delta)
-        if self.personal:  # it is in use at once: a silent fleet may stay at this version
-            self._use_global_adapter()
 
     def _lose_round(self, error: Exception) -> None:
         """Count a round without a delta.

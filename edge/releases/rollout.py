@@ -19,7 +19,6 @@ from edge.data.sources import open_folder
 from edge.errors import BoardFault, ModelError, NoData, NotSigned
 from edge.evaluation import spread
 from edge.onnx.session import LoadedModel, TrainStep, load_model
-from edge.personal import find_places
 from edge.releases.store import Releases
 from edge.releases.trial import TrialLimits, try_model
 from edge.trainer import Dataset, Step
@@ -97,7 +96,6 @@ def try_release(
     beat: Callable[[], None] = no_beat,
 ) -> None:
     """Raise unless the release keeps the limits of its manifest on this board."""
-    find_places(loaded.package, config.training.personal)
     limits = TrialLimits(memory_mib=config.releases.memory_mib, cpu_s=config.releases.cpu_s)
     training = config.training
     latency_s = try_model(loaded.folder, limits, threads=training.threads)

@@ -30,7 +30,6 @@ path = "dev.npz"
 [training]
 seed = 5
 clip_norm = 1.5
-personal = ["head.*"]
 """
 
 
@@ -51,7 +50,6 @@ def test_a_config_and_what_follows_from_it(tmp_path: Path) -> None:
     assert config.data.arrays == {"features": "x", "target": "y"}
     assert (config.data.divide_by, config.training.seed) == (255.0, 5)
     assert config.training.clip_norm == 1.5
-    assert config.training.personal == ("head.*",)
     link = link_settings(config.link, config.name)
     assert (link.role, link.fleet, link.broker.port) == ("theo", "digits", 1884)
 

@@ -238,16 +238,6 @@ def test_a_release_that_does_not_fit_the_boards_data_is_refused(
 
 
 @pytest.mark.usefixtures("fast")
-def test_a_release_without_a_tensor_that_is_to_stay_personal_is_refused(
-    board: NodeConfig, releases: Releases, new_release: Release, tiny: LoadedModel
-) -> None:
-    releases.install(new_release(1))
-    training = replace(board.training, personal=("head.*",))
-    assert settle(replace(board, training=training), releases).folder == tiny.folder
-    assert "training.personal names 'head.*'" in releases.standing().bad[-1][1]
-
-
-@pytest.mark.usefixtures("fast")
 def test_a_last_good_one_that_is_damaged_leads_to_the_configured_model(
     board: NodeConfig, releases: Releases, new_release: Release, tiny: LoadedModel
 ) -> None:
