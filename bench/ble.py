@@ -91,7 +91,7 @@ def _run(seed: int, loss: float, breaks: int) -> Run:
                 broken += 1
         wall_s = time.monotonic() - begun
         sending.join()
-        reconnects = int(str(node.status()["reconnects"]))
+        reconnects = node.status().numbers["reconnects"] or 0
         for end in (node, host):
             end.close()
     counters = link.link.counters

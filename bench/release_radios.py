@@ -285,14 +285,14 @@ def radios(boards: int, size: int, kills: int, like: Table | None = None) -> Tab
             if like is None and all(board.installed for board in fleet):
                 break
         installed = sum(board.installed for board in fleet)
-        status = host.releases.status() or {}
+        status = host.releases.status()
         for end in ends:
             end.end()
     used = sum((end.bytes_sent for end in ends), Counter[int]())
     return {
         "installed": installed,
         "seconds": passed, "rounds": rounds, "killed_at": killed_at,
-        "object": status.get("bytes", 0),
+        "object": status.bytes if status else 0,
         "offers": used[OFFER], "symbols": used[SYMBOL], "statuses": used[STATUS],
     }  # fmt: skip
 
@@ -315,7 +315,7 @@ def _publish(folder: Path, rng: np.random.Generator, size: int, *, is_sent: bool
 def _held(board: BoardEnd) -> float:
     with suppress(AttributeError):
         report = board.incoming.report()
-        return 0.0 if report is None else float(report["held"])
+        return 0.0 if report is None else report.held
     return 0.0
 
 

@@ -9,6 +9,8 @@ import threading
 import time
 from pathlib import Path
 
+from ternmesh_service.status import to_json
+
 sys.modules["torch"] = None  # type: ignore[assignment]  # importing it raises ImportError
 
 import numpy as np  # noqa: E402
@@ -32,7 +34,8 @@ def main(config_path: str, drop: str, seed: str) -> None:
 
     status = run_split_board(config, threading.Event(), until_finished=True, around=around)
     torch = sorted(name for name, found in sys.modules.items() if found and "torch" in name)
-    print(json.dumps({**status, "torch": torch}))
+    assert status is not None  # it is not decommissioned
+    print(json.dumps({**to_json(status), "torch": torch}))
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from edge.resources import BatchSize
 from edge.trainer import Dataset, Vector
 from ternmesh.model_package import ModelPackage
 from ternmesh_service.notify import no_beat
+from ternmesh_service.status import HistoryEntry
 from ternmesh_store.node_store import NodeStore
 
 SLICE_S = 0.05  # of an evaluation, between which a node serves traffic
@@ -183,23 +184,6 @@ def softmax(values: Array) -> NDArray[np.float64]:
 def spread(count: int, count_max: int) -> NDArray[np.int64]:
     """At most `count_max` of `count` indexes, evenly spread."""
     return np.arange(min(count, count_max)) * count // min(count, count_max)
-
-
-@dataclass(frozen=True, slots=True)
-class HistoryEntry:
-    """The history of one global adapter; bytes and seconds count from the entry before.
-
-    Without evaluation data, `metric` is the score of the previous global adapters on the samples
-    whose labels came since the entry before, at times when `[resources]` let the node work.
-    """
-
-    version: int
-    metric: float | None
-    loss: float | None  # mean of this node's steps in the round before; None if it took none
-    bytes_up: int  # on the bearer
-    bytes_down: int
-    seconds: float
-    metric_loss: float | None = None  # of the samples that gave `metric`
 
 
 class History:

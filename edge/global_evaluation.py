@@ -16,7 +16,6 @@ from edge.evaluation import (
     BestAdapter,
     Evaluator,
     History,
-    HistoryEntry,
     Probe,
     is_better,
     read_best,
@@ -28,6 +27,7 @@ from edge.trainer import Dataset
 from ternmesh.codec.scale import to_float
 from ternmesh.federated.evaluation import Evaluation, Values, write_values
 from ternmesh.types import ModelQ24
+from ternmesh_service.status import HistoryEntry
 from ternmesh_store.node_store import NodeStore
 
 _log = logging.getLogger(__name__)

@@ -22,6 +22,7 @@ from ternmesh.config import ConfigError
 from ternmesh.federated.knowledge import KnowledgeReceiver, weigh
 from ternmesh.wire.knowledge import Topic
 from ternmesh_service.notify import no_beat
+from ternmesh_service.status import KnowledgeStatus
 from ternmesh_store.node_store import NodeStore
 
 KEY = "knowledge"
@@ -84,15 +85,15 @@ class BoardKnowledge:
             _log.warning("a knowledge packet counts less: %s", judgement.reason)
         self.remark = judgement.reason
 
-    def status(self) -> dict[str, object]:
-        """What is known, ready for JSON."""
-        return {
-            "samples": len(self._probe),
-            "known": int(np.count_nonzero(self._receiver.known)),
-            "number": self._receiver.number,
-            "teacher_accuracy": round(self._receiver.quality, 4),
-            "remark": self.remark,
-        }
+    def status(self) -> KnowledgeStatus:
+        """What is known."""
+        return KnowledgeStatus(
+            samples=len(self._probe),
+            known=int(np.count_nonzero(self._receiver.known)),
+            number=self._receiver.number,
+            teacher_accuracy=round(self._receiver.quality, 4),
+            remark=self.remark,
+        )
 
 
 class ProbePredictions:

@@ -5,67 +5,72 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from edge.data.sources import class_names
 from edge.node import Node
+from ternmesh import __version__
 from ternmesh.federated.events import FIRST_CONTACT, refusals
 from ternmesh.federated.management import ACTIVITIES
 from ternmesh.plan import of_rounds
 from ternmesh.wire.control import PHASES
-from transports.base import HOST
+from ternmesh_service.status import (
+    UNOPENED,
+    BoardStatus,
+    OutboxStatus,
+    SourceStatus,
+    TrainingStatus,
+)
+from transports.base import HOST, TransportStatus
 from transports.driver import PeerTraffic
 
 
-def status(node: Node) -> dict[str, Any]:
-    """The node's state, ready for JSON; refusals, bytes and silent rounds since it started."""
+def status(node: Node) -> BoardStatus:
+    """The node's state; refusals, bytes and silent rounds since it started."""
     protocol = node.protocol
     plan = protocol.plan
     best = node.evaluation.best
     traffic = node.driver.traffic.get(HOST, PeerTraffic())
     metrics = [entry.metric for entry in node.evaluation.history if entry.metric is not None]
-    return {
-        "role": "node",
-        "name": node.config.name,
-        "fleet": node.config.link.fleet,
-        "model": node.package.name,
-        "joined": protocol.joined,
-        "run": protocol.run.hex(),
-        "version": protocol.version,
-        "rounds": None if plan is None else plan.rounds,
-        "target": protocol.target,
-        "phase": PHASES[protocol.host_phase],
-        "activity": _activity(node),
-        "held_back": node.throttle.reason,
-        "provider": node.provider,
-        "training": _training(node),
-        "samples": len(node.data.training),
-        "source": _source(node),
-        "metric_name": node.package.metric,
-        "metric": metrics[-1] if metrics else None,  # the newest
-        "best": best and {"version": best.version, "metric": best.metric},
-        "use": node.config.evaluate.use,  # which adapter is in the file `adapter`
-        "outbox": _outbox(node),
-        "bytes_up": traffic.bytes_out,
-        "bytes_down": traffic.bytes_in,
-        "traffic": {peer: asdict(moved) for peer, moved in node.driver.traffic.items()},
-        "frames_unsent": node.driver.frames_unsent,
-        "settings": node.management.settings,  # that the host has set
-        "refused": refusals(protocol.refused),
-        "first_contacts": protocol.refused[FIRST_CONTACT],
-        "diverged": node.diverged,
-        "silent_rounds": node.silent_rounds,
-        "history": [asdict(entry) for entry in node.evaluation.history],
-        "adapter": str(node.config.adapter_path),
-        "rss_mib": rss_mib(),
-    }
+    return BoardStatus(
+        software=__version__,
+        name=node.config.name,
+        fleet=node.config.link.fleet,
+        model=node.package.name,
+        joined=protocol.joined,
+        run=protocol.run.hex(),
+        version=protocol.version,
+        rounds=None if plan is None else plan.rounds,
+        phase=PHASES[protocol.host_phase],
+        activity=_activity(node),
+        held_back=node.throttle.reason,
+        provider=node.provider,
+        training=_training(node),
+        samples=len(node.data.training),
+        source=_source(node),
+        metric_name=node.package.metric,
+        metric=metrics[-1] if metrics else None,
+        best=None if best is None else (best.version, best.metric),
+        use=node.config.evaluate.use,
+        adapter=str(node.config.adapter_path),
+        outbox=_outbox(node),
+        bytes_up=traffic.bytes_out,
+        bytes_down=traffic.bytes_in,
+        traffic=dict(node.driver.traffic),
+        settings=node.management.settings,
+        refused=refusals(protocol.refused),
+        first_contacts=protocol.refused[FIRST_CONTACT],
+        diverged=node.diverged,
+        silent_rounds=node.silent_rounds,
+        history=tuple(node.evaluation.history),
+        rss_mib=rss_mib(),
+    )
 
 
 def values(
-    node: Node, started_at: float, transport: Callable[[], Mapping[str, object]] = dict
+    node: Node, started_at: float, transport: Callable[[], TransportStatus] = lambda: UNOPENED
 ) -> dict[str, float | None]:
     """The values of a report to the host; None for what is not known."""
     radio = transport()
@@ -84,15 +89,15 @@ def values(
         "metric": metrics[-1] if metrics else None,
         "loss": losses[-1] if losses else None,
         "log_level": logging.getLogger().level // 10 - 1,
-        "airtime_s": _seconds(radio.get("airtime_us")),
-        "airtime_left_s": _seconds(radio.get("airtime_left_us")),
+        "airtime_s": _seconds(radio.airtime_us),
+        "airtime_left_s": _seconds(radio.airtime_left_us),
         "power_w": node.throttle.readings.power_w,
         "energy_j": node.throttle.energy_j,
     }
 
 
-def _seconds(us: object) -> float | None:
-    return us / 1e6 if isinstance(us, int) else None
+def _seconds(us: int | None) -> float | None:
+    return None if us is None else us / 1e6
 
 
 def _read(sensor: Callable[[], float]) -> float | None:
@@ -146,42 +151,39 @@ def _activity(node: Node) -> str:
     return "waiting for work"
 
 
-def _training(node: Node) -> dict[str, Any] | None:
+def _training(node: Node) -> TrainingStatus | None:
     if node.trainer.round is None:
         return None
     done, steps = node.trainer.progress
-    return {
-        "round": node.trainer.round,
-        "steps_done": done,
-        "steps": steps,
-        "loss": node.trainer.loss,
-    }
+    return TrainingStatus(
+        round=node.trainer.round, steps_done=done, steps=steps, loss=node.trainer.loss
+    )
 
 
-def _outbox(node: Node) -> dict[str, Any] | None:
+def _outbox(node: Node) -> OutboxStatus | None:
     pending = node.protocol.pending
     if pending is None:
         return None
     size = sum(map(len, pending.bodies))
-    return {"round": pending.round, "bytes": size, "received": node.protocol.received}
+    return OutboxStatus(round=pending.round, bytes=size, received=node.protocol.received)
 
 
-def _source(node: Node) -> dict[str, Any] | None:
+def _source(node: Node) -> SourceStatus | None:
     feed = node.data.feed
     if feed is None:
         return None
-    buffer = feed.buffer
+    buffer, live = feed.buffer, feed.status()
     names, last = dict(enumerate(class_names(node.package))), buffer.last_label
-    return {
-        "labelled": len(buffer),
-        "waiting": buffer.waiting,
-        "capacity": buffer.capacity,
-        "last_refusal": buffer.last_refusal,
-        "by_label": {names.get(k, "all"): n for k, n in Counter(buffer.classes.values()).items()},
-        "last_label": last and (last[0], names.get(last[1], "all")),
-        "failures": feed.failures,
-        "floods": feed.floods,
-        "last_failure": feed.last_failure,
-        **asdict(buffer.counters),
-        **feed.status(),
-    }
+    return SourceStatus(
+        labelled=len(buffer),
+        waiting=buffer.waiting,
+        capacity=buffer.capacity,
+        last_refusal=(live and live.last_refusal) or buffer.last_refusal,
+        by_label={names.get(k, "all"): n for k, n in Counter(buffer.classes.values()).items()},
+        last_label=last and (last[0], names.get(last[1], "all")),
+        failures=feed.failures,
+        floods=feed.floods,
+        last_failure=feed.last_failure,
+        counters=asdict(buffer.counters),
+        live=live,
+    )

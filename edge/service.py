@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,10 +31,12 @@ from ternmesh_service.backup import answer_backup
 from ternmesh_service.config_file import control_path, package_folder
 from ternmesh_service.control_socket import BACKUP, DATA, INSTALLED, ControlServer, Relay
 from ternmesh_service.keyring import Keyring, NoKeyring, choose_keyring, hop_keys, opened
+from ternmesh_service.machine import Machine, certificates
 from ternmesh_service.metrics import served_metrics
 from ternmesh_service.mqtt_health import served_health
 from ternmesh_service.notify import ServiceManager
 from ternmesh_service.page.config import served_page
+from ternmesh_service.status import to_json
 from ternmesh_service.wipe import wiping
 from ternmesh_store.node_store import NodeStore
 from ternmesh_store.state_file import StateFile
@@ -107,7 +110,8 @@ def _answer(
     if DATA in request:
         buffer = getattr(node.data.feed, "buffer", None)
         return answer_data(buffer, request, present_model(node))
-    return {**status(node), **{name: read() for name, read in parts.items()}}
+    found = replace(status(node), **{name: read() for name, read in parts.items()})
+    return to_json(found)
 
 
 def present_model(node: Node) -> PresentModel:
@@ -154,8 +158,7 @@ def _serve(
         server = ControlServer(path, lambda request: finish_data(relay.ask(request)))
         with closing(data), server, ExitStack() as stack:
             stack.enter_context(served_metrics(config.metrics, path))
-            ends = config.link.ca_file, config.link.certificate_file
-            stack.enter_context(served_page(config.page, path, state.folder, ends))
+            stack.enter_context(served_page(config.page, path, state.folder))
             health = served_health(config.health, path, config.link.fleet, config.name)
             stack.enter_context(health)
             made = partial(Node, config, loaded, data, store, last, transport)
@@ -164,12 +167,13 @@ def _serve(
             incoming = None if releases is None else _intake(node, loaded, keyring, releases)
             transport.open()
             node.start()
-            parts = {
+            machine = Machine(state.folder, *certificates(config.page, config.link))
+            parts: dict[str, Callable[[], Any]] = {
+                "machine": machine.status,
                 "transport": transport.status,
                 "security": keyring.status,
                 "releases": lambda: incoming and incoming.installed,
                 "incoming": lambda: incoming and incoming.report(),
-                "predict": lambda: None,
                 "knowledge": lambda: data.knowledge and data.knowledge.status(),
             }
             if config.predict.enabled:

@@ -23,6 +23,7 @@ from ternmesh.wire.control import FINISHED
 from ternmesh.wire.frame import FRAME_OVERHEAD
 from ternmesh.wire.knowledge import NUMBER_END, QUALITY_MAX, Topic, cut_labels, write_part
 from ternmesh_service.notify import no_beat
+from ternmesh_service.status import TeachingStatus
 
 WAITS_MAX = 5  # packets that a group may be behind for others to wait for it
 
@@ -212,6 +213,6 @@ class Teaching:
         ahead = self._exchange.note(self.group, host.version, is_over=is_over)
         return self._every_rounds <= ahead <= WAITS_MAX * self._every_rounds
 
-    def status(self) -> dict[str, object]:
-        """What is known of it, ready for JSON."""
-        return {"group": self.group, "sent": self.sent, "less": dict(self.remarks)}
+    def status(self) -> TeachingStatus:
+        """What is known of it."""
+        return TeachingStatus(group=self.group, sent=self.sent, less=dict(self.remarks))

@@ -8,6 +8,7 @@ from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.management import LIMITS, VALUES, BoardRecord, are_allowed, readable, unpack
 from ternmesh.security.membership import ALL
 from ternmesh_service.control_socket import BOARDS
+from ternmesh_service.status import ManagedBoard, to_json
 
 
 def answer(host: HostProtocol, request: Mapping[str, Any], now: float) -> dict[str, Any]:
@@ -30,19 +31,20 @@ def answer(host: HostProtocol, request: Mapping[str, Any], now: float) -> dict[s
         if request.get("inquire"):
             management.inquire(name, now)
     host.handle_timeout(now)  # sends what the boards have to hear
-    rows = [{"name": name, **row(management.boards[name], now)} for name in names]
+    rows = [to_json(managed_board(name, management.boards[name], now)) for name in names]
     return {"software": __version__, "boards": rows}
 
 
-def row(board: BoardRecord, now: float) -> dict[str, Any]:
-    """What the host wants of a board, and knows of it; ready for JSON."""
+def managed_board(name: str, board: BoardRecord, now: float) -> ManagedBoard:
+    """What the host wants of a board, and knows of it."""
     report = board.report
-    return {
-        "software": board.software,
-        "awaited": board.must_report,
-        "wanted": unpack(LIMITS, board.wanted),
-        "in_force": board.in_force,
-        "behind": board.is_behind,
-        "reported_s_ago": None if report is None else round(now - board.reported_at, 1),
-        "report": {} if report is None else readable(unpack(VALUES, report.values)),
-    }
+    return ManagedBoard(
+        name=name,
+        software=board.software,
+        awaited=board.must_report,
+        wanted=unpack(LIMITS, board.wanted),
+        in_force=board.in_force,
+        behind=board.is_behind,
+        reported_s_ago=None if report is None else round(now - board.reported_at, 1),
+        report={} if report is None else readable(unpack(VALUES, report.values)),
+    )

@@ -16,11 +16,10 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 from host.config import PublishConfig
 from ternmesh.errors import ModelPackageError, TernmeshError, WireError
-from ternmesh.federated.release_transfer import BoardProgress, ReleaseSender, described
+from ternmesh.federated.release_transfer import ASKS_SILENT, BoardProgress, ReleaseSender, held
 from ternmesh.link.erasure_code import best_symbol_bytes
 from ternmesh.release import OBJECT_MAX, Verify
 from ternmesh.security.signatures import verify_release
@@ -31,12 +30,14 @@ from ternmesh.wire.release import (
     ON_TRIAL,
     RECEIVING,
     STAGES,
+    STATES,
     SYMBOL_OVERHEAD,
     WITHDRAWN,
     ReleaseOffer,
 )
 from ternmesh_service.keyring import Keyring, NoKeyring
 from ternmesh_service.release_files import entries_of, extract, pack_folder
+from ternmesh_service.status import BoardRelease, PublishedRelease
 from ternmesh_store.files import read_file, replace_file
 from transports.base import Spare
 
@@ -184,23 +185,30 @@ class Publisher:
         self._save_if_changed()
         return bodies
 
-    def status(self) -> dict[str, Any] | None:
+    def status(self) -> PublishedRelease | None:
         """The state for `ternmesh status`; None without a release."""
         offer, sender = self._offer, self.sender
         if offer is None:
-            return {"reason": self.reason} if self.reason else None
+            return PublishedRelease(reason=self.reason) if self.reason else None
         boards = sender.boards if sender is not None else {}
         left = sender.remaining() if sender is not None else 0
-        return {
-            "version": offer.version,
-            "stage": STAGES[offer.stage],
-            "reason": self.reason,
-            "bytes": offer.size,
-            "eta_s": round(left * self._cost_s, 1),
-            "boards": {
-                name: described(board, sender.layout) for name, board in boards.items() if sender
+        return PublishedRelease(
+            version=offer.version,
+            stage=STAGES[offer.stage],
+            reason=self.reason,
+            bytes=offer.size,
+            eta_s=round(left * self._cost_s, 1),
+            boards={
+                name: BoardRelease(
+                    state=STATES[board.state],
+                    held=round(held(board, sender.layout), 3),
+                    away=board.silent >= ASKS_SILENT,
+                    reason=board.reason,
+                )
+                for name, board in boards.items()
+                if sender
             },
-        }
+        )
 
     def _publish(self, data: bytes, canary: float) -> str:
         unpacked = self._folder / "unpacked"

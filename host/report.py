@@ -3,9 +3,8 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from statistics import linear_regression, mean, median
-from typing import Any
 
-from host.management import row
+from host.management import managed_board
 from ternmesh import __version__
 from ternmesh.federated.events import (
     FIRST_CONTACT,
@@ -23,8 +22,9 @@ from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.open_round import PARTIAL_AGGREGATE
 from ternmesh.federated.refusals import AHEAD, shortened, why
 from ternmesh.federated.state import RegisteredNode
-from ternmesh.plan import GLOBAL_SNAPSHOT_HEAD_MAX, of_rounds
+from ternmesh.plan import of_rounds
 from ternmesh.wire.control import FINISHED, OPEN, PHASES
+from ternmesh_service.status import FleetFigures, HostedBoard, HostStatus
 from ternmesh_store.host_store import StoredRound, Tally
 from transports.driver import PeerTraffic
 
@@ -76,8 +76,8 @@ def describe(event: HostEvent, host: HostProtocol, now: float) -> str | None:
             return f"the update of {name} is not consistent: it must be sent again"
         case RunAdopted():
             return (
-                f"{event.node} follows run {event.run.hex()}, of which nothing is stored here: "
-                "the host takes it back, and goes on with it"
+                f"{event.node} follows run {event.run.hex()}, which this host has lost: it takes "
+                "the run back from its boards, and goes on with it"
             )
         case GlobalUpdateMade() if event.given_by:
             return f"global update {event.version}{of} came back from {event.given_by}"
@@ -92,7 +92,7 @@ def describe(event: HostEvent, host: HostProtocol, now: float) -> str | None:
             rest = f", without {missing}" if missing else ""
             head = f"global update {event.version}{of} counts"
             back = "" if event.returns_to is None else f"; {host.returned}"
-            return f"{head} {counted or 'no node'}{rest}{back}{end}"
+            return f"{head} {counted or 'no board'}{rest}{back}{end}"
         case Refused():
             return f"refused from {event.peer}: {event.reason}: {why(event.reason, on_host=True)}"
         case _:
@@ -105,72 +105,52 @@ def status(
     history: Sequence[StoredRound],
     now: float,
     since: int = 0,
-) -> dict[str, Any]:
-    """The state of the run, ready for JSON. Refusals are counted since this process began.
-
-    The history has the rounds after version `since`.
-    """
+) -> HostStatus:
+    """The state of the run; the history has the rounds after version `since`."""
     is_open = host.phase == OPEN
     rows = min(HISTORY_MAX, HISTORY_CELLS_MAX // max(1, len(host.nodes)))
     unlike = set(host.aggregation.reputations.unlike())
-    return {
-        "role": "host",
-        "software": __version__,
-        "run": host.run.hex(),
-        "version": host.version,
-        "rounds": host.plan.rounds,
-        "plan": asdict(host.plan),
-        "phase": PHASES[host.phase],
-        "deadline_s": round(max(0.0, host.deadline - now), 1) if is_open else None,
-        "min_peers": host.settings.min_peers,
-        "global_hash": host.global_hash.hex(),
-        # The most that it costs to bring a node up to date after any absence.
-        "snapshot_bytes_max": 4 * host.plan.dimension + GLOBAL_SNAPSHOT_HEAD_MAX,
-        "nodes": [
-            {
-                **_node(node, host, now),
-                **asdict(tallies.get(node.name, Tally())),
-                "standing": _standing(host, node.address, unlike),
-                "influence": _influence(host, node.address),
-            }
-            for node in sorted(host.nodes.values(), key=lambda node: node.name)
-        ],
-        "aggregation": {
-            "rule": host.settings.aggregation.name,
-            "remark": host.aggregation.remark,
-            "returned": host.returned,
-        },
-        "behind": _behind(host),
-        "refused": refusals(host.refused),
-        "first_contacts": host.refused[FIRST_CONTACT],
-        "metrics": _metrics(host, history),
-        "history": [asdict(item) for item in history[-rows:] if item.version > since],
-    }
+    nodes = sorted(host.nodes.values(), key=lambda node: node.name)
+    return HostStatus(
+        software=__version__,
+        run=host.run.hex(),
+        version=host.version,
+        rounds=host.plan.rounds,
+        plan=host.plan,
+        phase=PHASES[host.phase],
+        deadline_s=round(max(0.0, host.deadline - now), 1) if is_open else None,
+        min_peers=host.settings.min_peers,
+        global_hash=host.global_hash.hex(),
+        nodes=tuple(
+            _board(node, tallies.get(node.name, Tally()), host, unlike, now) for node in nodes
+        ),
+        rule=host.settings.aggregation.name,
+        remark=host.aggregation.remark,
+        returned=host.returned,
+        behind=_behind(host),
+        refused=refusals(host.refused),
+        first_contacts=host.refused[FIRST_CONTACT],
+        metrics=_figures(host, history),
+        history=tuple(item for item in history[-rows:] if item.version > since),
+    )
 
 
-def _metrics(host: HostProtocol, history: Sequence[StoredRound]) -> dict[str, float | None]:
-    """Figures of the fleet, of the newest rounds; None before there are any.
-
-    `convergence_rate`: how much the loss falls a round, by least squares. `model_divergence`: 0
-    where the nodes' updates agree, 1 where they have nothing in common. `communication_overhead`:
-    bytes on the bearer for each byte of updates that arrived and of global updates.
-    """
+def _figures(host: HostProtocol, history: Sequence[StoredRound]) -> FleetFigures:
     recent = history[-RECENT:]
     losses = [(row.version, row.loss) for row in recent if row.loss is not None]
+    slope = linear_regression(*zip(*losses, strict=True)).slope if len(losses) > 1 else None
     reputations = host.aggregation.reputations
     cosines = list(reputations.cosines.values())
     moved = sum(sum(row.bytes_up.values()) + row.bytes_down for row in recent if row.useful_bytes)
     useful = sum(row.useful_bytes for row in recent)
-    return {
-        "global_loss": losses[-1][1] if losses else None,
-        "convergence_rate": -linear_regression(*zip(*losses, strict=True)).slope
-        if len(losses) > 1
-        else None,
-        "model_divergence": 1 - median(cosines) if cosines else None,
-        "communication_overhead": moved / useful if useful else None,
-        "round_latency_s": mean(row.seconds for row in recent) if recent else None,
-        "byzantine_detections": sum(map(reputations.is_excluded, reputations.standings)),
-    }
+    return FleetFigures(
+        global_loss=losses[-1][1] if losses else None,
+        convergence_rate=None if slope is None else -slope,
+        model_divergence=1 - median(cosines) if cosines else None,
+        communication_overhead=moved / useful if useful else None,
+        round_latency_s=mean(row.seconds for row in recent) if recent else None,
+        byzantine_detections=sum(map(reputations.is_excluded, reputations.standings)),
+    )
 
 
 def summary(host: HostProtocol) -> str:
@@ -185,35 +165,39 @@ def summary(host: HostProtocol) -> str:
 
 def _behind(host: HostProtocol) -> str | None:
     if host.recovering:
-        return "this host was restored from an old copy: global updates come back from its nodes"
+        return "this host was restored from an old copy: global updates come back from its boards"
     names = host.recovery.unmet(host.version)
     return f"{', '.join(names)} {AHEAD}" if names else None
 
 
-def _node(node: RegisteredNode, host: HostProtocol, now: float) -> dict[str, Any]:
-    revoked = host.is_excluded(node.name)
-    return {
-        "name": node.name,
-        "address": node.address,
-        "samples": node.samples,
-        "revoked": revoked,
-        # Whether a round waits for it: none does once the run is over
-        "active": node.is_awaited(host.version, now) and not (revoked or host.phase == FINISHED),
-        "heard_s_ago": None if node.heard_at is None else round(now - node.heard_at, 1),
-        "delivered": host.round.delivered(node.address),
-        # The gateway whose partial aggregate counted it last; None: its own update was counted.
-        "partial_aggregate": None
-        if node.partial_aggregate is None
-        else node.partial_aggregate.address,
-        "refused": refusals(node.refused),
-        "board": row(host.session.management.boards[node.name], now),
-    }
-
-
-def _influence(host: HostProtocol, address: int) -> dict[str, float] | None:
-    """How the node's own update counted in the newest round; None if it did not."""
-    found = host.aggregation.influence.get(address)
-    return None if found is None else {k: round(v, 4) for k, v in asdict(found).items()}
+def _board(
+    node: RegisteredNode, tally: Tally, host: HostProtocol, unlike: Collection[int], now: float
+) -> HostedBoard:
+    revoked, aggregate = host.is_excluded(node.name), node.partial_aggregate
+    trust = host.aggregation.reputations
+    cosine = trust.cosines.get(node.address)
+    is_awaited = node.is_awaited(host.version, now) and host.phase != FINISHED
+    return HostedBoard(
+        name=node.name,
+        address=node.address,
+        samples=node.samples,
+        revoked=revoked,
+        active=is_awaited and not revoked,
+        heard_s_ago=None if node.heard_at is None else round(now - node.heard_at, 1),
+        delivered=host.round.delivered(node.address),
+        partial_aggregate=None if aggregate is None else aggregate.address,
+        refused=refusals(node.refused),
+        **asdict(tally),
+        weight=round(trust.weight(node.address), 3),
+        reason=trust.reason(node.address),
+        since=trust.of(node.address).low_since,
+        agreement=None if cosine is None else round(cosine, 3),
+        uptime=round(trust.of(node.address).uptime, 3),
+        harm=round(trust.harm(node.address), 3),
+        unlike=node.address in unlike,
+        influence=host.aggregation.influence.get(node.address),
+        board=managed_board(node.name, host.session.management.boards[node.name], now),
+    )
 
 
 def influences(host: HostProtocol) -> Iterator[str]:
@@ -223,21 +207,6 @@ def influences(host: HostProtocol) -> Iterator[str]:
             f"{host.nodes[address].name}: {found.share:.1%} of the round, norm "
             f"{found.norm:.3g}, counted to {found.clipped:.0%}"
         )
-
-
-def _standing(host: HostProtocol, address: int, unlike: Collection[int]) -> dict[str, Any]:
-    """How much a node is trusted, and why it is not; `since` is a version, 0 for none."""
-    known = host.aggregation.reputations
-    cosine = known.cosines.get(address)
-    return {
-        "weight": round(known.weight(address), 3),
-        "reason": known.reason(address),
-        "since": known.of(address).low_since,
-        "agreement": None if cosine is None else round(cosine, 3),
-        "uptime": round(known.of(address).uptime, 3),
-        "harm": round(known.harm(address), 3),
-        "unlike": address in unlike,
-    }
 
 
 def _names(host: HostProtocol, addresses: Sequence[int]) -> str:

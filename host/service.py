@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,10 +41,12 @@ from ternmesh_service.control_socket import (
 )
 from ternmesh_service.experiment_log import written_logs
 from ternmesh_service.keyring import Keyring, NoKeyring, choose_keyring, hop_keys, opened
+from ternmesh_service.machine import Machine, certificates
 from ternmesh_service.metrics import served_metrics
 from ternmesh_service.mqtt_health import served_health
 from ternmesh_service.notify import ServiceManager
 from ternmesh_service.page.config import served_page
+from ternmesh_service.status import HostStatus, to_json
 from ternmesh_store.host_store import HostStore, StoredRound, StoredRun
 from ternmesh_store.state_file import HOST as HOST_TABLES
 from ternmesh_store.state_file import StateFile
@@ -169,7 +172,8 @@ class HostService:
             if request[PUBLISHED] == "withdraw":
                 self.releases.withdraw("withdrawn by the owner")
             said = self.releases.take_new()
-            return {"said": said, "release": self.releases.status()}
+            release = self.releases.status()
+            return {"said": said, "release": release and to_json(release)}
         answer = membership.answer(self._keyring, request, self.enrolment, self._clock())
         if "error" not in answer:
             match request[membership.ASK]:
@@ -187,12 +191,15 @@ class HostService:
         self._store.keep_muted(self.protocol.muted)
         self._store.commit()
 
-    def status(self, since: int = 0) -> dict[str, Any]:
-        """The state of the run, ready for JSON; its history begins after version `since`."""
+    def status(self, since: int = 0) -> HostStatus:
+        """The state of the run; its history begins after version `since`."""
         tallies, history = self._store.tallies(), list(self._history)
-        found = status(self.protocol, tallies, history, self._clock(), since)
-        teaching = None if self.teaching is None else self.teaching.status()
-        return {**found, "carried_from": self._store.carried_from or None, "teaching": teaching}
+        return replace(
+            status(self.protocol, tallies, history, self._clock(), since),
+            carried_from=self._store.carried_from or None,
+            teaching=None if self.teaching is None else self.teaching.status(),
+            security=self._keyring.status(),
+        )
 
     def may_leave(self) -> bool:
         """Whether the run is over, and nodes that missed its end had time to ask for it.
@@ -379,24 +386,42 @@ def _host_model(
                 return answer_backup(state, config.security.path(state.folder), request)
             if {membership.ASK, BOARDS, PUBLISHED, RETURN} & set(request):
                 return service.manage(request)
-            about = {"fleet": config.link.fleet, "model": package.name}
-            now = {"security": keyring.status(), "transport": transport.status()}
-            run = service.status(int(request.get("since", 0)))
-            return {**run, **about, **now, "release": releases.status()}
+            shown = service.status(int(request.get("since", 0)))
+            return _whole(shown, config, package.name, releases, transport, machine)
 
+        machine = Machine(state.folder, *certificates(config.page, config.link))
         path = control_path(config.state_dir, config.control_socket)
         with _observed(config, path):
             return _serve(service, releases, transport, path, answer, stop, until_finished, manager)
+
+
+def _whole(
+    status: HostStatus,
+    config: HostConfig,
+    model: str,
+    releases: Publisher,
+    transport: StatusTransport,
+    machine: Machine,
+) -> dict[str, Any]:
+    """The status of a run with what is around it, as JSON."""
+    found = replace(
+        status,
+        fleet=config.link.fleet,
+        model=model,
+        transport=transport.status(),
+        release=releases.status(),
+        machine=machine.status(),
+    )
+    return to_json(found)
 
 
 @contextmanager
 def _observed(config: HostConfig, socket: Path) -> Iterator[None]:
     """All that shows the host to its owner, by its control socket; ConfigError."""
     link = config.link
-    ends = (link.ca_file, link.certificate_file)
     with (
         served_metrics(config.metrics, socket),
-        served_page(config.page, socket, Path(config.state_dir), ends),
+        served_page(config.page, socket, Path(config.state_dir)),
         served_health(config.health, socket, link.fleet, HOST),
         written_logs(config.experiment_log, socket),
     ):

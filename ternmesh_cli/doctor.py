@@ -20,6 +20,7 @@ from ternmesh_cli.process import ExitCode
 from ternmesh_cli.programs import read_program
 from ternmesh_cli.setup import acting_as, default_config, service_user
 from ternmesh_service.control_socket import ControlError
+from ternmesh_service.status import read_status
 from ternmesh_store.database import StoreError
 from transports.base import TransportError
 
@@ -62,9 +63,10 @@ def look(path: Path, now: float) -> Subject:
         error = str(found)
     try:
         answer = None if end is None else end.ask({"command": "status"})
+        status = None if answer is None else read_status(answer)
     except ControlError as found:
         silence = str(found)
-    return Subject(path, now, end, config, answer, error, silence)
+    return Subject(path, now, end, config, status, error, silence)
 
 
 def diagnose(

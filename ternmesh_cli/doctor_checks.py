@@ -6,7 +6,7 @@ import secrets
 import stat
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,8 +18,10 @@ from ternmesh.security.identity import Role
 from ternmesh.security.membership import found_fleet
 from ternmesh_cli.keys import fleet_of
 from ternmesh_cli.setup import SERIAL, SETTINGS, SYSTEMD
+from ternmesh_service.alarms import BAD, alarms
 from ternmesh_service.config_file import load_model_package, package_folder
 from ternmesh_service.identity_file import check_owner, read_identity_file
+from ternmesh_service.status import BoardStatus, Status
 from ternmesh_store.state_file import StateFile
 from transports.base import HOST
 from transports.link_config import LinkConfig, link_settings
@@ -45,7 +47,7 @@ class Subject:
     now: float  # seconds since 1970, by the clock of this machine
     end: Any  # keys.End; None for settings without a name, say
     config: Any  # of a node, host or gateway; None for wrong ones
-    answer: Mapping[str, Any] | None  # of the running program; None where none runs
+    status: Status | None  # of the running program; None where none runs
     error: str = ""  # of the settings
     silence: str = ""  # why a program that is there does not answer
 
@@ -134,8 +136,8 @@ def keys(subject: Subject) -> Iterator[Result]:
     end = subject.end
     if end.role is Role.GATEWAY and subject.config and not _ports(subject):
         return  # a gateway of BLE has no keys
-    security = (subject.answer or {}).get("security")
-    if end.security.insecure or (security and security["mode"] == "insecure"):
+    security = subject.status and subject.status.security
+    if end.security.insecure or (security and security.is_insecure):
         yield WARNING, "anyone who reaches the link may send: take `insecure` away and enrol"
         return
     path = end.security.path(end.folder)
@@ -155,17 +157,15 @@ def _ports(subject: Subject) -> list[tuple[str, LinkConfig]]:
 
 
 def program(subject: Subject) -> Iterator[Result]:
-    """What the running program says about its links."""
+    """What the running program says: its alarms."""
     if subject.silence:
         yield WRONG, subject.silence
-    elif subject.answer is None:
+    elif subject.status is None:
         yield OK, "it does not run"
     else:
         yield OK, "it runs; `ternmesh status` shows more"
-        transport = subject.answer["transport"]
-        for one in transport.get("bearers", {"": transport}).values():
-            if not one.get("connected", True):
-                yield WRONG, f"it is not connected: {one['last_error']}"
+        for alarm in alarms(subject.status):
+            yield WRONG if alarm.level == BAD else WARNING, alarm.sentence
 
 
 def broker(subject: Subject) -> Iterator[Result]:
@@ -184,12 +184,12 @@ def broker(subject: Subject) -> Iterator[Result]:
         give_up_at = time.monotonic() + BROKER_S
         while not transport.connected and time.monotonic() < give_up_at:
             time.sleep(0.05)
-            last = transport.status()["last_error"]
+            last = transport.status().last_error
             error = error if last == first else last
         status = transport.status()
         transport.close()
-        if status["connected"]:
-            yield OK, f"{asked.broker} takes the login, with MQTT {status['protocol']}"
+        if status.connected:
+            yield OK, f"the broker takes the login: {status.end}"
         elif error == first:
             yield WRONG, f"{asked.broker} does not answer: check url, network and firewall"
         else:
@@ -275,8 +275,8 @@ def data(subject: Subject) -> Iterator[Result]:
     config = subject.config
     if subject.kind != "node":
         return
-    if subject.answer is not None:
-        yield OK, f"{subject.answer['samples']} samples"
+    if isinstance(subject.status, BoardStatus):
+        yield OK, f"{subject.status.samples} samples"
         return
     from edge.data.sources import open_folder
 

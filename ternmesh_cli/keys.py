@@ -19,6 +19,7 @@ from ternmesh_service.config_file import anchored, control_path, read_settings
 from ternmesh_service.control_socket import ANSWER_S, SLOW, SLOW_S, NobodyAnswers, ask
 from ternmesh_service.identity_file import check_owner, make_identity_file, read_identity_file
 from ternmesh_service.keyring import Keyring, SecurityConfig
+from ternmesh_service.status import read_status
 from ternmesh_service.wipe import begin_again
 from ternmesh_store.state_file import StateFile
 from transports.base import check_name, check_node
@@ -127,11 +128,11 @@ def fleet_of(path: Path) -> FleetKeys:
     end = read(path)
     answer = end.ask({"command": "status"})
     if answer is not None:
-        security = answer["security"]
-        if security["mode"] == "insecure":
+        security = read_status(answer).security
+        if security is None or security.is_insecure:
             raise SecurityError(f"{end.name} runs with --insecure: it has no keys")
-        fleet, host = bytes.fromhex(security["fleet"]), parse_identity(security["host"])
-        before = {bytes.fromhex(old) for old in security.get("host_before", ())}
+        fleet, host = bytes.fromhex(security.fleet), parse_identity(security.host)
+        before = {bytes.fromhex(old) for old in security.host_before}
     else:
         with _opened(end.folder, end.security) as keyring:
             return FleetKeys(keyring.member_list.fleet, keyring.signers)

@@ -15,6 +15,7 @@ from ternmesh.model_package import ModelPackage
 from ternmesh_cli.process import add_json
 from ternmesh_service.config_file import load_model_package, package_folder
 from ternmesh_service.control_socket import ControlError
+from ternmesh_service.status import PredictStatus
 
 if TYPE_CHECKING:
     from edge.data.sources import Arrays, NpzSettings
@@ -126,24 +127,26 @@ def _ask(path: Path, samples: Iterator[Named], follow: bool) -> Iterator[Answer]
         raise ControlError("the node has closed the connection: ask again") from error
 
 
-def figures_text(figures: Answer) -> Iterator[str]:
-    """What a node's status says of its predictions."""
+def figures_text(figures: PredictStatus) -> Iterator[str]:
+    """What a board's status says of its predictions."""
     took = ""
-    if figures["count"]:
-        took = ", in {p50_ms:.3g} ms (p99 {p99_ms:.3g}, longest {max_ms:.3g})".format_map(figures)
+    if figures.count:
+        took = (
+            f", in {figures.p50_ms:.3g} ms (p99 {figures.p99_ms:.3g}, longest {figures.max_ms:.3g})"
+        )
     yield (
-        f"{figures['count']} predictions{took}, by global adapter {figures['version']}; "
-        f"{figures['failed']} failed, {figures['refused']} refused; {figures['clients']} clients"
+        f"{figures.count} predictions{took}, by global adapter {figures.version}; "
+        f"{figures.failed} failed, {figures.refused} refused; {figures.clients} clients"
     )
-    for name, what in (
-        ("clients_dropped", "clients disconnected: they do not read their answers"),
-        ("live_skipped", "live samples skipped: they come too fast"),
-        ("bad_adapters", f"bad adapters: {figures['last_error']}"),
+    for count, what in (
+        (figures.clients_dropped, "clients disconnected: they do not read their answers"),
+        (figures.live_skipped, "live samples skipped: they come too fast"),
+        (figures.bad_adapters, f"bad adapters: {figures.last_error}"),
     ):
-        if figures[name]:
-            yield f"{figures[name]} {what}"
-    if figures["live"] is not None:
-        yield f"live: {prediction_text(figures['live'])}"
+        if count:
+            yield f"{count} {what}"
+    if figures.live is not None:
+        yield f"live: {prediction_text(figures.live)}"
 
 
 def prediction_text(answer: Answer) -> str:

@@ -270,13 +270,15 @@ def _publish(arguments: argparse.Namespace) -> int:
 
 
 def _ask_host(arguments: argparse.Namespace) -> int:
-    from ternmesh_cli.status import published
+    from ternmesh_cli.status_text import published
+    from ternmesh_service.status import PublishedRelease, from_json
 
     answer = _host(arguments.config).ask({PUBLISHED: arguments.asked})
     if answer is None:
         raise ControlError("the host does not run: start it first")
-    lines = [json.dumps(answer["release"])] if arguments.json else published(answer["release"])
-    print("\n".join(lines))
+    found = answer["release"]
+    release = None if found is None else from_json(PublishedRelease, found)
+    print(json.dumps(found) if arguments.json else "\n".join(published(release)))
     return 0
 
 
@@ -295,6 +297,7 @@ def _host(path: Path) -> keys.End:
 
 def _list(arguments: argparse.Namespace) -> int:
     from edge.releases.rollout import passed_over, report
+    from ternmesh_service.status import to_json
 
     config, releases = _board(arguments.config)
     standing = releases.standing()
@@ -302,7 +305,7 @@ def _list(arguments: argparse.Namespace) -> int:
     refused = releases.survey(standing.floor)[1]
     if arguments.json:
         more = {"installed": installed, "passed_over": passed_over(standing, installed)}
-        print(json.dumps(report(standing, refused) | more, indent=1))
+        print(json.dumps(to_json(report(standing, refused)) | more, indent=1))
         return 0
     bad = dict(standing.bad)
     for version in sorted({0, *installed, *bad}):

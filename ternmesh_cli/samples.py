@@ -9,7 +9,7 @@ from typing import Any
 
 from ternmesh.config import ConfigError
 from ternmesh_cli import keys, process
-from ternmesh_cli.status_nodes import table
+from ternmesh_cli.status_text import table
 from ternmesh_service.control_socket import DATA, ControlError
 from ternmesh_store.state_file import STATE
 

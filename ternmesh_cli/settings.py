@@ -1,16 +1,14 @@
 """`ternmesh settings`: what the host has set on its boards, and what is in force there."""
 
 import argparse
-import json
-from collections.abc import Mapping
-from typing import Any
 
 from ternmesh.config import ConfigError
 from ternmesh.federated.management import LIMITS, WORDS, are_allowed, settings_text
 from ternmesh.security.membership import ALL
 from ternmesh_cli.process import add_config, add_json
-from ternmesh_cli.status import ask_boards
-from ternmesh_cli.status_nodes import NO_REPORT, table
+from ternmesh_cli.status import ask_boards, boards_json
+from ternmesh_cli.status_text import NO_REPORT, table
+from ternmesh_service.status import ManagedBoard
 
 DEFAULT = "default"  # as the board's own configuration says
 MUTE = ("mute=off", "mute=on")  # kept by the host
@@ -41,19 +39,19 @@ def run(arguments: argparse.Namespace) -> int:
     """Set what was named, wait for the boards, and show the settings."""
     muted = {text: text == MUTE[1] for text in arguments.changes if text in MUTE}
     changes = dict(map(read_setting, [text for text in arguments.changes if text not in MUTE]))
-    answer = ask_boards(
+    boards = ask_boards(
         arguments.config,
         arguments.name,
         {"set": changes, **({"mute": any(muted.values())} if muted else {})},
-        lambda row: not row["behind"],
+        lambda board: not board.behind,
         TAKEN_S if changes else 0.0,
     )
     if arguments.json:
-        print(json.dumps(answer))
+        print(boards_json(boards))
         return 0
     cells = [
-        (r["name"], settings_text(r["wanted"]), settings_text(r["in_force"]), note(r))
-        for r in answer["boards"]
+        (board.name, settings_text(board.wanted), settings_text(board.in_force), note(board))
+        for board in boards
     ]
     print("\n".join(table(("board", "wanted", "in force", ""), cells)))
     return 0
@@ -77,12 +75,12 @@ def read_setting(text: str) -> tuple[str, float | None]:
     return name, number
 
 
-def note(row: Mapping[str, Any]) -> str:
+def note(board: ManagedBoard) -> str:
     """Why what a board does is not what the host wants, and what it runs."""
-    if row["software"] is None:
+    if board.software is None:
         return NO_REPORT
-    if row["behind"]:
+    if board.behind:
         return "has not taken them yet"
-    denied = sorted(row["wanted"].keys() - row["in_force"].keys())
-    ternmesh = f"ternmesh {row['software']}"
+    denied = sorted(board.wanted.keys() - board.in_force.keys())
+    ternmesh = f"ternmesh {board.software}"
     return f"its [remote] does not allow {', '.join(denied)}" if denied else ternmesh

@@ -7,6 +7,7 @@ from types import ModuleType
 
 from ternmesh.config import ConfigError
 from ternmesh_cli import process
+from ternmesh_service.status import to_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,5 +75,5 @@ def _board(arguments: argparse.Namespace) -> int:
         until_finished=arguments.until_finished,
     )
     if arguments.json:
-        print(json.dumps(status))
+        print(json.dumps(to_json(status) if status else {"decommissioned": True}))
     return 0

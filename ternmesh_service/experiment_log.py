@@ -10,14 +10,16 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ternmesh.config import ConfigError, needs
 from ternmesh.errors import TernmeshError
+from ternmesh.wire.control import FINISHED, PHASES
 from ternmesh_service.config_file import PATH
-from ternmesh_service.observer import Status, observed
+from ternmesh_service.observer import Observed, observed
+from ternmesh_service.status import HostStatus, to_json
 from ternmesh_store.files import read_text, replace_file
 
 if TYPE_CHECKING:
@@ -82,20 +84,20 @@ def written_logs(
         yield
 
 
-def rows(status: Status) -> list[Row]:
+def rows(status: HostStatus) -> list[Row]:
     """The values of each round in a host's status, by the version that the round made."""
-    boards = {node["name"] for node in status["nodes"][:BOARDS_MAX]}
+    boards = {board.name for board in status.nodes[:BOARDS_MAX]}
     found: list[tuple[int, dict[str, float | None]]] = []
-    for row in status["history"]:
-        values = {f"fleet/{key}": row[key] for key in ("loss", "accuracy")}
-        values |= {f"round/{key}": row[key] for key in ("seconds", "bytes_down")}
-        values["round/bytes_up"] = sum(row["bytes_up"].values())
-        for name, (loss, accuracy) in row["reports"].items():
+    for row in status.history:
+        values = {"fleet/loss": row.loss, "fleet/accuracy": row.accuracy}
+        values |= {"round/seconds": row.seconds, "round/bytes_down": row.bytes_down}
+        values["round/bytes_up"] = sum(row.bytes_up.values())
+        for name, (loss, accuracy) in row.reports.items():
             if name in boards:
                 values |= {f"board/{name}/loss": loss, f"board/{name}/accuracy": accuracy}
-        found.append((row["version"], values))
+        found.append((row.version, values))
     for _, values in found[-1:]:  # `global_loss` is the loss of a row
-        newest = {key: value for key, value in status["metrics"].items() if key != "global_loss"}
+        newest = to_json(replace(status.metrics, global_loss=None))
         values |= {f"fleet/{key}": value for key, value in newest.items()}
     return [
         (version, {key: float(value) for key, value in values.items() if value is not None})
@@ -111,24 +113,25 @@ class _TensorBoard:
         self._run = ""
         self._events: EventsWriter | None = None
 
-    def take(self, status: Status) -> None:
+    def take(self, status: Observed) -> None:
         """Write the rounds that the run's subfolder lacks; OSError, ValueError."""
+        assert isinstance(status, HostStatus)  # only hosts have this log
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto.event_pb2 import Event, SessionLog
         from tensorboardX.proto.summary_pb2 import Summary
 
-        folder = self._folder / status["run"]
+        folder = self._folder / status.run
         path = folder / VERSION
         last = int(read_text(path, 20)) if path.exists() else 0
         new = [row for row in rows(status) if row[0] > last]
         if not new:
             return
         try:
-            if self._events is None or self._run != status["run"]:
+            if self._events is None or self._run != status.run:
                 self.close()
                 folder.mkdir(parents=True, exist_ok=True)
                 self._events = EventsWriter(str(folder / "events"), f".{last}")
-                self._run = status["run"]
+                self._run = status.run
                 # What files of before have after `last` is not shown any more
                 start = SessionLog(status=SessionLog.START)
                 event = Event(wall_time=time.time(), step=last + 1, session_log=start)
@@ -163,8 +166,9 @@ class _Mlflow:
         self._last = 0
         self._is_open = True  # and shown as running
 
-    def take(self, status: Status) -> None:
+    def take(self, status: Observed) -> None:
         """Write the rounds that the server lacks; ExperimentLogError."""
+        assert isinstance(status, HostStatus)
         found = rows(status)
         if not found:
             return
@@ -175,13 +179,13 @@ class _Mlflow:
             reason = " ".join(str(error).split())[:REASON_MAX]
             raise ExperimentLogError(f"MLflow does not take the rounds: {reason}") from error
 
-    def _write(self, status: Status, found: list[Row]) -> None:
+    def _write(self, status: HostStatus, found: list[Row]) -> None:
         from mlflow import MlflowClient
         from mlflow.entities import Metric, RunTag
 
         client = MlflowClient(tracking_uri=self._uri)
-        if self._run != status["run"]:
-            self._resume(client, status["run"])
+        if self._run != status.run:
+            self._resume(client, status.run)
         for version, values in found:
             if version > self._last:
                 now_ms = round(time.time() * 1000)
@@ -189,7 +193,7 @@ class _Mlflow:
                 tag = RunTag(VERSION_TAG, str(version))
                 client.log_batch(self._id, metrics, tags=[tag], synchronous=True)
                 self._last = version
-        if self._is_open and status["phase"] == "finished":
+        if self._is_open and status.phase == PHASES[FINISHED]:
             client.set_terminated(self._id)
             self._is_open = False
 

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ternmesh.config import ConfigError, limits
 from ternmesh.errors import SecurityError
@@ -53,6 +52,7 @@ from ternmesh_service.identity_file import (
     read_identity_file,
     replace_host_file,
 )
+from ternmesh_service.status import SecurityStatus
 from ternmesh_service.wipe import check_fit
 from ternmesh_store.files import sync_folder
 from ternmesh_store.security_store import SecurityStore
@@ -364,16 +364,16 @@ class Keyring:
         for sealing in self._sealings.values():
             sealing.rekey()
 
-    def status(self) -> dict[str, Any]:
-        """Return what `ternmesh status` shows, ready for JSON."""
-        return {
-            "mode": "keys",
-            "fingerprint": self.own.public.fingerprint.hex(),
-            "fleet": self.member_list.fleet.hex(),
-            "host": identity_text(self.member_list.host),
-            "host_before": sorted(old.hex() for old in self.member_list.hosts.before),
-            "clones": dict(sum((Counter(s.clones) for s in self._sealings.values()), Counter())),
-        }
+    def status(self) -> SecurityStatus:
+        """Return what `ternmesh status` shows."""
+        return SecurityStatus(
+            mode="keys",
+            fingerprint=self.own.public.fingerprint.hex(),
+            fleet=self.member_list.fleet.hex(),
+            host=identity_text(self.member_list.host),
+            host_before=tuple(sorted(old.hex() for old in self.member_list.hosts.before)),
+            clones=dict(sum((Counter(s.clones) for s in self._sealings.values()), Counter())),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -414,9 +414,9 @@ class NoKeyring:
     def record(self, event: object) -> None:
         """Do nothing: there is no state to store."""
 
-    def status(self) -> dict[str, Any]:
-        """Return what `ternmesh status` shows, ready for JSON."""
-        return {"mode": "insecure"}
+    def status(self) -> SecurityStatus:
+        """Return what `ternmesh status` shows."""
+        return SecurityStatus()
 
 
 def hop_keys(keyring: Keyring | NoKeyring, name: str, gateway: str = "") -> HopKeys | None:

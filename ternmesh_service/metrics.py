@@ -4,15 +4,24 @@ A scrape asks the control socket as `ternmesh status` does: it never touches the
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ternmesh.config import ConfigError, limits
-from ternmesh_service.control_socket import ControlError, ask
+from ternmesh_service.control_socket import ControlError
 from ternmesh_service.observer import newest_reports
+from ternmesh_service.status import (
+    BoardStatus,
+    GatewayStatus,
+    HostedBoard,
+    HostStatus,
+    Status,
+    ask_status,
+)
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -49,8 +58,9 @@ METRICS = {  # by name: kind and help
     "bytes": (COUNTER, "bytes on the bearer since the start, by direction"),
     "memory_bytes": (GAUGE, "resident memory of the process"),
 }
-Answer = Mapping[str, Any]
-Sample = tuple[str, float, tuple[tuple[str, str], ...]]
+Labels = tuple[tuple[str, str], ...]
+Sample = tuple[str, float, Labels]
+Value = tuple[str, float | None, Labels]
 
 _log = logging.getLogger(__name__)
 
@@ -108,12 +118,12 @@ class _Collector:
         from prometheus_client.core import Metric
 
         try:
-            answer = ask(self._socket, {"command": "status"})
+            status = ask_status(self._socket)
         except ControlError as error:
             _log.warning("no metrics for this scrape: %s", error)
             return
         found: dict[str, Metric] = {}
-        for name, value, labels in samples(answer):
+        for name, value, labels in samples(status):
             kind, unit_help = METRICS[name]
             if name not in found:
                 found[name] = Metric(PREFIX + name, unit_help, kind)
@@ -122,72 +132,68 @@ class _Collector:
         yield from found.values()
 
 
-def samples(answer: Answer) -> Iterator[Sample]:
-    """The values of a status by name in `METRICS`, with labels; unknown parts are left out."""
+def samples(status: Status) -> Iterator[Sample]:
+    """The values of a status by name in `METRICS`, with labels; what is not known is left out."""
+    for name, value, labels in _samples(status):
+        if value is not None:
+            yield name, float(value), labels
+
+
+def _samples(status: Status) -> Iterator[Value]:
     about = ("role", "software", "model", "fleet", "name", "run")
-    labels = tuple((key, str(answer[key])) for key in about if answer.get(key))
-    yield "info", 1.0, labels
-    yield from _values(answer, {"version": "version"})
-    transport = answer.get("transport") or {}
-    yield from _values(transport, {"connected": "connected"})
-    if "airtime_us" in transport:
-        yield "airtime_seconds", transport["airtime_us"] / 1e6, ()
-    for reason, count in (answer.get("refused") or {}).items():
-        yield "refused_frames", float(count), (("reason", str(reason)),)
-    yield from {"host": _host, "node": _node}.get(answer.get("role", ""), _nothing)(answer)
+    known = ((key, getattr(status, key, None)) for key in about)
+    yield "info", 1, tuple((key, str(value)) for key, value in known if value)
+    yield "version", getattr(status, "version", None), ()
+    yield "connected", status.transport.connected, ()
+    air_us = status.transport.airtime_us
+    yield "airtime_seconds", None if air_us is None else air_us / 1e6, ()
+    if not isinstance(status, GatewayStatus):
+        for reason, count in status.refused.items():
+            yield "refused_frames", count, (("reason", reason),)
+    if isinstance(status, HostStatus):
+        yield from _host(status)
+    elif isinstance(status, BoardStatus):
+        yield from _own(status)
 
 
-def _host(answer: Answer) -> Iterator[Sample]:
-    nodes = answer["nodes"]
-    yield "boards", float(len(nodes)), ()
-    yield "boards_active", float(sum(node["active"] for node in nodes)), ()
-    for row in answer["history"][-1:]:
-        yield "round_seconds", row["seconds"], ()
-        yield "round_bytes", float(sum(row["bytes_up"].values())), (("direction", "up"),)
-        yield "round_bytes", float(row["bytes_down"]), (("direction", "down"),)
-    for name, values in newest_reports(answer["history"]).items():
+def _host(status: HostStatus) -> Iterator[Value]:
+    yield "boards", len(status.nodes), ()
+    yield "boards_active", sum(board.active for board in status.nodes), ()
+    for row in status.history[-1:]:
+        yield "round_seconds", row.seconds, ()
+        yield "round_bytes", sum(row.bytes_up.values()), (("direction", "up"),)
+        yield "round_bytes", row.bytes_down, (("direction", "down"),)
+    for name, (loss, accuracy) in newest_reports(status.history).items():
         labels = (("board", name),) if name else ()
-        for key, value in zip(("loss", "accuracy"), values, strict=True):
-            if value is not None:
-                yield f"board_{key}" if name else f"fleet_{key}", value, labels
-    measured = answer.get("metrics") or {}
-    same = "convergence_rate", "model_divergence", "communication_overhead", "byzantine_detections"
-    yield from _values(measured, dict(zip(same, same, strict=True)))
-    doubted: dict[str, int] = {}
-    for node in nodes:
-        board = ("board", str(node["name"]))
-        standing = node["standing"]
-        if standing["reason"]:
-            doubted[standing["reason"]] = doubted.get(standing["reason"], 0) + 1
-        yield "board_samples", float(node["samples"]), (board,)
-        yield "board_weight", standing["weight"], (board,)
-        if node["heard_s_ago"] is not None:
-            yield "board_heard_seconds", node["heard_s_ago"], (board,)
-        for key in ("counted", "missed"):
-            yield "board_rounds", float(node[f"rounds_{key}"]), (board, ("result", key))
-        for key in ("up", "down"):
-            yield "board_bytes", float(node[f"bytes_{key}"]), (board, ("direction", key))
-    for reason, count in doubted.items():
-        yield "boards_doubted", float(count), (("reason", reason),)
+        yield "board_loss" if name else "fleet_loss", loss, labels
+        yield "board_accuracy" if name else "fleet_accuracy", accuracy, labels
+    yield "convergence_rate", status.metrics.convergence_rate, ()
+    yield "model_divergence", status.metrics.model_divergence, ()
+    yield "communication_overhead", status.metrics.communication_overhead, ()
+    yield "byzantine_detections", status.metrics.byzantine_detections, ()
+    for board in status.nodes:
+        yield from _board(board)
+    reasons = Counter(board.reason for board in status.nodes if board.reason)
+    for reason, count in reasons.items():
+        yield "boards_doubted", count, (("reason", reason),)
 
 
-def _node(answer: Answer) -> Iterator[Sample]:
-    yield from _values(answer, {"samples": "samples"})
-    if answer.get("metric") is not None:
-        yield "score", answer["metric"], (("metric", str(answer["metric_name"])),)
-    for key in ("up", "down"):
-        yield "bytes", float(answer[f"bytes_{key}"]), (("direction", key),)
-    for entry in answer["history"][-1:]:
-        yield from _values(entry, {"loss": "loss"})
-    if answer.get("rss_mib") is not None:
-        yield "memory_bytes", answer["rss_mib"] * 2**20, ()
+def _board(board: HostedBoard) -> Iterator[Value]:
+    own = ("board", board.name)
+    yield "board_samples", board.samples, (own,)
+    yield "board_weight", board.weight, (own,)
+    yield "board_heard_seconds", board.heard_s_ago, (own,)
+    yield "board_rounds", board.rounds_counted, (own, ("result", "counted"))
+    yield "board_rounds", board.rounds_missed, (own, ("result", "missed"))
+    yield "board_bytes", board.bytes_up, (own, ("direction", "up"))
+    yield "board_bytes", board.bytes_down, (own, ("direction", "down"))
 
 
-def _nothing(_answer: Answer) -> Iterator[Sample]:
-    return iter(())
-
-
-def _values(found: Answer, names: Mapping[str, str]) -> Iterator[Sample]:
-    for key, name in names.items():
-        if found.get(key) is not None:
-            yield name, float(found[key]), ()
+def _own(status: BoardStatus) -> Iterator[Value]:
+    yield "samples", status.samples, ()
+    yield "score", status.metric, (("metric", status.metric_name),)
+    yield "bytes", status.bytes_up, (("direction", "up"),)
+    yield "bytes", status.bytes_down, (("direction", "down"),)
+    for entry in status.history[-1:]:
+        yield "loss", entry.loss, ()
+    yield "memory_bytes", None if status.rss_mib is None else status.rss_mib * 2**20, ()

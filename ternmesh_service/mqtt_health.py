@@ -25,11 +25,12 @@ from ternmesh import __version__
 from ternmesh.config import ConfigError, limits, needs
 from ternmesh.security.membership import ALL
 from ternmesh.timers import RateLimiter
-from ternmesh.wire.control import FINISHED, PHASES
+from ternmesh_service.alarms import is_over
 from ternmesh_service.config_file import PATH
 from ternmesh_service.control_socket import ANSWER_S, BOARDS, ControlError, ask
 from ternmesh_service.home_assistant import BIRTH, Document, Topics, discovery
-from ternmesh_service.observer import Status, newest_reports, observed
+from ternmesh_service.observer import Observed, newest_reports, observed
+from ternmesh_service.status import BoardStatus, HostedBoard
 from transports.base import HOST, check_name, check_node
 from transports.link_config import LinkConfig, link_settings
 
@@ -52,7 +53,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class HealthConfig:
-    """`[health]`: the broker that keeps the health of a host or node; without `url` there is none.
+    """`[health]`: the broker that keeps the health of a host or board; without `url` there is none.
 
     The broker's settings are those of `[link]`. With `home_assistant`, Home Assistant finds the
     boards under `discovery_prefix`. With `buttons`, whoever may publish on the broker may pause the
@@ -129,68 +130,67 @@ def _settings(config: HealthConfig, topics: Topics) -> "TopicSettings":
     )
 
 
-def health(status: Status, now: float) -> dict[str, Document]:
+def health(status: Observed, now: float) -> dict[str, Document]:
     """The documents of a status by board, "" for the process itself; `now` in s since 1970.
 
     Boards whose names may not stand in a topic are left out, and those after `BOARDS_MAX`.
     """
     about = {
         "software": __version__,
-        "version": status["version"],
-        "connected": status["transport"].get("connected"),
+        "version": status.version,
+        "connected": status.transport.connected,
     }
-    if status["role"] == "node":
+    if isinstance(status, BoardStatus):
         return {"": {**about, **_own(status)}}
-    nodes = status["nodes"]
     reports = {
         name: dict(zip(_NO_REPORT, map(_rounded, values), strict=True))
-        for name, values in newest_reports(status["history"]).items()
+        for name, values in newest_reports(status.history).items()
     }
     fleet = {
         **about,
-        "phase": status["phase"],
-        "boards": len(nodes),
-        "boards_active": sum(node["active"] for node in nodes),
+        "phase": status.phase,
+        "boards": len(status.nodes),
+        "boards_active": sum(board.active for board in status.nodes),
         **reports.get("", _NO_REPORT),
     }
-    is_over = status["phase"] == PHASES[FINISHED]
-    known = [node for node in nodes if _may_be_in_a_topic(node["name"])][:BOARDS_MAX]
+    known = [board for board in status.nodes if _may_be_in_a_topic(board.name)][:BOARDS_MAX]
     boards = {
-        node["name"]: _board(node, now, is_over=is_over) | reports.get(node["name"], _NO_REPORT)
-        for node in known
+        board.name: _board(board, now, is_over=is_over(status))
+        | reports.get(board.name, _NO_REPORT)
+        for board in known
     }
     return {"": fleet, **boards}
 
 
-def _board(node: Status, now: float, *, is_over: bool) -> Document:
-    state = "on" if node["active"] else "finished" if is_over else "silent"
-    if node["board"]["in_force"].get("pause") == 1:
+def _board(board: HostedBoard, now: float, *, is_over: bool) -> Document:
+    state = "on" if board.active else "finished" if is_over else "silent"
+    if board.board.in_force.get("pause") == 1:
         state = "paused"
     heard = None
-    if (ago_s := node["heard_s_ago"]) is not None:
+    if (ago_s := board.heard_s_ago) is not None:
         heard = datetime.fromtimestamp((now - ago_s) // HEARD_S * HEARD_S, UTC).isoformat()
     return {
-        "state": "revoked" if node["revoked"] else state,
-        "active": node["active"],
-        "samples": node["samples"],
-        "weight": node["standing"]["weight"],
+        "state": "revoked" if board.revoked else state,
+        "active": board.active,
+        "samples": board.samples,
+        "weight": board.weight,
         "last_heard": heard,
-        "software": node["board"]["software"],
+        "software": board.board.software,
     }
 
 
-def _own(status: Status) -> Document:
-    """What a node knows of itself, and its newest live prediction."""
-    losses = [entry["loss"] for entry in status["history"] if entry["loss"] is not None]
+def _own(status: BoardStatus) -> Document:
+    """What a board knows of itself, and its newest live prediction."""
+    losses = [entry.loss for entry in status.history if entry.loss is not None]
     found = {
-        "activity": status["activity"],
-        "samples": status["samples"],
-        "metric": status["metric_name"],
-        "score": _rounded(status["metric"]),
+        "activity": status.activity,
+        "samples": status.samples,
+        "metric": status.metric_name,
+        "score": _rounded(status.metric),
         "loss": _rounded(losses[-1] if losses else None),
     }
-    if status.get("predict") is not None:
-        live = status["predict"]["live"] or {}
+    if status.predict is not None:
+        live = status.predict.live or {}
         label, top = live.get("label"), live.get("top")
         found["prediction"] = None if label is None else str(label)[:TEXT_MAX]
         found["confidence"] = _rounded(top[0][1]) if top else None
@@ -227,13 +227,13 @@ class _Publisher:
         self._presses: dict[str, bytes] = {}  # the newest by board, ALL or BIRTH
         self._limiter = RateLimiter(PRESS_S)
 
-    def take(self, status: Status) -> None:
+    def take(self, status: Observed) -> None:
         """Make the messages of a status."""
         topics, config = self._topics, self._config
         documents = health(status, time.time())
         wanted = {topics.state(board): found for board, found in documents.items()}
         if config.home_assistant:
-            where = topics, config.discovery_prefix, status["model"]
+            where = topics, config.discovery_prefix, status.model
             wanted |= dict(discovery(*where, *item, config.buttons) for item in documents.items())
         self._targets = {topics.set(board): board or ALL for board in documents}
         self._wanted = {
@@ -257,7 +257,7 @@ class _Publisher:
         """Say that this process ends, where a broker is there."""
         give_up_at = time.monotonic() + GOODBYE_S
         if self._client.publish(self._topics.available(), OFFLINE, retain=True):
-            while self._client.status()["queued"] and time.monotonic() < give_up_at:
+            while self._client.status().numbers["queued"] and time.monotonic() < give_up_at:
                 time.sleep(0.01)
 
     def _turn(self, now: float) -> None:

@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from transports.base import TransportStatus
+
 REPORT_S = 5.0  # between two looks at the status
 BEAT_S = 30.0  # between two signs of life where systemd sets no limit
 START_S = 300  # so long the start may take after each sign of life
@@ -22,7 +24,7 @@ STALLED_S = 300.0
 SEND_S = 1.0  # the longest wait for a full queue of systemd
 READY, BEAT, STOPPING, STATUS = "READY=1", "WATCHDOG=1", "STOPPING=1", "STATUS="
 
-Statuses = Sequence[Mapping[str, Any]]
+Statuses = Sequence[TransportStatus]
 
 _log = logging.getLogger(__name__)
 
@@ -143,13 +145,12 @@ def no_beat() -> None:
 
 
 def _describe(statuses: Statuses) -> str:
-    down = [status for status in statuses if not status["connected"]]
+    down = [status for status in statuses if not status.connected]
     if not down:
         return "link up"
-    return f"link down ({len(down)} of {len(statuses)}): {down[0]['last_error']}"
+    return f"link down ({len(down)} of {len(statuses)}): {down[0].last_error}"
 
 
-def _silent_s(status: Mapping[str, Any]) -> float:
+def _silent_s(status: TransportStatus) -> float:
     """The longest time since a thread of this transport has turned."""
-    bearers = status.get("bearers", {})
-    return max([float(status.get("turned_s_ago", 0.0)), *map(_silent_s, bearers.values())])
+    return max(status.turned_s_ago, *map(_silent_s, status.bearers.values()), 0.0)

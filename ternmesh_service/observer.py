@@ -5,21 +5,22 @@ What is done with the status may be slow or fail: the process does not notice.
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from ternmesh_service.control_socket import ControlError, ask
+from ternmesh_service.control_socket import ControlError
+from ternmesh_service.status import BoardStatus, HostStatus, ask_status
+from ternmesh_store.host_store import StoredRound
 
-Status = Mapping[str, Any]
+Observed = HostStatus | BoardStatus
 
 _log = logging.getLogger(__name__)
 
 
 @contextmanager
 def observed(
-    socket: Path, every_s: float, take: Callable[[Status], None], since: bool = False
+    socket: Path, every_s: float, take: Callable[[Observed], None], since: bool = False
 ) -> Iterator[None]:
     """Give `take` the status of the process behind a control socket every `every_s` seconds.
 
@@ -38,35 +39,38 @@ def observed(
         thread.join(timeout=5.0)
 
 
-def newest_reports(history: Sequence[Status]) -> dict[str, tuple[float | None, float | None]]:
+def newest_reports(history: Sequence[StoredRound]) -> dict[str, tuple[float | None, float | None]]:
     """The newest loss and accuracy by board in a host's history, and of the fleet as "".
 
     A report may lack either: it has another value in place of the accuracy in some rounds.
     """
     found: dict[str, tuple[float | None, float | None]] = {}
     for row in history:
-        for name, (loss, accuracy) in {
-            **row["reports"],
-            "": (row["loss"], row["accuracy"]),
-        }.items():
+        for name, (loss, accuracy) in {**row.reports, "": (row.loss, row.accuracy)}.items():
             old = found.get(name, (None, None))
             found[name] = old[0] if loss is None else loss, old[1] if accuracy is None else accuracy
     return found
 
 
 def _observe(
-    socket: Path, every_s: float, take: Callable[[Status], None], since: bool, stop: threading.Event
+    socket: Path,
+    every_s: float,
+    take: Callable[[Observed], None],
+    since: bool,
+    stop: threading.Event,
 ) -> None:
     version, run, said = 0, None, ""
     while not stop.wait(every_s):
         try:
-            status = ask(socket, {"command": "status", "since": version})
-            if since and status.get("run") != run:
+            status = ask_status(socket, version)
+            assert isinstance(status, Observed)  # only hosts and boards are observed
+            if since and status.run != run:
                 if version:  # its rounds begin anew
-                    status = ask(socket, {"command": "status", "since": 0})
-                run = status.get("run")
+                    status = ask_status(socket)
+                    assert isinstance(status, Observed)
+                run = status.run
             take(status)
-            version, said = int(status.get("version", 0)) if since else 0, ""
+            version, said = status.version if since else 0, ""
         except ControlError:
             continue  # it starts, ends or is busy
         except Exception as error:  # noqa: BLE001  (of a library or a server: it must stop nothing)

@@ -15,8 +15,8 @@ retransmits is a `ReportingTransport`, and the protocol leaves the repeating to 
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from ternmesh.deliveries import Delivery
@@ -151,12 +151,42 @@ class SpareTransport(Transport, Protocol):
         """What it has to spare now; None while frames wait to leave."""
 
 
+@dataclass(frozen=True, slots=True)
+class LinkStatus:
+    """What the link around a bearer counts."""
+
+    objects_under_way: int
+    objects_sent: int
+    objects_lost: int
+    frames_refused: int
+    sealed: bool
+    refused: Mapping[str, Mapping[str, int]]  # by peer and reason
+
+
+@dataclass(frozen=True, slots=True)
+class TransportStatus:
+    """What a transport says of itself; each of its `bearers` too, where it combines several."""
+
+    connected: bool
+    last_error: str | None  # None while it is connected
+    end: str = ""  # what it connects to, in words
+    turned_s_ago: float = 0.0  # since its thread has last done something
+    bytes_out: int = 0
+    airtime_us: int | None = None  # of all that it sent; None for no radio
+    airtime_left_us: int | None = None  # of the hour, at the last frame; None without a limit
+    signal: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)  # by peer
+    refusals: Mapping[str, int] = field(default_factory=dict)  # of the modem or bridge, by reason
+    numbers: Mapping[str, int | None] = field(default_factory=dict)  # counters and limits, by name
+    link: LinkStatus | None = None
+    bearers: Mapping[str, "TransportStatus"] = field(default_factory=dict)
+
+
 @runtime_checkable
 class StatusTransport(Transport, Protocol):
     """A transport that shows its state."""
 
-    def status(self) -> dict[str, object]:
-        """Counters and state, ready for JSON."""
+    def status(self) -> TransportStatus:
+        """Counters and state."""
 
 
 @runtime_checkable

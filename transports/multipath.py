@@ -7,11 +7,20 @@ end and down at the other. A broadcast is sent over as many bearers as it takes 
 """
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import cycle
 
-from transports.base import ALL, Arrival, Busy, NotConnected, Spare, SpareTransport, StatusTransport
+from transports.base import (
+    ALL,
+    Arrival,
+    Busy,
+    NotConnected,
+    Spare,
+    SpareTransport,
+    StatusTransport,
+    TransportStatus,
+)
 
 SLICE_S = 0.02  # how long one bearer is listened to before the next
 REST = 20  # after so many times `patience_s` a silent bearer is tried again
@@ -132,20 +141,20 @@ class MultipathTransport:
             return None
         return Spare(min(self.mtu, *(s.frame_max for s in known)), max(s.cost_s for s in known))
 
-    def status(self) -> dict[str, object]:
+    def status(self) -> TransportStatus:
         each = {bearer.name: bearer.transport.status() for bearer in self._bearers}
-        sums = {
-            key: sum(found)
-            for key in ("airtime_us", "airtime_left_us")
-            if (found := [us for one in each.values() if isinstance(us := one.get(key), int)])
-        }
-        return {
-            "connected": self.connected,
-            "last_error": None if self.connected else self._troubles(),
-            "frames_dropped": self.frames_dropped,
-            **sums,
-            "bearers": {name: {**each[name], "frames_sent": self._sent[name]} for name in each},
-        }
+        return TransportStatus(
+            connected=self.connected,
+            last_error=None if self.connected else self._troubles(),
+            bytes_out=sum(status.bytes_out for status in each.values()),
+            airtime_us=_sum(status.airtime_us for status in each.values()),
+            airtime_left_us=_sum(status.airtime_left_us for status in each.values()),
+            numbers={"frames_dropped": self.frames_dropped},
+            bearers={
+                name: replace(one, numbers={**one.numbers, "frames_sent": self._sent[name]})
+                for name, one in each.items()
+            },
+        )
 
     def _receivers_of(self, peer: str) -> frozenset[str]:
         if peer != ALL:
@@ -218,7 +227,12 @@ class MultipathTransport:
 
     def _troubles(self) -> str:
         each = ((bearer.name, bearer.transport.status()) for bearer in self._bearers)
-        return "; ".join(f"{name}: {status.get('last_error')}" for name, status in each)
+        return "; ".join(f"{name}: {status.last_error}" for name, status in each)
+
+
+def _sum(values: Iterable[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
 
 
 def _without(bearer: Bearer, routes: dict[str, list[Bearer]]) -> dict[str, list[Bearer]]:

@@ -12,6 +12,7 @@ does not repeat what the link repeats. All work is done in the thread that calls
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -45,11 +46,13 @@ from transports.base import (
     Arrival,
     Busy,
     FrameTooLarge,
+    LinkStatus,
     NotConnected,
     Spare,
     SpareTransport,
     StatusTransport,
     Transport,
+    TransportStatus,
     UnknownPeer,
     check_sizes,
 )
@@ -229,18 +232,19 @@ class ReliableTransport:
             return None
         return self._inner.spare() if isinstance(self._inner, SpareTransport) else None
 
-    def status(self) -> dict[str, object]:
-        """The bearer's status and the link's counters, ready for JSON."""
-        own = {
-            "objects_under_way": len(self._under_way),
-            "objects_sent": self.objects_sent,
-            "objects_lost": self.objects_lost,
-            "frames_refused": self.frames_refused,
-            "sealed": self._keys is not None,
-            "refused": {p: shown for p, r in self.refused.items() if (shown := refusals(r))},
-        }
-        bearer = self._inner.status() if isinstance(self._inner, StatusTransport) else {}
-        return {**bearer, "link": own}
+    def status(self) -> TransportStatus:
+        """The bearer's status, with the link's counters."""
+        link = LinkStatus(
+            objects_under_way=len(self._under_way),
+            objects_sent=self.objects_sent,
+            objects_lost=self.objects_lost,
+            frames_refused=self.frames_refused,
+            sealed=self._keys is not None,
+            refused={p: shown for p, r in self.refused.items() if (shown := refusals(r))},
+        )
+        if isinstance(self._inner, StatusTransport):
+            return replace(self._inner.status(), link=link)
+        return TransportStatus(connected=self.connected, last_error=None, link=link)
 
     # Sending
 

@@ -31,6 +31,7 @@ from edge.data.sources import (
 from edge.errors import DataError, ModelError
 from edge.trainer import Dataset
 from ternmesh.model_package import ModelPackage, TensorSpec
+from ternmesh_service.status import LiveStatus
 from ternmesh_store.database import Database
 from ternmesh_store.store import StoredValues
 
@@ -450,11 +451,11 @@ class Feed:
             self.on_samples([item for item in items if isinstance(item, Sample)])
         return self.buffer.add(items)
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> LiveStatus | None:
         """The source's own status, where it has one."""
         from edge.data.live.base import LiveSource  # not where the samples are files alone
 
-        return self._source.status() if isinstance(self._source, LiveSource) else {}
+        return self._source.status() if isinstance(self._source, LiveSource) else None
 
     def close(self) -> None:
         """Close the source, if it can be closed."""

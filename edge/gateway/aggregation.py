@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from ternmesh.federated.gateway.partial_aggregate import (
 )
 from ternmesh.model_package import ModelPackage
 from ternmesh_service.config_file import MODEL
+from ternmesh_service.status import AggregatorStatus
 from ternmesh_store.gateway_store import GatewayStore
 
 _log = logging.getLogger(__name__)
@@ -93,19 +93,16 @@ class GatewayAggregation:
         self._store.commit()
         return aggregator.frames_up(), aggregator.frames_down()
 
-    def status(self) -> dict[str, Any]:
-        """Counters and state, ready for JSON."""
+    def status(self) -> AggregatorStatus:
+        """Counters and state."""
         aggregator = self._opened()
-        return {
-            "model": self._model.name,
-            "run": None if aggregator.plan is None else aggregator.run.hex(),
-            "version": aggregator.version,
-            "refused": aggregator.is_refused,
-            "pending": None if aggregator.pending is None else len(aggregator.pending.rows),
-            "made": self.aggregates_made,
-            "counted": self.aggregates_counted,
-            "updates": self.updates_aggregated,
-        }
+        return AggregatorStatus(
+            run=None if aggregator.plan is None else aggregator.run.hex(),
+            refused=aggregator.is_refused,
+            made=self.aggregates_made,
+            counted=self.aggregates_counted,
+            updates=self.updates_aggregated,
+        )
 
     def _opened(self) -> GatewayAggregator:
         assert self._aggregator is not None, "open it first"

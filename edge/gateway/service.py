@@ -44,9 +44,10 @@ from ternmesh_service.keyring import (
     opened,
 )
 from ternmesh_service.notify import ServiceManager
+from ternmesh_service.status import GatewayStatus, to_json
 from ternmesh_store.gateway_store import GatewayStore
 from ternmesh_store.state_file import StateFile
-from transports.base import ALL, HOST, Busy, FrameTooLarge, NotConnected, StatusTransport, Transport
+from transports.base import ALL, HOST, Busy, FrameTooLarge, NotConnected, Transport
 from transports.factory import boards_of, check_link, is_linked, make_transport
 from transports.link_config import LinkConfig
 
@@ -274,11 +275,17 @@ def run_gateway(config: GatewayConfig, stop: threading.Event, *, insecure: bool 
     def answer(request: Mapping[str, Any]) -> dict[str, Any]:
         if BACKUP in request:
             return answer_backup(state, config.security.path(state.folder), request)
-        return {
-            **status(gateway, radio, network),
-            "partial_aggregates": None if aggregation is None else aggregation.status(),
-            "security": keyring.status() if is_linked(config.radio) else None,
-        }
+        found = GatewayStatus(
+            frames_up=gateway.frames_up,
+            frames_down=gateway.frames_down,
+            frames_refused=gateway.frames_refused,
+            frames_lost=gateway.frames_lost,
+            transport=radio.status(),
+            network={board: transport.status() for board, transport in network.items()},
+            partial_aggregates=None if aggregation is None else aggregation.status(),
+            security=keyring.status() if is_linked(config.radio) else None,
+        )
+        return to_json(found)
 
     with opened(state, keyring, config.network.fleet), closing(gateway):
         _check_members(keyring, config)
@@ -320,18 +327,3 @@ def _aggregation(config: GatewayConfig, state: StateFile) -> GatewayAggregation 
         time.monotonic,
         np.random.default_rng(),
     )
-
-
-def status(
-    gateway: Gateway, radio: StatusTransport, network: Mapping[str, StatusTransport]
-) -> dict[str, Any]:
-    """Counters and the state of all transports, ready for JSON."""
-    return {
-        "role": "gateway",
-        "frames_up": gateway.frames_up,
-        "frames_down": gateway.frames_down,
-        "frames_refused": gateway.frames_refused,
-        "frames_lost": gateway.frames_lost,
-        "transport": radio.status(),
-        "network": {board: transport.status() for board, transport in network.items()},
-    }

@@ -26,6 +26,7 @@ from edge.errors import DataError, ModelError
 from edge.predict.messages import BUSY, ID_MAX, Answer, answer, read_request, read_sample
 from edge.predict.predictor import BATCH_MAX, Prediction, Predictor
 from ternmesh_service.control_socket import listen_privately
+from ternmesh_service.status import PredictStatus, from_json
 from transports.loop_thread import STOP_S, LoopThread
 
 CLIENTS_MAX = 16
@@ -107,7 +108,7 @@ class PredictionServer:
         for sample in samples:
             self._unposted += not self._post(partial(self._take_live, *self._copied(sample)))
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> PredictStatus:
         """The counts, the latency and the newest live prediction, for `ternmesh status`."""
         self.predictor.refresh()  # there may have been no request since the newest adapter
         recent = tuple(self._seconds)  # made in one step, while our thread waits
@@ -115,7 +116,7 @@ class PredictionServer:
             name: round(1000 * float(np.percentile(recent, percent)), 3) if recent else None
             for name, percent in (("p50_ms", 50), ("p99_ms", 99), ("max_ms", 100))
         }
-        return {
+        found = {
             **self.counts,
             **latency,
             "live_skipped": self.counts["live_skipped"] + self._unposted,
@@ -124,7 +125,9 @@ class PredictionServer:
             "bad_adapters": self.predictor.bad_adapters,
             "last_error": self.predictor.last_error,
             "live": self._live,
+            "topics": None,
         }
+        return from_json(PredictStatus, found)
 
     def _post(self, function: Callable[[], None]) -> bool:
         """Call it in our thread; False where too much waits."""

@@ -3,8 +3,8 @@
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from edge.config import NodeConfig
 from edge.node import Node
@@ -12,11 +12,12 @@ from edge.onnx.session import LoadedModel
 from edge.predict.messages import BUSY, Answer
 from edge.predict.predictor import Predictor
 from edge.predict.server import Asker, PredictionServer
+from ternmesh_service.status import PredictStatus
 from transports.link_config import link_settings
 from transports.mqtt.settings import INBOUND_MESSAGE_MAX
 from transports.mqtt.topics import TopicClient, TopicSettings
 
-Status = Callable[[], dict[str, Any]]
+Status = Callable[[], PredictStatus]
 
 
 @contextmanager
@@ -44,7 +45,7 @@ def predicting(config: NodeConfig, loaded: LoadedModel, node: Node) -> Iterator[
         if (feed := node.data.feed) is not None:
             feed.on_samples = server.predict_live
             feed.buffer.certainty = predictor.certainty
-        yield lambda: {**server.status(), "topics": topics and topics.status()}
+        yield lambda: replace(server.status(), topics=None if topics is None else topics.status())
 
 
 class _Topics(TopicClient):
@@ -70,9 +71,9 @@ class _Topics(TopicClient):
             )
         )
 
-    def status(self) -> dict[str, object]:
+    def _numbers(self) -> dict[str, int]:
         """Also the requests that were told to try later, and the answers that no broker took."""
-        return {**super().status(), "refused": self._refused, "unsent": self._unsent}
+        return {**super()._numbers(), "refused": self._refused, "unsent": self._unsent}
 
     def _take(self, topic: str, payload: bytes) -> None:
         super()._take(topic, payload)

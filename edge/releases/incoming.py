@@ -47,6 +47,7 @@ from ternmesh.wire.release import (
     write_offer,
 )
 from ternmesh_service.release_files import extract
+from ternmesh_service.status import IncomingRelease, InstalledReleases
 from ternmesh_store.files import replace_file
 
 FOLDER, CANDIDATE = "incoming", "candidate"
@@ -72,7 +73,7 @@ class Incoming:
     ) -> None:
         self.send: Callable[[bytes], None] = lambda _body: None
         self.waits = False  # a release is installed that is newer than all that have run
-        self.installed: dict[str, Any] | None = None  # for the status
+        self.installed: InstalledReleases | None = None  # for the status
         self._config = config
         self._releases = releases
         self._verify = verify
@@ -160,20 +161,20 @@ class Incoming:
         if (body := receiver.answer(now)) is not None:
             self.send(body)
 
-    def report(self) -> dict[str, Any] | None:
+    def report(self) -> IncomingRelease | None:
         """The state for `ternmesh status`; None without a release."""
         receiver, offer = self._receiver, self._receiver.offer
         if offer is None:
             return None
         count = layout_of(offer).count
         lacking = sum(receiver.needs) if receiver.state == RECEIVING else 0
-        return {
-            "version": offer.version,
-            "stage": STAGES[offer.stage],
-            "state": STATES[receiver.state],
-            "reason": receiver.reason,
-            "held": round(1 - lacking / count, 3),
-        }
+        return IncomingRelease(
+            version=offer.version,
+            stage=STAGES[offer.stage],
+            state=STATES[receiver.state],
+            reason=receiver.reason,
+            held=round(1 - lacking / count, 3),
+        )
 
     def _take_offer(self, offer: ReleaseOffer, now: float) -> None:
         if offer.name != self._name:

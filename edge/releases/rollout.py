@@ -9,7 +9,6 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -34,6 +33,7 @@ from ternmesh.release import (
 )
 from ternmesh_service.config_file import package_folder
 from ternmesh_service.notify import no_beat
+from ternmesh_service.status import InstalledReleases
 
 _log = logging.getLogger(__name__)
 
@@ -148,15 +148,15 @@ def mean_loss(
     return mean
 
 
-def report(standing: ReleaseStanding, refused: Mapping[int, str]) -> dict[str, Any]:
+def report(standing: ReleaseStanding, refused: Mapping[int, str]) -> InstalledReleases:
     """The releases for `ternmesh status`; `refused` are the reasons of those never tried."""
-    return {
-        "current": standing.current,
-        "last_good": standing.last_good,
-        "attempts": standing.attempts,
-        "bad": [{"version": version, "reason": reason} for version, reason in standing.bad],
-        "not_taken": [{"version": version, "reason": refused[version]} for version in refused],
-    }
+    return InstalledReleases(
+        current=standing.current,
+        last_good=standing.last_good,
+        attempts=standing.attempts,
+        bad=tuple(standing.bad),
+        not_taken=tuple(refused.items()),
+    )
 
 
 def passed_over(standing: ReleaseStanding, installed: Collection[int]) -> list[int]:

@@ -8,7 +8,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ from ternmesh.timers import NETWORK_TIMERS, TimerSettings
 from ternmesh.wire import activation, control
 from ternmesh.wire.activation import Activation
 from ternmesh_service.keyring import Keyring, NoKeyring
+from ternmesh_service.status import SplitBoardStatus
 from ternmesh_service.wipe import DecommissionOrdered
 from ternmesh_store.database import WITHOUT, StoreError
 from ternmesh_store.split_store import Checkpoint, SplitStore
@@ -342,27 +343,25 @@ class SplitNode:
             ) from error
         return kept
 
-    def status(self) -> dict[str, Any]:
-        """Where the board stands, ready for JSON."""
+    def status(self) -> SplitBoardStatus:
+        """Where the board stands."""
         plan = self.board.plan
-        traffic = self.learning_traffic or self._traffic
-        return {
-            "role": "split board",
-            "name": self.config.name,
-            "fleet": self.config.link.fleet,
-            "model": self.first.package.name,
-            "run": self.board.run.hex(),
-            "joined": self.board.joined,
-            "phase": control.PHASES[self.board.phase],
-            "number": self.board.number,
-            "micro_batches": None if plan is None else plan.micro_batches,
-            "samples": len(self.training),
-            "counts": dict(self.counts),
-            "loss": sum(self.losses) / len(self.losses) if self.losses else None,
-            "accuracy": self.accuracy,
-            "right": self.right,
-            "learning_traffic": asdict(traffic),
-            "traffic": {peer: asdict(moved) for peer, moved in self.driver.traffic.items()},
-            "refused": refusals(self.board.refused),
-            "rss_mib": rss_mib(),
-        }
+        return SplitBoardStatus(
+            name=self.config.name,
+            fleet=self.config.link.fleet,
+            model=self.first.package.name,
+            run=self.board.run.hex(),
+            joined=self.board.joined,
+            phase=control.PHASES[self.board.phase],
+            number=self.board.number,
+            micro_batches=None if plan is None else plan.micro_batches,
+            samples=len(self.training),
+            counts=dict(self.counts),
+            loss=sum(self.losses) / len(self.losses) if self.losses else None,
+            accuracy=self.accuracy,
+            right=self.right,
+            learning_traffic=self.learning_traffic or self._traffic,
+            traffic=dict(self.driver.traffic),
+            refused=refusals(self.board.refused),
+            rss_mib=rss_mib(),
+        )

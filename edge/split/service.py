@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from edge.split.part import load_parts
 from ternmesh_service.config_file import control_path
 from ternmesh_service.control_socket import ControlServer, Relay
 from ternmesh_service.keyring import Keyring, choose_keyring, hop_keys, opened
+from ternmesh_service.status import SplitBoardStatus, to_json
 from ternmesh_service.wipe import wiping
 from ternmesh_store.split_store import SplitStore
 from ternmesh_store.state_file import StateFile
@@ -29,7 +31,7 @@ def run_split_board(
     insecure: bool = False,
     until_finished: bool = False,
     around: Callable[[Transport], Transport] = lambda transport: transport,
-) -> dict[str, Any]:
+) -> SplitBoardStatus | None:
     """Run a board until `stop` is set, or until all is done; its last status.
 
     Raises what `edge.service.run_node` raises. `around` may wrap the transport, for example to
@@ -62,8 +64,8 @@ def run_split_board(
         )
 
         def answer(_request: Mapping[str, Any]) -> dict[str, Any]:
-            about = {"transport": transport.status(), "security": keyring.status()}
-            return {**node.status(), **about}
+            found = replace(node.status(), transport=transport.status(), security=keyring.status())
+            return to_json(found)
 
         with ControlServer(control_path(config.state_dir, config.control_socket), relay.ask):
             wrapped.open()
@@ -73,4 +75,4 @@ def run_split_board(
                 relay.serve(answer)
             node.save()
         return node.status()
-    return {"decommissioned": True}
+    return None  # it was decommissioned

@@ -11,7 +11,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,6 +30,7 @@ from ternmesh.wire.activation import Activation, Values
 from ternmesh_service.config_file import control_path
 from ternmesh_service.control_socket import ControlServer, Relay
 from ternmesh_service.keyring import Keyring, NoKeyring, choose_keyring, hop_keys, opened
+from ternmesh_service.status import SplitHostStatus, SplitPeer, to_json
 from ternmesh_store.split_store import RUN_SIZE, Checkpoint, SplitStore
 from ternmesh_store.state_file import StateFile
 from transports.base import HOST, Transport
@@ -254,36 +255,33 @@ class SplitService:
         _log.info("run %s begins", begun.run.hex())
         return begun
 
-    def status(self) -> dict[str, Any]:
-        """Return the progress of the training, ready for JSON."""
+    def status(self) -> SplitHostStatus:
+        """Return the progress of the training."""
         host, now = self.host, self._clock()
         losses, right = zip(*self._recent, strict=True) if self._recent else ((), ())
-        return {
-            "role": "split host",
-            "run": host.run.hex(),
-            "phase": control.PHASES[host.phase(now)],
-            "steps": self._stage.steps,
-            "micro_batches": host.plan.micro_batches,
-            "plan": asdict(host.plan),
-            "counts": dict(self.counts),
-            "loss": sum(losses) / len(losses) if losses else None,
-            "accuracy": sum(right) / len(right) if right else None,
-            "boards": [
-                {
-                    "name": board.name,
-                    "number": board.number,
-                    "learned": board.learned,
-                    "skipped": board.skipped,
-                    "done": board.is_done,
-                    "heard_s_ago": None if board.heard_at is None else now - board.heard_at,
-                    "refused": refusals(board.refused),
-                    "software": host.session.management.boards[board.name].software,
-                }
+        return SplitHostStatus(
+            fleet="",
+            run=host.run.hex(),
+            phase=control.PHASES[host.phase(now)],
+            steps=self._stage.steps,
+            micro_batches=host.plan.micro_batches,
+            plan=asdict(host.plan),
+            counts=dict(self.counts),
+            loss=sum(losses) / len(losses) if losses else None,
+            accuracy=sum(right) / len(right) if right else None,
+            boards=tuple(
+                SplitPeer(
+                    name=board.name,
+                    number=board.number,
+                    skipped=board.skipped,
+                    heard_s_ago=None if board.heard_at is None else now - board.heard_at,
+                    refused=refusals(board.refused),
+                )
                 for board in host.nodes.values()
-            ],
-            "traffic": {peer: asdict(moved) for peer, moved in self.driver.traffic.items()},
-            "refused": refusals(host.refused),
-        }
+            ),
+            traffic=dict(self.driver.traffic),
+            refused=refusals(host.refused),
+        )
 
 
 def run_split_host(
@@ -326,8 +324,13 @@ def run_split_host(
         def answer(request: Mapping[str, Any]) -> dict[str, Any]:
             if membership.ASK in request:
                 return service.enrol(request)
-            about = {"fleet": config.link.fleet, "security": keyring.status()}
-            return {**service.status(), **about, "transport": transport.status()}
+            found = replace(
+                service.status(),
+                fleet=config.link.fleet,
+                security=keyring.status(),
+                transport=transport.status(),
+            )
+            return to_json(found)
 
         with ControlServer(control_path(config.state_dir, config.control_socket), relay.ask):
             transport.open()

@@ -29,7 +29,6 @@ from ternmesh.wire.release import (
     RECEIVING,
     REFUSED,
     RUNNING,
-    STATES,
     WITHDRAWN,
     ReleaseOffer,
     ReleaseStatus,
@@ -384,9 +383,6 @@ class ReleaseSender:
             self.loss = min(LOSS_MAX, max(0.0, 1 - gained / sent))
 
 
-def described(progress: BoardProgress, layout: Layout) -> dict[str, object]:
-    """A board's progress for the status, ready for JSON."""
-    held = 1.0 if progress.state != RECEIVING else 1 - sum(progress.needs) / layout.count
-    away = progress.silent >= ASKS_SILENT
-    shown = {"state": STATES[progress.state], "held": round(held, 3), "away": away}
-    return {**shown, "reason": progress.reason}
+def held(progress: BoardProgress, layout: Layout) -> float:
+    """The share of a release that a board has."""
+    return 1.0 if progress.state != RECEIVING else 1 - sum(progress.needs) / layout.count

@@ -13,17 +13,18 @@ import sys
 import time
 import webbrowser
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from ternmesh.config import ConfigError
 from ternmesh_cli.demo.bearer import BLE, LORA, MQTT, Ble, Radios
 from ternmesh_cli.demo.fleet import BOARDS, DemoError, DemoSettings, Fleet, fleet
-from ternmesh_cli.demo.record import DemoRecord, DemoRound
+from ternmesh_cli.demo.record import DemoRecord
 from ternmesh_cli.process import add_json, add_option, add_uses, number, path, real, refuse_unused
+from ternmesh_cli.workers import Worker
 from ternmesh_service.config_file import control_path
 from ternmesh_service.page.config import PageConfig, read_token
+from ternmesh_service.status import BoardStatus, HostStatus, from_json
 from ternmesh_store.files import GITIGNORE, make_private_folder
 from transports.link_config import COMPLETE, UNRELIABLE
 from transports.mqtt.settings import parse_url
@@ -36,6 +37,8 @@ SEED_MAX = 2**31
 SPEED_MAX = 1000.0
 OWN_BROKER = "the demo's own MQTT broker"
 MARK = "host/config.toml"  # a folder with this file comes from an earlier demo
+
+T = TypeVar("T")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -107,38 +110,28 @@ def run(arguments: argparse.Namespace) -> int:
         shown = bearer if simulated else ""
         if settings.page:
             _show_page(processes.host.folder, settings.page)
-        last = _watch(processes, settings.rounds, shown, quiet=arguments.json)
-    record = make_record(last, bearer, time.monotonic() - start)
+        host, boards = _watch(processes, settings.rounds, shown, quiet=arguments.json)
+    record = make_record(host, boards, bearer, time.monotonic() - start)
     _show(record, as_json=arguments.json)
     return 0
 
 
-@dataclass(frozen=True, slots=True)
-class LastStatus:
-    """The last status of the host and of each board."""
-
-    host: Mapping[str, Any]
-    boards: Mapping[str, Mapping[str, Any]]
-
-
-def make_record(last: LastStatus, bearer: str, seconds: float) -> DemoRecord:
+def make_record(
+    host: HostStatus, boards: Mapping[str, BoardStatus], bearer: str, seconds: float
+) -> DemoRecord:
     """Return the record of a finished demo, made from the last status of its processes."""
-    rounds = tuple(
-        DemoRound(r["version"], r["bytes_up"], r["bytes_down"], tuple(r["missing"]), r["seconds"])
-        for r in last.host["history"]
-    )
     accuracy = {
-        name: {item["version"]: item["metric"] for item in status["history"]}
-        for name, status in last.boards.items()
+        name: {entry.version: entry.metric or 0.0 for entry in status.history}
+        for name, status in boards.items()
     }
     return DemoRecord(
-        boards=tuple(last.boards),
+        boards=tuple(boards),
         accuracy=accuracy,
-        rounds=rounds,
-        dimension=last.host["plan"]["dimension"],
+        rounds=host.history,
+        dimension=host.plan.dimension,
         seconds=seconds,
         bearer=bearer,
-        airtime_s=_airtimes(last),
+        airtime_s=_airtimes({"host": host, **boards}),
     )
 
 
@@ -155,12 +148,10 @@ def _show_page(folder: Path, port: int) -> None:
         webbrowser.open(url)
 
 
-def _airtimes(last: LastStatus) -> dict[str, float] | None:
-    answers = {"host": last.host, **last.boards}
-    airtimes = {name: answer["transport"].get("airtime_us") for name, answer in answers.items()}
-    if None in airtimes.values():
-        return None
-    return {name: airtime_us / 1e6 for name, airtime_us in airtimes.items()}
+def _airtimes(programs: Mapping[str, HostStatus | BoardStatus]) -> dict[str, float] | None:
+    times_us = {name: status.transport.airtime_us for name, status in programs.items()}
+    known = {name: us / 1e6 for name, us in times_us.items() if us is not None}
+    return known if len(known) == len(times_us) else None
 
 
 def _radios(arguments: argparse.Namespace) -> Radios:
@@ -194,10 +185,13 @@ def _prepare(folder: Path) -> Path:
     return folder
 
 
-def _watch(processes: Fleet, rounds: int, simulated: str, *, quiet: bool) -> LastStatus:
+def _watch(
+    processes: Fleet, rounds: int, simulated: str, *, quiet: bool
+) -> tuple[HostStatus, dict[str, BoardStatus]]:
     """Show the progress until every board has evaluated the last global adapter.
 
-    Return the last status. Raises DemoError if there is no progress for `PATIENCE_S`.
+    Return the last status of the host and of each board. Raises DemoError if there is no progress
+    for `PATIENCE_S`.
     """
     from rich.console import Console
     from rich.live import Live
@@ -211,20 +205,26 @@ def _watch(processes: Fleet, rounds: int, simulated: str, *, quiet: bool) -> Las
             for worker in processes.workers:
                 worker.keep_alive()
             now = time.monotonic()
-            answer = processes.host.status()
-            answers = {board.name: board.status() for board in processes.boards}
-            live.update(picture(answer, answers, rounds, now - start, simulated))
-            if answer and all(a and _has_evaluated(a, rounds) for a in answers.values()):
-                return LastStatus(answer, {n: a for n, a in answers.items() if a})
-            if answer and answer["version"] != version:
-                version, progress_at = answer["version"], now
+            host = _status(processes.host, HostStatus)
+            boards = {board.name: _status(board, BoardStatus) for board in processes.boards}
+            live.update(picture(host, boards, rounds, now - start, simulated))
+            done = {n: b for n, b in boards.items() if b and _has_evaluated(b, rounds)}
+            if host and len(done) == len(boards):
+                return host, done
+            if host and host.version != version:
+                version, progress_at = host.version, now
             if now > progress_at + PATIENCE_S:
                 raise DemoError(f"no progress for {PATIENCE_S:.0f} s: see the logs in --out")
             time.sleep(POLL_S)
 
 
-def _has_evaluated(answer: Mapping[str, Any], version: int) -> bool:
-    return any(item["version"] == version for item in answer["history"])
+def _status(worker: Worker, kind: type[T]) -> T | None:
+    answer = worker.status()
+    return None if answer is None else from_json(kind, answer)
+
+
+def _has_evaluated(status: BoardStatus, version: int) -> bool:
+    return any(entry.version == version for entry in status.history)
 
 
 def _show(record: DemoRecord, *, as_json: bool) -> None:

@@ -3,18 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ternmesh_store.host_store import StoredRound
+
 BOARD_HEADS = ("board", "before", "after", "bytes sent in all", "rounds missed")
-
-
-@dataclass(frozen=True, slots=True)
-class DemoRound:
-    """One closed round."""
-
-    version: int  # of its global update
-    bytes_up: Mapping[str, int]  # on the wire, by board
-    bytes_down: int  # of the global update, sent once to all boards
-    missing: tuple[str, ...]  # boards that were not counted
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +14,7 @@ class DemoRecord:
 
     boards: tuple[str, ...]
     accuracy: Mapping[str, Mapping[int, float]]  # by board and version of the global adapter
-    rounds: tuple[DemoRound, ...]
+    rounds: tuple[StoredRound, ...]
     dimension: int  # of the adapter vector
     seconds: float
     bearer: str  # the links in words

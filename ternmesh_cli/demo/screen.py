@@ -1,7 +1,6 @@
 """The live picture of the demo in a terminal (rich)."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 from rich.console import Group
 from rich.progress_bar import ProgressBar
@@ -9,25 +8,24 @@ from rich.table import Table
 from rich.text import Text
 
 from ternmesh_cli.demo.record import BOARD_HEADS, DemoRecord
-
-Status = Mapping[str, Any]
-LATE_S = 15.0  # after so long without a message, a board is late
+from ternmesh_service.alarms import GOOD, WARN, alarms, board_state, is_over
+from ternmesh_service.status import BoardStatus, HostStatus
 
 
 def picture(
-    host: Status | None,
-    boards: Mapping[str, Status | None],
+    host: HostStatus | None,
+    boards: Mapping[str, BoardStatus | None],
     rounds: int,
     seconds: float,
     simulated: str = "",
 ) -> Group:
-    """The state of the fleet: a bar of rounds, a line for each board, and the host's link.
+    """The state of the fleet: a bar of rounds, a line for each board, and the host's alarms.
 
     `simulated` is the name of simulated hardware, empty for none.
     """
-    version = host["version"] if host else 0
+    version = host.version if host else 0
     head = Table.grid(padding=(0, 1))
-    state = host["phase"] if host else "starting"
+    state = host.phase if host else "starting"
     head.add_row(
         "round", ProgressBar(rounds, version, width=40), f"{version}/{rounds}",
         f"[dim]{state}, {seconds:.0f} s[/dim]",
@@ -37,7 +35,8 @@ def picture(
         table.add_column(title, justify="left" if title in ("board", "now", "") else "right")
     for name, status in boards.items():
         table.add_row(name, _state(name, host, status), *_accuracy(status), _bytes(name, host))
-    return Group(head, table, Text(simulated, "dim"), _link(host), _refused(host))
+    shown = [Text(alarm.sentence, "yellow") for alarm in alarms(host)] if host else []
+    return Group(head, table, Text(simulated, "dim"), *shown)
 
 
 def summary(record: DemoRecord) -> Table:
@@ -53,46 +52,27 @@ def summary(record: DemoRecord) -> Table:
     return table
 
 
-def _state(name: str, host: Status | None, status: Status | None) -> Text:
-    node = next((n for n in host["nodes"] if n["name"] == name), None) if host else None
-    if node and host and host["phase"] == "finished":
-        return Text("finished", "green")  # it may have left already
-    if status is None:
-        return Text("not answering" if node else "starting", "red" if node else "dim")
-    if node is None:
-        return Text("joining", "dim")
-    silent_s = node["heard_s_ago"]
-    if host and host["phase"] == "open" and silent_s is not None and silent_s > LATE_S:
-        return Text(f"late: no message for {silent_s:.0f} s", "yellow")
-    if not node["active"]:
-        return Text("lost", "red")
-    work = status.get("training")
-    if work:
-        return Text(f"training {work['steps_done']}/{work['steps']}", "cyan")
-    return Text("update delivered" if node["delivered"] == "whole" else "up to date", "green")
+def _state(name: str, host: HostStatus | None, status: BoardStatus | None) -> Text:
+    board = next((one for one in host.nodes if one.name == name), None) if host else None
+    if host is None or board is None:
+        return Text("starting" if status is None else "joining", "dim")
+    level, word = board_state(board, host)
+    if level == GOOD and not is_over(host):  # else it may have left already
+        if status is None:
+            return Text("not answering", "red")
+        if work := status.training:
+            return Text(f"training {work.steps_done}/{work.steps}", "cyan")
+    return Text(word, {GOOD: "green", WARN: "yellow"}.get(level, "red"))
 
 
-def _accuracy(status: Status | None) -> tuple[str, str]:
-    history: Sequence[Status] = status["history"] if status else ()
-    if not history:
+def _accuracy(status: BoardStatus | None) -> tuple[str, str]:
+    values = [entry.metric or 0.0 for entry in status.history] if status else []
+    if not values:
         return "", ""
-    values = [item["metric"] for item in history]
     blocks = " ▁▂▃▄▅▆▇█"
     return f"{values[-1]:.0%}", "".join(blocks[round(8 * value)] for value in values[-30:])
 
 
-def _bytes(name: str, host: Status | None) -> str:
-    sizes = [r["bytes_up"][name] for r in host["history"] if name in r["bytes_up"]] if host else []
+def _bytes(name: str, host: HostStatus | None) -> str:
+    sizes = [r.bytes_up[name] for r in host.history if name in r.bytes_up] if host else []
     return f"{sum(sizes) / len(sizes):,.0f}" if sizes else ""
-
-
-def _link(host: Status | None) -> Text:
-    if host is None or host["transport"]["connected"]:
-        return Text("")
-    return Text(f"the host is not connected: {host['transport']['last_error']}", "yellow")
-
-
-def _refused(host: Status | None) -> Text:
-    refused = host["refused"] if host else {}
-    text = ", ".join(f"{count} {reason}" for reason, count in refused.items())
-    return Text(f"refused: {text}" if text else "", "dim")

@@ -75,13 +75,8 @@ def read_token(folder: Path) -> str:
 
 
 @contextmanager
-def served_page(
-    config: PageConfig, socket: Path, folder: Path, certificates: tuple[str | None, ...] = ()
-) -> Iterator[None]:
-    """Serve the page of the process behind a control socket; ConfigError.
-
-    `folder` is its state folder. The page tells when one of `certificates` ends.
-    """
+def served_page(config: PageConfig, socket: Path, folder: Path) -> Iterator[None]:
+    """Serve the page of the process behind a control socket, with its state folder; ConfigError."""
     if config.port == 0:
         yield
         return
@@ -91,8 +86,7 @@ def served_page(
         raise ConfigError(
             "[page] needs the packages starlette and uvicorn: pip install 'ternmesh[page]'"
         ) from error
-    ends = config.certificate_file, *certificates
-    with serving(config, socket, folder, [Path(one) for one in ends if one]):
+    with serving(config, socket, folder):
         yield
 
 

@@ -1,12 +1,11 @@
 """The newest parts of a status, for any number of readers, each as fast as it can read."""
 
 import json
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Collection
 
-from ternmesh_service.page.parts import ROUND, Parts, steadied
+from ternmesh_service.page.parts import ROUND, Parts, Row, steadied
+from ternmesh_service.status import BoardStatus, HostStatus
 
-Answer = Mapping[str, Any]
 ROUNDS_MAX = 200  # rounds that are shown
 
 
@@ -18,7 +17,7 @@ class PageFeed:
 
     def __init__(self) -> None:
         self.number = 0
-        self.rounds: dict[int, Answer] = {}  # by version
+        self.rounds: dict[int, Row] = {}  # by version
         self._run = ""
         self._began = 0  # the number from which on a reader must forget what it has
         self._parts: dict[str, object] = {}
@@ -29,19 +28,18 @@ class PageFeed:
         """The newest round that is here: a status need not have it again."""
         return max(self.rounds, default=0)
 
-    def take_rounds(self, answer: Answer) -> None:
+    def take_rounds(self, status: HostStatus | BoardStatus) -> None:
         """Keep the rounds of a status; another run begins anew."""
-        run = str(answer.get("run"))
-        if run != self._run:
-            self._run = run
+        if status.run != self._run:
+            self._run = status.run
             self.rounds.clear()
             self._forget(list(self._parts))
-        rows = answer.get("history", ())
-        if rows and self.rounds and rows[0]["version"] > self.version + 1:  # some were missed
+        rows = status.history
+        if rows and self.rounds and rows[0].version > self.version + 1:  # some were missed
             self._forget([f"{ROUND}{version}" for version in self.rounds])
             self.rounds.clear()
         for row in rows:
-            self.rounds[row["version"]] = row
+            self.rounds[row.version] = row
         old = sorted(self.rounds)[:-ROUNDS_MAX]
         for version in old:
             del self.rounds[version]
@@ -67,11 +65,13 @@ class PageFeed:
         return True
 
     def _forget(self, names: Collection[str]) -> None:
-        """Parts are gone: readers begin anew with the next number."""
+        """Parts are gone: readers begin anew."""
         for name in names:
             self._parts.pop(name, None)
             self._written.pop(name, None)
-            self._began = self.number + 1
+        if names:
+            self.number += 1
+            self._began = self.number
 
     def since(self, number: int) -> str:
         """What has changed after `number`, as JSON: {"number", "anew", "parts"}; empty if nothing.

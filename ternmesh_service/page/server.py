@@ -10,18 +10,16 @@ import hmac
 import json
 import logging
 import secrets
-import shutil
 import socket as sockets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import uvicorn
-from cryptography.x509 import load_pem_x509_certificates
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -32,10 +30,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from ternmesh.config import ConfigError
 from ternmesh.errors import TernmeshError
 from ternmesh_service.control_socket import ANSWER_S, BOARDS, DATA, ControlError, ask
-from ternmesh_service.page.alarms import Machine
 from ternmesh_service.page.config import PageConfig, read_token
 from ternmesh_service.page.feed import PageFeed
 from ternmesh_service.page.parts import parts
+from ternmesh_service.status import BoardStatus, HostStatus, Status, ask_status
 
 STATIC = Path(__file__).with_name("static")
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
@@ -114,17 +112,10 @@ class Nonces:
 class Page:
     """Answers the requests of browsers. All calls come from the event loop of its thread."""
 
-    def __init__(
-        self,
-        config: PageConfig,
-        token: str,
-        socket: Path,
-        folder: Path,
-        certificates: Sequence[Path],
-    ) -> None:
-        self._config, self._token, self._socket, self._folder = config, token, socket, folder
-        self._certificates = certificates
-        self._began = time.monotonic()
+    def __init__(self, config: PageConfig, token: str, socket: Path) -> None:
+        self._config = config
+        self._token = token
+        self._socket = socket
         self._nonces = Nonces()
         self._feed = PageFeed()
         self._news = asyncio.Event()  # of the next change; each change has its own
@@ -250,7 +241,9 @@ class Page:
             await self._wanted.wait()
             began = time.monotonic()
             try:
-                has_changed = self._take(*await asyncio.to_thread(self._look), time.time())
+                since = max(0, self._feed.version - 1)
+                status = await asyncio.to_thread(ask_status, self._socket, since)
+                has_changed = self._take(status, time.time())
                 trouble = ""
             except Exception as error:  # noqa: BLE001  (an answer of any kind: it must stop nothing)
                 if trouble != (trouble := f"no news: {error}"):
@@ -261,19 +254,13 @@ class Page:
             took_s = time.monotonic() - began
             await asyncio.sleep(min(max(POLL_S, SHARE * took_s), POLL_LONGEST_S))
 
-    def _look(self) -> tuple[dict[str, Any], Machine]:
-        """A status, and what the machine says; in another thread, which changes nothing here."""
-        since = max(0, self._feed.version - 1)
-        answer = ask(self._socket, {"command": "status", "since": since})
-        free_mb = shutil.disk_usage(self._folder).free / 1e6
-        up_s = time.monotonic() - self._began
-        return answer, Machine(free_mb, dict(_ends(self._certificates, time.time())), up_s)
-
-    def _take(self, answer: dict[str, Any], machine: Machine, now: float) -> bool:
-        """Take a status; whether it has news."""
-        self._feed.take_rounds(answer)
+    def _take(self, status: Status, now: float) -> bool:
+        """Take a status; whether it has news. ValueError where it is of no host or board."""
+        if not isinstance(status, HostStatus | BoardStatus):
+            raise ValueError(f"the page shows a host or a board, not a {status.role}")
+        self._feed.take_rounds(status)
         rounds = [self._feed.rounds[version] for version in sorted(self._feed.rounds)]
-        return self._feed.take(parts(answer, rounds, machine, now))
+        return self._feed.take(parts(status, rounds, now))
 
     async def _make_nonce(self, request: Request) -> Response:
         self._check_token(request)
@@ -324,18 +311,8 @@ async def _body(request: Request, size_max: int) -> bytes:
     return bytes(found)
 
 
-def _ends(certificates: Sequence[Path], now: float) -> Iterator[tuple[str, float]]:
-    """Each certificate's name and the seconds until the first of its chain ends."""
-    for path in certificates:
-        with contextlib.suppress(OSError, ValueError):  # it is read anew: its renewal may be half
-            chain = load_pem_x509_certificates(path.read_bytes())
-            yield path.name, min(one.not_valid_after_utc.timestamp() for one in chain) - now
-
-
 @contextmanager
-def serving(
-    config: PageConfig, socket: Path, folder: Path, certificates: Sequence[Path]
-) -> Iterator[None]:
+def serving(config: PageConfig, socket: Path, folder: Path) -> Iterator[None]:
     """Serve the page in a thread; ConfigError where the address or the files cannot be used."""
     family = sockets.AF_INET6 if ":" in config.address else sockets.AF_INET
     listening = sockets.socket(family)
@@ -343,7 +320,7 @@ def serving(
         listening.setsockopt(sockets.SOL_SOCKET, sockets.SO_REUSEADDR, 1)
         listening.bind((config.address, config.port))
         listening.listen()  # now, so that nobody is refused while the server starts
-        page = Page(config, read_token(folder), socket, folder, certificates)
+        page = Page(config, read_token(folder), socket)
         settings = uvicorn.Config(
             page.app(),
             loop="asyncio",

@@ -171,7 +171,7 @@ def test_a_packet_is_weighed_stored_and_learned(
     for body in packet(probe, truth):
         board.take(body, 0.0)
     board.refresh(inference, 1, 0.6, no_beat)
-    assert board.status()["known"] == CLIPS
+    assert board.status().known == CLIPS
     assert len(board.samples) > len(own) + CLIPS
     taught = board.samples.batch(np.arange(len(board.samples) - CLIPS, len(board.samples)))
     shown = [np.flatnonzero((probe.arrays["features"] == one).all((1, 2)))[0]
@@ -191,7 +191,7 @@ def test_another_run_brings_packets_from_the_first_on(probe: ProbeSet, store: No
     board.begin_run()
     for body in packet(probe, truth + 1, number=2):
         board.take(body, 0.0)
-    assert board.status()["number"] == 2
+    assert board.status().number == 2
 
 
 @pytest.mark.parametrize(("quality", "shift", "why"), [(100, 0, "worse"), (250, 1, "contradict")])
@@ -286,8 +286,8 @@ def test_a_node_learns_what_its_host_broadcasts(
     for _ in range(200):
         fleet.time.now += not fleet.poll()
     assert fleet.host.version == 2
-    assert fleet.knowledge.status()["known"] == CLIPS
-    assert fleet.knowledge.status()["number"] == 1
+    assert fleet.knowledge.status().known == CLIPS
+    assert fleet.knowledge.status().number == 1
     assert fleet.host.nodes[1].samples == OWN  # its weight is that of its own samples
     assert not fleet.node.protocol.refused
 
@@ -333,4 +333,4 @@ def test_a_damaged_part_changes_nothing(probe: ProbeSet, store: NodeStore) -> No
     body = packet(probe, np.zeros(CLIPS, np.int64))[0]
     with pytest.raises(WireError):
         board.take(body[:-1] + bytes([body[-1] ^ 1]), 0.0)
-    assert board.status()["known"] == 0
+    assert board.status().known == 0

@@ -54,12 +54,12 @@ def test_a_board_that_is_paused_stops_in_its_round_and_goes_on_in_it(world: Worl
         world.turn()
         world.now += 1.0
     assert node.trainer.progress == held
-    assert status(node)["activity"] == "paused by the host"
-    assert status(node)["settings"] == {"pause": 1}
+    assert status(node).activity == "paused by the host"
+    assert status(node).settings == {"pause": 1}
     assert node._step._session is None, "its memory is free"
     set_all(world, node)
     world.until(lambda: node.protocol.finished)
-    assert status(node)["settings"] == {}
+    assert status(node).settings == {}
 
 
 def test_a_paused_board_follows_the_others(world: World) -> None:  # R6.10-5
@@ -84,7 +84,7 @@ def test_a_board_keeps_its_pace(world: World) -> None:
         if node.trainer.round not in (None, before):
             rounds.append(world.now)
         if node.wanted is not None:
-            assert status(node)["activity"] == "slowed by the host"
+            assert status(node).activity == "slowed by the host"
         world.now += 1.0
     assert all(b - a >= 40 for a, b in zip([began, *rounds], rounds, strict=False))
     assert len(rounds) == 3

@@ -39,6 +39,7 @@ from ternmesh.federated.reputation import NodeStanding, Reputations
 from ternmesh.federated.state import HostSettings, HostState, new_host_state
 from ternmesh.plan import Plan, make_plan
 from ternmesh.wire.update import read_manifest
+from ternmesh_service.status import to_json
 from ternmesh_store.node_store import NodeStore
 from ternmesh_store.state_file import StateFile
 from transports.driver import Driver
@@ -248,25 +249,25 @@ def test_a_board_reports_the_effect_of_a_probe(world: World, report: bool) -> No
 
 def test_the_status_is_json_and_says_where_it_stands(world: World) -> None:
     node = world.add("ada")
-    before = json.loads(json.dumps(status(node)))
-    assert (before["activity"], before["joined"], before["rounds"]) == ("joining", False, None)
+    before = status(node)
+    assert (before.activity, before.joined, before.rounds) == ("joining", False, None)
     world.until(lambda: node.trainer.progress[0] == 2)
-    during = json.loads(json.dumps(status(node)))
-    assert during["activity"] == "training"
-    assert during["training"]["steps_done"] == 2
-    assert during["training"]["steps"] == STEPS
+    during = status(node)
+    assert during.activity == "training"
+    assert during.training.steps_done == 2
+    assert during.training.steps == STEPS
     world.until(lambda: node.protocol.pending is not None)
-    assert status(node)["outbox"]["round"] == 0
+    assert status(node).outbox.round == 0
     node.protocol.receive_frames("host", [b"nonsense"], world.now)
     world.until(lambda: node.protocol.finished)
-    after = json.loads(json.dumps(status(node)))
-    assert (after["activity"], after["phase"], after["version"]) == ("finished", "finished", ROUNDS)
-    assert after["metric"] == after["history"][-1]["metric"]
-    assert after["bytes_up"] > 0
-    assert after["bytes_down"] > 0
-    assert sum(after["refused"].values()) == 1
-    assert after["samples"] == 40
-    assert after["rss_mib"] > 1
+    after = status(node)
+    assert (after.activity, after.phase, after.version) == ("finished", "finished", ROUNDS)
+    assert after.metric == after.history[-1].metric
+    assert after.bytes_up > 0
+    assert after.bytes_down > 0
+    assert sum(after.refused.values()) == 1
+    assert after.samples == 40
+    assert (after.rss_mib or 0) > 1
 
 
 def test_traffic_is_served_between_two_batches(world: World) -> None:
@@ -391,7 +392,7 @@ def test_a_round_that_diverges_is_counted_and_sends_only_the_residual(world: Wor
 
     def diverged() -> bool:
         if ada.trainer.round == 2 and ada.trainer.progress[0] == 1:
-            shown.append(status(ada)["training"]["loss"])
+            shown.append(status(ada).training.loss)
         return ada.diverged == 1
 
     world.until(diverged)
@@ -409,7 +410,7 @@ def test_a_round_that_diverges_is_counted_and_sends_only_the_residual(world: Wor
     losses = [entry.loss for entry in ada.evaluation.history]
     assert losses[3] is None
     assert all(loss is not None for loss in losses[4:])
-    assert json.dumps(status(ada), allow_nan=False)
+    assert json.dumps(to_json(status(ada)), allow_nan=False)
 
 
 def test_a_node_with_little_to_say_is_silent_and_loses_nothing(world: World) -> None:
@@ -418,12 +419,12 @@ def test_a_node_with_little_to_say_is_silent_and_loses_nothing(world: World) -> 
     nodes = [world.add("ada"), world.add("bob")]
     world.until(lambda: any(node.protocol.silent for node in nodes))
     silent = next(node for node in nodes if node.protocol.silent)
-    assert status(silent)["activity"] == "silent in this round"
-    assert status(silent)["outbox"] is None
+    assert status(silent).activity == "silent in this round"
+    assert status(silent).outbox is None
     world.until(lambda: all(node.protocol.finished for node in nodes))
     counted = world.host.counted
     for address, node in enumerate(nodes, 1):
-        assert status(node)["silent_rounds"] == ROUNDS - counted[address] > 0
+        assert status(node).silent_rounds == ROUNDS - counted[address] > 0
         np.testing.assert_array_equal(node.global_adapter, global_adapter(world))
         entries: list[Any] = list(node.evaluation.history)
         assert entries[-1].metric < entries[0].metric
@@ -486,7 +487,7 @@ def test_a_carried_run_predicts_with_what_was_learned_all_the_time(world: World)
     # R6.11-4
     node = world.add("ada")
     world.until(lambda: node.protocol.version == 3)
-    old, metric = world.host.protocol, status(node)["metric"]
+    old, metric = world.host.protocol, status(node).metric
     start = replace(new_host_state(18), model_q24=old.model_q24, residual=old.residual)
     world.new_host(run=b"second  ", min_peers=2, state=start)
     learned = global_adapter(world)
@@ -534,7 +535,7 @@ def test_the_best_adapter_is_kept_beside_the_newest(world: World, use: str) -> N
         return adapter_version(best), adapter_version(newest)
 
     assert versions() == (2, 4)
-    assert status(node)["best"] == {"version": 2, "metric": 2.0}
+    assert status(node).best == (2, 2.0)
     world.cut_power("ada")
     other = replace(
         config, evaluate=replace(config.evaluate, use=BEST if use == NEWEST else NEWEST)
@@ -544,7 +545,7 @@ def test_the_best_adapter_is_kept_beside_the_newest(world: World, use: str) -> N
     node = world.add("ada", config)
     assert versions() == (2, 4)
     assert len(list(Path(config.state_dir).glob("*.onnx_adapter"))) == 2
-    assert status(node)["best"] == {"version": 2, "metric": 2.0}
+    assert status(node).best == (2, 2.0)
     world.new_host(run=b"second  ", plan=make(rounds=2))
     node.evaluation.evaluator.take = lambda: (9.0, None)  # type: ignore[method-assign]
 
@@ -553,7 +554,7 @@ def test_the_best_adapter_is_kept_beside_the_newest(world: World, use: str) -> N
         return node.protocol.run == b"second  " and node.protocol.finished
 
     world.until(joined)
-    assert status(node)["best"] == {"version": 0, "metric": 9.0}
+    assert status(node).best == (0, 9.0)
     assert versions() == (0, 2)
 
 
@@ -611,9 +612,9 @@ class Loose(Sensor):
 
 def test_a_source_that_fails_is_asked_again(world: World, monkeypatch, caplog) -> None:
     node = world.add("ada", with_source(world, monkeypatch, Loose))
-    world.until(lambda: status(node)["source"]["failures"] == 3)
-    assert status(node)["source"]["last_failure"] == "OSError: no device"
-    assert status(node)["source"]["samples"] == 9
+    world.until(lambda: status(node).source.failures == 3)
+    assert status(node).source.last_failure == "OSError: no device"
+    assert status(node).source.counters["samples"] == 9
     assert caplog.text.count("the source failed: OSError: no device") == 1
 
 
@@ -658,7 +659,7 @@ def test_a_source_with_late_labels_feeds_the_training(world: World, monkeypatch)
     config = with_source(world, monkeypatch, Sensor)
     node = world.add("ada", config)
     world.until(lambda: node.wanted is not None)
-    assert status(node)["activity"] == "waiting for samples"
+    assert status(node).activity == "waiting for samples"
     assert node.trainer.round is None
     world.until(lambda: node.trainer.round == 0)
     assert len(node.data.training) >= 8
@@ -670,9 +671,9 @@ def test_a_source_with_late_labels_feeds_the_training(world: World, monkeypatch)
     known = [entry.metric for entry in entries if entry.metric is not None]
     assert known
     assert entries[-1].metric is None  # it learnt faster than labels came
-    assert status(node)["metric"] == known[-1]
-    assert status(node)["source"]["capacity"] == 20
-    world.until(lambda: status(node)["source"]["evicted"] > 0)
+    assert status(node).metric == known[-1]
+    assert status(node).source.capacity == 20
+    world.until(lambda: status(node).source.counters["evicted"] > 0)
     assert 8 <= node.protocol.joining.samples <= 20
     world.cut_power("ada")
     again = world.add("ada", config)
@@ -702,7 +703,7 @@ def test_samples_that_are_deleted_in_a_round_end_it(world: World, monkeypatch) -
     assert (len(buffer), node.trainer.round) == (0, None)
     world.until(lambda: node.protocol.finished)
     assert world.host.counted[1] == ROUNDS
-    assert status(node)["source"]["by_label"] == {"all": len(buffer)}
+    assert status(node).source.by_label == {"all": len(buffer)}
 
 
 def test_a_node_that_nobody_answers_says_so_once(world: World, caplog) -> None:

@@ -211,13 +211,13 @@ def test_a_hot_board_rests_in_its_round_and_goes_on_in_it(world: World) -> None:
         world.now += 1.0
     assert node.trainer.progress == (2, STEPS)
     shown = status(node)
-    assert (shown["activity"], shown["held_back"]) == (HOT, "83 C, waits for 75 C")
+    assert (shown.activity, shown.held_back) == (HOT, "83 C, waits for 75 C")
     assert summary(node).startswith("paused: too hot, 83 C, waits for 75 C; global adapter")
     assert ACTIVITIES[int(values(node, 0.0)["activity"] or 0)] == HOT
     assert node._step._session is None, "its memory is free"
     readings.append(Readings(74.0, 0.0))
     world.until(lambda: node.protocol.finished)
-    assert status(node)["held_back"] == ""
+    assert status(node).held_back == ""
     assert [entry.version for entry in node.evaluation.history][-1] == node.protocol.version
 
 
@@ -242,7 +242,7 @@ def test_memory_is_free_at_once_where_it_is_short(world: World) -> None:
     readings.append(Readings(60.0, 30.0))
     world.now += 1.0
     world.turn()
-    assert status(node)["activity"] == SHORT_OF_MEMORY
+    assert status(node).activity == SHORT_OF_MEMORY
     assert (node._step._session, node._inference._session) == (None, None)
 
 
@@ -271,8 +271,8 @@ def test_a_step_without_memory_is_tried_again_and_then_seldom(world: World, capl
         if before < starved.tries <= FAILURES + 2 and node.trainer.round is not None:
             begins.append(world.now)
             if starved.tries <= FAILURES:
-                assert status(node)["activity"] == SHORT_OF_MEMORY
-                assert "too little for a step, tries again in" in status(node)["held_back"]
+                assert status(node).activity == SHORT_OF_MEMORY
+                assert "too little for a step, tries again in" in status(node).held_back
         world.now += 1.0
     waits = [b - a for a, b in pairwise(begins)]
     assert waits[: FAILURES - 1] == [pytest.approx(RETRY_S, abs=1.5)] * (FAILURES - 1)
@@ -305,7 +305,7 @@ def test_a_share_of_the_time_leaves_the_loop_free(world: World) -> None:
     assert 6.0 <= world.now - began - 2.0 <= 7.0
     assert turns > 10, "the loop turns in the pause"
     assert waits[0] == 0.25
-    assert status(node)["activity"] == "training"
+    assert status(node).activity == "training"
 
 
 def test_an_evaluation_leaves_the_loop_free_and_keeps_its_adapter(world: World) -> None:

@@ -91,7 +91,7 @@ def test_a_group_gets_what_the_other_knows_every_few_rounds() -> None:
     assert receiver.quality == pytest.approx(0.98, abs=0.01)
     assert teacher.turn(coordinator(4)) == []  # the other is worse, by far
     assert "worse" in teacher.remarks["poor"]
-    assert teacher.status()["less"] == dict(teacher.remarks)
+    assert teacher.status().less == dict(teacher.remarks)
 
 
 def test_what_was_sent_before_a_restart_is_not_sent_again() -> None:

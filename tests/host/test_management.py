@@ -12,12 +12,10 @@ from ternmesh import __version__
 from ternmesh.federated.management import ACTIVITIES, LIMITS, VALUES, BoardManagement, settings_text
 from ternmesh.wire.control import Report, write_control
 from ternmesh.wire.frame import UNASSIGNED
-from ternmesh_cli.status import describe
-from ternmesh_cli.status_nodes import NO_REPORT
+from ternmesh_cli.status_text import NO_REPORT, describe
 from ternmesh_store.state_file import StateFile
 from tests.host.test_service import SETTINGS, Bench
-
-LINK = {"broker": "mqtt://b:1883", "connected": True, "protocol": "5", "last_error": None}
+from tests.statuses import UP
 
 
 @pytest.fixture
@@ -80,7 +78,7 @@ def test_settings_go_on_in_another_run(bench: Bench) -> None:
 
 def test_a_muted_board_counts_nothing_until_that_ends_also_after_a_restart(bench: Bench) -> None:
     def weights() -> dict[str, float]:
-        return {n["name"]: n["standing"]["weight"] for n in bench.service.status()["nodes"]}
+        return {n.name: n.weight for n in bench.service.status().nodes}
 
     ask(bench, "bob", mute=True)
     assert weights() == {"ada": 1.0, "bob": 0.0}
@@ -128,8 +126,7 @@ def test_what_is_wrong_is_one_sentence(
 
 def test_the_status_names_boards_that_are_not_like_the_others(bench: Bench) -> None:
     def lines() -> list[str]:
-        about = {"fleet": "f", "model": "m", "security": None, "transport": LINK}
-        return list(describe(json.loads(json.dumps({**bench.service.status(), **about}))))
+        return list(describe(replace(bench.service.status(), transport=UP)))
 
     assert not any("software" in line or "paused" in line for line in lines())
     ask(bench, "bob", set={"pause": 1})
@@ -137,12 +134,13 @@ def test_the_status_names_boards_that_are_not_like_the_others(bench: Bench) -> N
     board(bench, "ada").channel.outgoing.push("host", UNASSIGNED, [write_control(report)])
     bench.settle()
     shown = lines()
-    [heads] = [line for line in shown if line.startswith("node ")]
+    [heads] = [line for line in shown if line.startswith("board ")]
     assert heads.endswith("  software")
     [row] = [line for line in shown if line.startswith("ada ")]
     assert row.endswith("  0.0.9")
     assert f"other versions than this host's {__version__}: ada" in shown
-    assert "paused: bob" in shown
+    [row] = [line for line in shown if line.startswith("bob ")]
+    assert row.startswith("bob    paused ")
     known = bench.service.protocol.session.management.boards
     known["ada"].number = 3
     assert "settings not taken yet: ada" in lines()

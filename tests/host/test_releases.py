@@ -25,7 +25,7 @@ from ternmesh.wire.release import (
     read_offer,
     read_symbol,
 )
-from ternmesh_cli.status import published
+from ternmesh_cli.status_text import published
 from ternmesh_service.release_files import pack_folder
 from tests.edge.conftest import SIZE_A, SIZE_B, _write
 from transports.base import Spare
@@ -80,7 +80,7 @@ class Host:
     @property
     def stage(self) -> Any:
         status = self.publisher.status()
-        return None if status is None else status.get("stage")
+        return None if status is None else status.stage
 
 
 @pytest.fixture

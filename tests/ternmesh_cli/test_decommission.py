@@ -249,7 +249,7 @@ def test_a_split_board_wipes_itself_too(ends: Ends, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(edge.split.service, "make_transport", lambda *_: LoopbackHub().node("ada"))
     turn = edge.split.service.SplitNode.return_value.turn  # type: ignore[attr-defined]
     turn.side_effect = DecommissionOrdered("by the host")
-    assert run_split_board(board, threading.Event()) == {"decommissioned": True}
+    assert run_split_board(board, threading.Event()) is None
     assert not (folder / IDENTITY).exists()
     with pytest.raises(DecommissionOrdered):
         SplitNode._react(MagicMock(), Decommissioned())

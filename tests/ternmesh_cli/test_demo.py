@@ -6,12 +6,14 @@ import re
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from ternmesh_cli.demo.screen import picture
 from ternmesh_service.control_socket import ControlError, ask
+from tests.statuses import DOWN, board, board_status, host_status
 
 MEMBERS = ("host", "theo", "nicolas", "yweweler")
 NOWHERE = "mqtt://127.0.0.1:1"
@@ -94,11 +96,10 @@ def test_the_picture_says_what_is_simulated():
     assert "BLE on simulated controllers" in console.export_text()
 
 
-@pytest.mark.parametrize("status", [None, {"history": []}])
+@pytest.mark.parametrize("status", [None, board_status()])
 def test_a_board_of_a_finished_run_is_not_lost(status):
-    node = {"name": "theo", "heard_s_ago": 0.1, "active": False, "delivered": "whole"}
-    host = {"version": 2, "phase": "finished", "nodes": [node], "history": [], "refused": {}}
-    host["transport"] = {"connected": True}
+    theo = board("theo", heard_s_ago=0.1, active=False, delivered="whole")
+    host = host_status([], nodes=(theo,), phase="finished")
     console = Console(width=100, record=True, file=io.StringIO())
     console.print(picture(host, {"theo": status}, 2, 3.0))
     assert re.search("theo +finished", console.export_text())
@@ -106,16 +107,9 @@ def test_a_board_of_a_finished_run_is_not_lost(status):
 
 @pytest.mark.parametrize("connected", [True, False])
 def test_the_picture_says_why_nothing_moves(connected):
-    host = {
-        "version": 0,
-        "phase": "gathering",
-        "nodes": [],
-        "history": [],
-        "refused": {},
-        "transport": {"connected": connected, "last_error": "cannot reach it"},
-    }
+    host = host_status([], transport=replace(DOWN, connected=connected))
     console = Console(width=100, record=True, file=io.StringIO())
     console.print(picture(host, {"theo": None}, 20, 3.0))
     shown = console.export_text()
-    assert ("the host is not connected: cannot reach it" in shown) is not connected
+    assert ("the link is down: no route" in shown) is not connected
     assert "theo" in shown

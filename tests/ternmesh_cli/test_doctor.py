@@ -19,9 +19,11 @@ from ternmesh_cli import doctor, doctor_checks
 from ternmesh_cli.broker import folder as disk
 from ternmesh_cli.doctor_checks import OK, WARNING, WRONG
 from ternmesh_cli.main import main
-from ternmesh_service.control_socket import ControlError, ask
+from ternmesh_service.control_socket import ControlError
+from ternmesh_service.status import UNOPENED, ask_status
 from tests.mosquitto import find_mosquitto, free_port
 from tests.ternmesh_cli.test_broker_access import Deployment
+from transports.base import TransportStatus
 
 NODE = """
 name = "ada"
@@ -97,7 +99,7 @@ def test_each_check_has_a_line_and_one_wrong_one_makes_the_code_1(enrolled, caps
 def test_all_fine_is_0(enrolled, mosquitto, capsys):
     enrolled.write_text(enrolled.read_text().replace("mqtt://127.0.0.1:1", mosquitto.url))
     assert main(["doctor", "--config", str(enrolled)]) == 0
-    assert "takes the login, with MQTT 5" in capsys.readouterr().out
+    assert "with MQTT 5" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("text", [None, "name = ", 'name = "ada"\nstate_dir = "s"\n'])
@@ -300,22 +302,22 @@ def test_a_running_program_keeps_its_connection_and_is_asked(enrolled, mosquitto
     thread = threading.Thread(target=run_host, args=(config, stop), daemon=True)
     thread.start()
 
-    def transport() -> dict[str, object]:
+    def transport() -> TransportStatus:
         try:
-            found: dict[str, object] = ask(socket, {"command": "status"})["transport"]
-            return found
+            return ask_status(socket).transport
         except ControlError:
-            return {"connected": False}
+            return UNOPENED
 
-    eventually(lambda: transport()["connected"])
+    eventually(lambda: transport().connected)
     found = doctor.diagnose(doctor.look(path, time.time()))
     assert ("program", OK) in {row[:2] for row in found}
     assert WRONG not in {result for _, result, _ in found}, found
-    assert (transport()["connected"], transport()["reconnects"]) == (True, 0)
+    assert (transport().connected, transport().numbers["reconnects"]) == (True, 0)
     mosquitto.stop()
-    eventually(lambda: not transport()["connected"])
-    ((ok, _), (wrong, sentence)) = results(path, "program")
-    assert (ok, wrong, "it is not connected: " in sentence) == (OK, WRONG, True)
+    eventually(lambda: not transport().connected)
+    told = results(path, "program")
+    assert (told[0][0], told[1][0]) == (OK, WRONG)
+    assert told[1][1].startswith("the link is down: ")
     stop.set()
     thread.join(30)
 

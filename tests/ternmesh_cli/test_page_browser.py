@@ -13,8 +13,9 @@ from ternmesh_cli.demo import fleet as demo
 from ternmesh_cli.process import write_toml
 from ternmesh_service.control_socket import ControlServer
 from ternmesh_service.page.config import PageConfig, read_token, served_page
+from ternmesh_service.status import to_json
 from tests.mosquitto import free_port
-from tests.ternmesh_service.page_status import board, host_status
+from tests.statuses import board, host_status
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 axe = pytest.importorskip("axe_core_python.selenium", reason="axe-core-python is not installed")
@@ -296,7 +297,7 @@ def test_samples_are_not_shown_without_the_token(fleet: Fleet, browse: Any) -> N
 def test_a_board_that_is_silent_is_an_alarm_with_what_to_do(browse: Any, tmp_path: Path) -> None:
     name = "<img src=x onerror=alert(1)>"
     silent = board(name, active=False, heard_s_ago=4000.0)
-    answer = host_status(["ada"], nodes=[board("ada"), silent])
+    answer = to_json(host_status(["ada"], nodes=(board("ada"), silent)))
     config, path = PageConfig(free_port()), tmp_path / "control.sock"
     with ControlServer(path, lambda _: answer), served_page(config, path, tmp_path):
         page = browse(config.url, NARROW)

@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from edge.predict.server import PredictionServer
 from models.zoo import fsdd_path, package_path
 from ternmesh_cli.main import main
 from ternmesh_cli.predict import figures_text
+from tests.statuses import predict_status
 
 CONFIG = """
 name = "theo"
@@ -84,7 +86,7 @@ def test_follow_shows_live_predictions_until_the_node_ends(
     thread.start()
     eventually(lambda: any(client.asker.follows for client in server.clients))
     server.predict_live([Sample("k1", {"features": np.zeros((50, 32))})])
-    eventually(lambda: server.status()["live"])
+    eventually(lambda: server.status().live)
     server.close()
     thread.join()
     shown = capsys.readouterr()
@@ -124,13 +126,11 @@ def test_what_is_missing_is_a_sentence(
 
 def test_the_text_of_the_figures(server: PredictionServer) -> None:
     assert next(figures_text(server.status())).startswith("0 predictions, by global adapter ")
-    status: dict[str, Any] = {
-        **server.status(),
-        **{"count": 7, "p50_ms": 1.25, "p99_ms": 3.0, "max_ms": 9.0, "version": 2, "failed": 1},
-        **{"refused": 2, "clients": 3, "clients_dropped": 4, "live_skipped": 5},
-        **{"bad_adapters": 6, "last_error": "it is bad"},
-        "live": {"id": "k1", "label": None, "uncertain": True, "top": [["one", 0.4]]},
-    }
+    status = predict_status(
+        count=7, p50_ms=1.25, p99_ms=3.0, max_ms=9.0, version=2, failed=1, refused=2, clients=3,
+        clients_dropped=4, live_skipped=5, bad_adapters=6, last_error="it is bad",
+        live={"id": "k1", "label": None, "uncertain": True, "top": [["one", 0.4]]},
+    )  # fmt: skip
     assert list(figures_text(status)) == [
         "7 predictions, in 1.25 ms (p99 3, longest 9), by global adapter 2; 1 failed, 2 refused; "
         "3 clients",
@@ -139,5 +139,5 @@ def test_the_text_of_the_figures(server: PredictionServer) -> None:
         "6 bad adapters: it is bad",
         "live: k1: uncertain: one 40.0%",
     ]
-    status["live"] = {"id": "k1", "error": "NaN"}
-    assert list(figures_text(status))[-1] == "live: k1: NaN"
+    wrong = replace(status, live={"id": "k1", "error": "NaN"})
+    assert list(figures_text(wrong))[-1] == "live: k1: NaN"

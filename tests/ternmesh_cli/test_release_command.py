@@ -85,7 +85,7 @@ def test_a_folder_that_is_no_release_is_shown_as_not_taken(
     line = capsys.readouterr().out.splitlines()[-1]
     assert line.startswith("20251122  not taken: ")
     assert ternmesh("list", "--config", config, "--json") == 0
-    assert json.loads(capsys.readouterr().out)["not_taken"][0]["version"] == 20251122
+    assert json.loads(capsys.readouterr().out)["not_taken"][0][0] == 20251122
 
 
 def test_a_releases_folder_that_is_none_is_a_sentence(
@@ -151,7 +151,7 @@ def test_a_running_node_takes_a_good_release_and_leaves_a_bad_one(
             if answer is None:
                 return False
             found = answer["releases"]
-            refused = [entry["version"] for entry in found["bad"]]
+            refused = [version for version, _ in found["bad"]]
             return (found["current"], found["last_good"], refused) == (current, current, bad)
 
         return condition
@@ -166,9 +166,7 @@ def test_a_running_node_takes_a_good_release_and_leaves_a_bad_one(
             eventually(stands(1, [2]), 60)
             answer = status()
             assert answer is not None
-            assert (
-                "its loss on this board's held-out data" in answer["releases"]["bad"][0]["reason"]
-            )
+            assert "its loss on this board's held-out data" in answer["releases"]["bad"][0][1]
         finally:
             process.terminate()
             assert process.wait(30) == 0

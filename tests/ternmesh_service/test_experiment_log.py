@@ -9,6 +9,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -25,28 +26,40 @@ from ternmesh_service.experiment_log import (
     rows,
     written_logs,
 )
+from ternmesh_service.status import HostStatus, to_json
 from ternmesh_store.files import replace_file
+from tests.statuses import host_status
 
 Points = dict[str, list[tuple[int, float]]]
 EVERY_S = 0.01
 
 
-def round_of(version: int, boards: int = 2) -> dict[str, Any]:
+def status_of(versions: int, run: str = "00ff", boards: int = 2) -> HostStatus:
     names = [f"board-{index:03}" for index in range(boards)]
-    return {
-        "version": version, "loss": 1 / version, "accuracy": None, "seconds": 2.5,
-        "bytes_up": {"board-000": 3, "board-001": 4}, "bytes_down": 9,
-        "reports": {name: (0.5, 0.25) for name in names},
-    }  # fmt: skip
-
-
-def status_of(versions: int, run: str = "00ff", boards: int = 2) -> dict[str, Any]:
-    return {
-        "run": run, "version": versions, "phase": "open",
-        "nodes": [{"name": f"board-{index:03}"} for index in range(boards)],
-        "metrics": {"global_loss": 0.5, "convergence_rate": 0.25, "model_divergence": None},
-        "history": [round_of(version, boards) for version in range(1, versions + 1)],
-    }  # fmt: skip
+    shown = host_status(names, versions, run=run)
+    return replace(
+        shown,
+        metrics=replace(
+            shown.metrics,
+            convergence_rate=0.25,
+            model_divergence=None,
+            communication_overhead=None,
+            round_latency_s=None,
+            byzantine_detections=0,
+        ),
+        history=tuple(
+            replace(
+                row,
+                loss=1 / row.version,
+                accuracy=None,
+                seconds=2.5,
+                bytes_up={"board-000": 3, "board-001": 4},
+                bytes_down=9,
+                reports=dict.fromkeys(names, (0.5, 0.25)),
+            )
+            for row in shown.history
+        ),
+    )
 
 
 class Host:
@@ -61,8 +74,8 @@ class Host:
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         self.asked += 1
         self.taken = request["since"]
-        new = [row for row in self.status["history"] if row["version"] > request["since"]]
-        return {**self.status, "history": new}
+        new = tuple(row for row in self.status.history if row.version > request["since"])
+        return to_json(replace(self.status, history=new))
 
 
 @pytest.fixture
@@ -140,6 +153,7 @@ def test_a_round_has_the_values_of_the_fleet_and_of_its_boards() -> None:
     assert version == 2
     assert values == {
         "fleet/loss": 0.5, "fleet/convergence_rate": 0.25, "round/seconds": 2.5,
+        "fleet/byzantine_detections": 0.0,
         "round/bytes_up": 7, "round/bytes_down": 9,
         "board/board-000/loss": 0.5, "board/board-000/accuracy": 0.25,
         "board/board-001/loss": 0.5, "board/board-001/accuracy": 0.25,
@@ -175,13 +189,13 @@ def test_a_full_disk_delays_rounds_and_repeats_none(
 ) -> None:
     write, failed = replace_file, threading.Event()
 
-    def replace(path: Path, content: bytes) -> None:
+    def write_late(path: Path, content: bytes) -> None:
         if content == b"2" and not failed.is_set():
             failed.set()
             raise OSError(28, "no space left")
         write(path, content)
 
-    monkeypatch.setattr(experiment_log, "replace_file", replace)
+    monkeypatch.setattr(experiment_log, "replace_file", write_late)
     with written_logs(tensorboard, host.socket, EVERY_S):
         for versions in (1, 2, 3):
             host.status = status_of(versions)
@@ -206,7 +220,7 @@ def test_mlflow_goes_on_with_the_run_that_it_has(host, mlflow, eventually, tmp_p
     assert points["round/seconds"] == [(step, 2.5) for step in (1, 2, 3)]
     assert points["fleet/convergence_rate"] == [(2, 0.25), (3, 0.25)]
     assert state == "RUNNING"
-    host.status = status_of(4) | {"phase": "finished"}
+    host.status = replace(status_of(4), phase="finished")
     with written_logs(mlflow(uri), host.socket, EVERY_S):
         eventually(lambda: host.taken == 4)
         host.status = status_of(5, run="0a0a")

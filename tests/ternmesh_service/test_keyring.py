@@ -273,7 +273,7 @@ def test_clones_that_a_link_has_seen_are_kept(pair, tmp_path):
     host.store.commit()
     hop_keys(host, HOST).sealing(0)
     host.security(HOST, MODEL, 0)
-    assert host.status()["clones"] == {"ada": 4}
+    assert host.status().clones == {"ada": 4}
 
 
 def test_who_is_revoked_hears_no_broadcast_of_either_layer(pair):

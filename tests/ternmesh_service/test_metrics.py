@@ -3,6 +3,7 @@
 import http.client
 import socket
 import urllib.request
+from dataclasses import replace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -10,31 +11,30 @@ from prometheus_client.parser import text_string_to_metric_families
 from ternmesh.config import ConfigError
 from ternmesh_service.control_socket import ControlServer
 from ternmesh_service.metrics import METRICS, PREFIX, MetricsConfig, samples, served_metrics
+from ternmesh_service.status import HistoryEntry, to_json
 from tests.mosquitto import free_port
+from tests.statuses import DOWN, UP, board, board_status, gateway_status, host_status, made_round
 
-STANDING = {"weight": 0.25, "reason": "raises the error"}
-BOARD = {
-    "name": 'a"da\n<b>', "active": True, "standing": STANDING, "samples": 40, "heard_s_ago": 2.5,
-    "rounds_counted": 7, "rounds_missed": 1, "bytes_up": 900, "bytes_down": 1000,
-}  # fmt: skip
-ROUND = {
-    "seconds": 3.5, "bytes_up": {"a": 3, "b": 4}, "bytes_down": 9, "evaluations": 2, "loss": 0.5,
-    "accuracy": 0.75, "reports": {"ada": (0.25, None), "bob": (0.75, 0.875)},
-}  # fmt: skip
-HOST = {
-    "role": "host", "software": "1", "run": "00ff", "version": 8, "nodes": [BOARD],
-    "history": [ROUND, {**ROUND, "evaluations": 0, "loss": None, "seconds": 4.5, "reports": {}}],
-    "metrics": {
-        "convergence_rate": 0.125, "model_divergence": 0.25, "communication_overhead": 1.5,
-        "byzantine_detections": 1,
-    },
-    "refused": {"seal": 3}, "transport": {"connected": True, "airtime_us": 1_500_000},
-}  # fmt: skip
-NODE = {
-    "role": "node", "name": "ada", "version": 8, "samples": 12, "metric": 0.5,
-    "metric_name": "accuracy", "bytes_up": 5, "bytes_down": 6, "history": [{"loss": 0.25}],
-    "rss_mib": 100.0, "transport": {"connected": False},
-}  # fmt: skip
+BOARD = board(
+    'a"da\n<b>', weight=0.25, reason="raises the error", samples=40, bytes_up=900, bytes_down=1000
+)
+ROUND = replace(
+    made_round(7, ["a", "b"]),
+    seconds=3.5,
+    bytes_up={"a": 3, "b": 4},
+    loss=0.5,
+    accuracy=0.75,
+    reports={"ada": (0.25, None), "bob": (0.75, 0.875)},
+)
+HOST = host_status(
+    [],
+    nodes=(BOARD,),
+    history=(ROUND, replace(ROUND, loss=None, accuracy=None, seconds=4.5, reports={})),
+    refused={"seal": 3},
+    transport=replace(UP, airtime_us=1_500_000),
+)
+ENTRY = HistoryEntry(version=7, metric=0.5, loss=0.25, bytes_up=1, bytes_down=1, seconds=1.0)
+OWN = board_status(samples=12, metric=0.5, history=(ENTRY,), transport=DOWN)
 
 
 def scraped(port: int) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -52,7 +52,7 @@ def serve(tmp_path):
     config, path = MetricsConfig(free_port()), tmp_path / "control.sock"
 
     def start(answer):
-        with ControlServer(path, lambda _request: answer), served_metrics(config, path):
+        with ControlServer(path, lambda _request: to_json(answer)), served_metrics(config, path):
             return scraped(config.port)
 
     return start
@@ -60,12 +60,12 @@ def serve(tmp_path):
 
 def test_a_host_tells_of_its_fleet(serve) -> None:
     found = serve(HOST)
-    board = ("board", BOARD["name"])
+    board = ("board", BOARD.name)
     assert found["fleet_accuracy", ()] == 0.75, "of the newest round with reports"
     assert found["board_loss", (("board", "ada"),)] == 0.25
     assert found["board_accuracy", (("board", "bob"),)] == 0.875
     assert ("board_accuracy", (("board", "ada"),)) not in found, "ada has not reported it"
-    assert found["model_divergence", ()] == 0.25
+    assert found["model_divergence", ()] == 0.3
     assert found["round_seconds", ()] == 4.5
     assert found["round_bytes", (("direction", "up"),)] == 7
     assert found["board_weight", (board,)] == 0.25, "also of a hostile name"
@@ -74,26 +74,26 @@ def test_a_host_tells_of_its_fleet(serve) -> None:
     assert found["boards_doubted", (("reason", "raises the error"),)] == 1
     assert found["refused_frames_total", (("reason", "seal"),)] == 3
     assert found["airtime_seconds_total", ()] == 1.5
-    assert found["info", (("role", "host"), ("run", "00ff"), ("software", "1"))] == 1
+    about = {"role": "host", "software": "0.1.0", "model": "keyword", "fleet": "demo"}
+    assert found["info", tuple(sorted({**about, "run": "00ff00ff"}.items()))] == 1
 
 
 def test_a_node_tells_of_itself(serve) -> None:
-    found = serve(NODE)
+    found = serve(OWN)
     assert found["score", (("metric", "accuracy"),)] == 0.5
     assert found["loss", ()] == 0.25
     assert found["memory_bytes", ()] == 100 * 2**20
     assert found["connected", ()] == 0
-    assert found["bytes_total", (("direction", "down"),)] == 6
+    assert found["bytes_total", (("direction", "down"),)] == 678
 
 
 def test_all_metrics_are_known_and_described(serve) -> None:
-    names = {name for answer in (HOST, NODE) for name, *_ in samples(answer)}
+    names = {name for answer in (HOST, OWN) for name, *_ in samples(answer)}
     assert names == set(METRICS)
 
 
-@pytest.mark.parametrize("role", ["gateway", "split board", None])
-def test_another_process_tells_what_all_have(role) -> None:
-    assert [name for name, *_ in samples({"role": role, "version": None})] == ["info"]
+def test_a_gateway_tells_what_all_have() -> None:
+    assert [name for name, *_ in samples(gateway_status())] == ["info", "connected"]
 
 
 def test_a_process_that_does_not_answer_has_no_metrics(tmp_path, serve) -> None:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,30 +20,29 @@ from ternmesh_service import mqtt_health
 from ternmesh_service.control_socket import ControlServer
 from ternmesh_service.home_assistant import Topics, discovery
 from ternmesh_service.mqtt_health import BOARDS_MAX, HealthConfig, health, served_health
+from ternmesh_service.status import HistoryEntry, to_json
 from tests.mosquitto import free_port
+from tests.statuses import DOWN, board, board_status, host_status, made_round, predict_status
 from transports.mqtt.topics import TopicClient
 
 OWN = "ternmesh/barn/health/host"
 ADA = f"{OWN}/boards/ada"
 FOUND = "homeassistant/device/ternmesh__barn__ada/config"
-BOARD = {
-    "name": "ada", "active": True, "revoked": False, "samples": 40, "heard_s_ago": 2.5,
-    "standing": {"weight": 0.25}, "board": {"software": "1", "in_force": {}},
-}  # fmt: skip
-ROUND = {"loss": 0.5, "accuracy": 0.75, "reports": {"ada": [0.25, 0.875]}}
-HOST = {
-    "role": "host", "version": 8, "model": "keyword", "phase": "open",
-    "transport": {"connected": True},
-    "nodes": [BOARD, {**BOARD, "name": "a.b", "active": False, "heard_s_ago": None}],
+BOARD = board("ada", weight=0.25, samples=40, heard_s_ago=2.5)
+ROUND = replace(made_round(7, []), loss=0.5, accuracy=0.75, reports={"ada": (0.25, 0.875)})
+HOST = host_status(
+    [],
+    nodes=(BOARD, replace(BOARD, name="a.b", active=False, heard_s_ago=None)),
     # The newest round has other values in place of accuracies.
-    "history": [ROUND, {"loss": 0.4, "accuracy": None, "reports": {"ada": [0.125, None]}}],
-}  # fmt: skip
-NODE = {
-    "role": "node", "version": 8, "model": "keyword", "transport": {"connected": False},
-    "activity": "training", "samples": 12, "metric_name": "accuracy", "metric": 0.5,
-    "history": [{"loss": 0.25}, {"loss": None}],
-    "predict": {"live": {"label": "three", "top": [["three", 0.97], ["tree", 0.02]]}},
-}  # fmt: skip
+    history=(ROUND, replace(ROUND, loss=0.4, accuracy=None, reports={"ada": (0.125, None)})),
+)
+ENTRY = HistoryEntry(version=7, metric=None, loss=0.25, bytes_up=1, bytes_down=1, seconds=1.0)
+OWN_STATUS = board_status(
+    transport=DOWN,
+    metric=0.5,
+    history=(ENTRY, replace(ENTRY, loss=None)),
+    predict=predict_status(live={"label": "three", "top": [["three", 0.97], ["tree", 0.02]]}),
+)
 
 
 class Reader:
@@ -69,7 +69,7 @@ class Process:
     """A control socket that gives `status`, and keeps the other requests."""
 
     def __init__(self) -> None:
-        self.status: dict[str, object] = HOST
+        self.status = HOST
         self.asked = 0
         self.requests: list[dict[str, object]] = []
 
@@ -78,7 +78,7 @@ class Process:
             self.requests.append(request)
             return {"boards": []}
         self.asked += 1
-        return self.status
+        return to_json(self.status)
 
 
 @pytest.fixture(autouse=True)
@@ -137,7 +137,7 @@ def test_only_changes_are_published(served, process, new_reader, eventually) -> 
     eventually(lambda: process.asked > before + 5)
     # `last_heard` may pass a minute meanwhile
     assert reader.count[FOUND] == reader.count[f"{OWN}/state"] == 1
-    process.status = {**HOST, "nodes": [{**BOARD, "samples": 41}]}
+    process.status = replace(HOST, nodes=(replace(BOARD, samples=41),))
     eventually(lambda: reader.json(f"{ADA}/state")["samples"] == 41)
     eventually(lambda: reader.found[f"{OWN}/boards/a.b/state"] == "")
     assert reader.found["homeassistant/device/ternmesh__barn__a_2eb/config"] == "", "removed"
@@ -261,16 +261,16 @@ def test_it_is_off_by_default(tmp_path) -> None:
 
 
 def test_a_node_tells_of_itself_and_its_prediction() -> None:
-    found = health(NODE, 0.0)[""]
+    found = health(OWN_STATUS, 0.0)[""]
     assert (found["score"], found["loss"], found["connected"]) == (0.5, 0.25, False)
     assert (found["prediction"], found["confidence"]) == ("three", 0.97)
     topic, payload = discovery(Topics("barn", "ada"), "ha", "keyword", "", found, buttons=True)
     assert topic == "ha/device/ternmesh__barn__ada__own/config"
     assert {"prediction", "confidence"} <= payload["components"].keys()
     assert "pause" not in payload["components"], "a board takes orders of its host only"
-    assert "prediction" not in health({**NODE, "predict": None}, 0.0)[""]
-    unsure = {"live": {"label": None, "top": [["three", 0.2]]}}
-    assert health({**NODE, "predict": unsure}, 0.0)[""]["prediction"] is None
+    assert "prediction" not in health(replace(OWN_STATUS, predict=None), 0.0)[""]
+    unsure = predict_status(live={"label": None, "top": [["three", 0.2]]})
+    assert health(replace(OWN_STATUS, predict=unsure), 0.0)[""]["prediction"] is None
 
 
 @pytest.mark.parametrize(
@@ -278,33 +278,33 @@ def test_a_node_tells_of_itself_and_its_prediction() -> None:
     [
         ({}, "on"),
         ({"active": False}, "silent"),
-        ({"board": {"software": None, "in_force": {"pause": 1}}}, "paused"),
+        ({"managed": {"in_force": {"pause": 1}}}, "paused"),
         ({"revoked": True, "active": False}, "revoked"),
     ],
 )
 def test_states_of_a_board(changes, state) -> None:
-    status = {**HOST, "nodes": [{**BOARD, **changes}]}
+    status = replace(HOST, nodes=(board("ada", **changes),))
     assert health(status, 0.0)["ada"]["state"] == state
     if state == "silent":
-        assert health({**status, "phase": "finished"}, 0.0)["ada"]["state"] == "finished"
+        assert health(replace(status, phase="finished"), 0.0)["ada"]["state"] == "finished"
 
 
 def test_of_a_large_fleet_the_first_boards_are_shown() -> None:
-    boards = [{**BOARD, "name": f"b{number:04}"} for number in range(BOARDS_MAX + 5)]
-    found = health({**HOST, "nodes": boards}, 0.0)
+    boards = tuple(replace(BOARD, name=f"b{number:04}") for number in range(BOARDS_MAX + 5))
+    found = health(replace(HOST, nodes=boards), 0.0)
     assert len(found) == 1 + BOARDS_MAX
     assert found[""]["boards"] == BOARDS_MAX + 5
 
 
 @given(st.lists(st.text() | st.sampled_from(["a/b", "+", "#", "a.b", "a_2eb", "a_b", "a\n"])))
 def test_no_name_makes_a_wrong_topic(names) -> None:
-    found = health({**HOST, "nodes": [{**BOARD, "name": name} for name in names]}, 0.0)
+    found = health(replace(HOST, nodes=tuple(replace(BOARD, name=name) for name in names)), 0.0)
     topics = Topics("barn", "host")
     made = [discovery(topics, "ha", "m", *item, buttons=True) for item in found.items()]
     ids = [part["unique_id"] for _, payload in made for part in payload["components"].values()]
     assert len(set(ids)) == len(ids)
     assert len({topic for topic, _ in made}) == len(found)
-    for topic in [topic for topic, _ in made] + [topics.state(board) for board in found]:
+    for topic in [topic for topic, _ in made] + [topics.state(name) for name in found]:
         assert not set(topic) & set("+#\0\n")
         assert topic.count("/") in (3, 4, 6)
 

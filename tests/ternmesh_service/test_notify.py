@@ -3,16 +3,17 @@
 import logging
 import socket
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ternmesh_service.notify import STALLED_S, PartManager, PartsState, ServiceManager
+from transports.base import TransportStatus
 
-UP = {"connected": True, "last_error": None, "turned_s_ago": 0.5}
-DOWN = {"connected": False, "last_error": "no\nanswer", "turned_s_ago": 0.5}
+UP = TransportStatus(connected=True, last_error=None, turned_s_ago=0.5)
+DOWN = TransportStatus(connected=False, last_error="no\nanswer", turned_s_ago=0.5)
 
 
 class Systemd:
@@ -65,7 +66,7 @@ def manager(systemd: Systemd, tmp_path: Path) -> ServiceManager:
     return systemd.manager(str(tmp_path / "notify"))
 
 
-def turn(manager: ServiceManager, *links: dict[str, Any], line: str = "training") -> None:
+def turn(manager: ServiceManager, *links: TransportStatus, line: str = "training") -> None:
     manager.turn(lambda: line, lambda: links)
 
 
@@ -125,15 +126,15 @@ def test_parts_of_a_long_call_are_progress(systemd: Systemd, manager: ServiceMan
 @pytest.mark.parametrize(
     "hung",
     [
-        {**UP, "turned_s_ago": STALLED_S},
-        {"connected": True, "last_error": None, "bearers": {"a": UP, "b": {"turned_s_ago": 1e4}}},
+        replace(UP, turned_s_ago=STALLED_S),
+        replace(UP, bearers={"a": UP, "b": replace(UP, turned_s_ago=1e4)}),
     ],
 )
 def test_a_thread_of_a_transport_that_hangs_is_not_hidden(
     systemd: Systemd,
     manager: ServiceManager,
     caplog: pytest.LogCaptureFixture,
-    hung: dict[str, Any],
+    hung: TransportStatus,
 ) -> None:
     manager.ready()
     for _ in range(10):

@@ -22,26 +22,35 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ternmesh.config import ConfigError
+from ternmesh.federated.robust import Influence
 from ternmesh_cli import main
+from ternmesh_service.alarms import BAD, WARN, alarms
 from ternmesh_service.control_socket import ControlServer
+from ternmesh_service.machine import Machine
 from ternmesh_service.page import server
-from ternmesh_service.page.alarms import BAD, WARN, Machine, alarms
 from ternmesh_service.page.config import PageConfig, check_page, read_token, served_page
 from ternmesh_service.page.feed import ROUNDS_MAX, PageFeed
 from ternmesh_service.page.parts import parts
+from ternmesh_service.status import MachineStatus, to_json
 from tests.mosquitto import free_port
-from tests.ternmesh_service.page_status import board, host_status, made_round
+from tests.statuses import (
+    DOWN,
+    MACHINE,
+    board,
+    board_status,
+    host_status,
+    made_round,
+    source_status,
+)
 
-FINE = Machine(9000.0, {})
 NAMES = ["ada", "bob", "eve"]
 
 
 # Alarms
 
 
-def told(machine: Machine = FINE, rounds: list[Any] | None = None, **changes: Any) -> list[Any]:
-    answer = host_status(NAMES, **changes)
-    found = alarms(answer, answer["history"] if rounds is None else rounds, machine)
+def told(rounds: list[Any] | None = None, **changes: Any) -> list[Any]:
+    found = alarms(host_status(NAMES, **changes), rounds)
     return [(alarm.level, alarm.about, alarm.text) for alarm in found]
 
 
@@ -55,53 +64,54 @@ def test_a_fleet_that_does_well_has_no_alarm() -> None:
         ({"active": False, "heard_s_ago": 1500.0}, (BAD, "bob", "silent for 25 min")),
         ({"active": False, "heard_s_ago": None}, (BAD, "bob", "silent since this host started")),
         (
-            {"standing": {"weight": 0.1, "reason": "raises the error", "since": 4}},
-            (WARN, "bob", "counts 10%: raises the error"),
+            {"weight": 0.1, "reason": "raises the error", "since": 4},
+            (WARN, "bob", "counts 10% since global update 4: raises the error"),
         ),
         (
-            {"board": {"report": {"disk_free_mb": 80}, "reported_s_ago": 9000.0}},
+            {"managed": {"report": {"disk_free_mb": 80}, "reported_s_ago": 9000.0}},
             (WARN, "bob", "80 MB of its disk were free at its last report"),
         ),
         (
-            {
-                "board": {
-                    "report": {"activity": "paused: too hot", "temperature_c": 83.5},
-                    "reported_s_ago": 60.0,
-                }
-            },
+            {"managed": {"report": {"activity": "paused: too hot", "temperature_c": 83.5}}},
             (WARN, "bob", "too hot: 83.5 °C"),
         ),
+        ({"influence": Influence(0.5, 0.0, 1.0)}, (WARN, "bob", "sends empty updates")),
     ],
 )
 def test_a_board_that_needs_its_owner_is_an_alarm(changes: Any, alarm: Any) -> None:
-    nodes = [board("ada"), board("bob", **changes), board("eve")]
-    assert told(nodes=nodes) == [alarm]
-    assert told(nodes=[nodes[0], {**nodes[1], "revoked": True}, nodes[2]]) == []
+    bob = board("bob", **changes)
+    assert told(nodes=(board("ada"), bob, board("eve"))) == [alarm]
+    assert told(nodes=(board("ada"), replace(bob, revoked=True), board("eve"))) == []
 
 
 def test_a_board_that_the_owner_muted_is_none() -> None:
-    muted = board("bob", standing={"weight": 0.0, "reason": "muted by the owner", "since": 0})
-    assert told(nodes=[muted, board("ada")]) == []
+    muted = board("bob", weight=0.0, reason="muted by the owner")
+    assert told(nodes=(muted, board("ada"))) == []
 
 
 def test_a_host_that_just_started_waits_with_alarms() -> None:
-    nodes = [board(name, active=False, heard_s_ago=None) for name in NAMES]
+    nodes = tuple(board(name, active=False, heard_s_ago=None) for name in NAMES)
     few = (WARN, "", "0 of the 2 boards that a round needs are here")
-    assert told(Machine(9000.0, {}, 5.0), nodes=nodes) == [few]
+    assert told(machine=replace(MACHINE, up_s=5.0), nodes=nodes) == [few]
     assert len(told(nodes=nodes)) == 4
-    assert told(nodes=[], phase="finished") == []
+    assert told(nodes=(), phase="finished") == []
 
 
-def test_a_node_has_alarms_of_its_own() -> None:
-    node: dict[str, Any] = {
-        "role": "node",
-        "activity": "paused: too hot",
-        "held_back": "84 C, waits for 75 C",
-    }
-    assert [alarm.text for alarm in alarms(node, [], FINE)] == ["training is paused: too hot"]
-    node = {"role": "node", "activity": "revoked by the host", "diverged": 3}
-    node["source"] = {"last_failure": "no device"}
-    assert [alarm.level for alarm in alarms(node, [], FINE)] == [BAD, WARN, WARN]
+def test_a_board_has_alarms_of_its_own() -> None:
+    hot = board_status(activity="paused: too hot", held_back="84 C, waits for 75 C")
+    assert [alarm.text for alarm in alarms(hot)] == ["training is paused: too hot"]
+    source = source_status(last_failure="no device")
+    revoked = board_status(activity="revoked by the host", diverged=3, source=source)
+    assert [alarm.level for alarm in alarms(revoked)] == [BAD, WARN, WARN]
+
+
+def test_what_is_refused_is_an_alarm_unless_it_is_normal() -> None:
+    assert told(refused={"seal": 9}) == []
+    bob = board("bob", refused={"old round": 2})
+    assert told(refused={"seal": 10, "old round": 2}, nodes=(board("ada"), bob)) == [
+        (WARN, "", "refused old round 2 from bob"),
+        (WARN, "", "refused seal 10"),
+    ]
 
 
 def test_accuracy_that_falls_is_an_alarm_once_it_is_no_noise() -> None:
@@ -114,20 +124,19 @@ def test_accuracy_that_falls_is_an_alarm_once_it_is_no_noise() -> None:
 
 def test_a_board_whose_own_accuracy_falls_is_named() -> None:
     rounds = [made_round(version, NAMES, 0.9) for version in range(1, 13)]
-    for row in rounds[6:]:
-        row["reports"]["eve"] = (2.0, 0.5)
+    worse = {**rounds[0].reports, "eve": (2.0, 0.5)}
+    rounds = [*rounds[:6], *(replace(row, reports=worse) for row in rounds[6:])]
     assert [about for _, about, _ in told(rounds=rounds)] == ["eve"]
-    gone = [board("ada"), board("bob"), board("eve", revoked=True)]
+    gone = (board("ada"), board("bob"), board("eve", revoked=True))
     assert told(rounds=rounds, nodes=gone) == []
-    for row in rounds[-5:]:
-        del row["reports"]["eve"]
-    assert told(rounds=rounds) == [], "it reports no longer"
+    silent = [replace(row, reports={}) for row in rounds[-5:]]
+    assert told(rounds=[*rounds[:-5], *silent]) == [], "it reports no longer"
 
 
 def test_the_machine_has_alarms_of_its_own() -> None:
-    link = {"connected": False, "last_error": "no route"}
-    machine = Machine(100.0, {"a.pem": 10 * 86_400.0, "b.pem": -5.0, "c.pem": 1e8})
-    assert told(machine, transport=link) == [
+    certificates = {"a.pem": 10 * 86_400.0, "b.pem": -5.0, "c.pem": 1e8}
+    machine = MachineStatus(up_s=600.0, disk_free_mb=100.0, certificates=certificates)
+    assert told(machine=machine, transport=DOWN) == [
         (BAD, "", "the link is down: no route"),
         (BAD, "", "only 100 MB are free here"),
         (BAD, "", "the certificate b.pem has ended"),
@@ -139,7 +148,7 @@ def test_the_machine_has_alarms_of_its_own() -> None:
 
 
 def parts_of(answer: Any, now: float = 1000.0) -> Any:
-    return parts(answer, answer["history"], FINE, now)
+    return parts(answer, answer.history, now)
 
 
 def test_a_reader_gets_what_is_new_since_it_read() -> None:
@@ -151,9 +160,10 @@ def test_a_reader_gets_what_is_new_since_it_read() -> None:
     assert {"fleet", "alarms", "board ada", "round 3"} < first["parts"].keys()
     assert not feed.take(parts_of(answer, 1003.0)), "what is measured anew is no news"
     assert feed.since(first["number"]) == ""
-    answer["nodes"][1]["delivered"] = "whole"
+    bob = board("bob", delivered="whole")
+    answer = replace(answer, nodes=(answer.nodes[0], bob, answer.nodes[2]))
     assert feed.take(parts_of(answer))
-    answer["history"].append(made_round(4, NAMES))
+    answer = replace(answer, history=(*answer.history, made_round(4, NAMES)))
     assert feed.take(parts_of(answer))
     news = json.loads(feed.since(first["number"]))
     assert not news["anew"]
@@ -165,7 +175,7 @@ def test_a_board_that_goes_or_another_run_makes_readers_begin_anew() -> None:
     feed.take_rounds(answer)
     feed.take(parts_of(answer))
     number = feed.number
-    answer["nodes"].pop()
+    answer = replace(answer, nodes=answer.nodes[:-1])
     assert feed.take({**parts_of(answer), "fleet": {}})
     assert json.loads(feed.since(number))["anew"]
     assert "board eve" not in feed.since(number)
@@ -180,7 +190,7 @@ def test_rounds_that_were_missed_leave_no_gap() -> None:
     feed.take(parts_of(answer))
     number = feed.number
     later = host_status(NAMES, 40)
-    later["history"] = later["history"][20:]
+    later = replace(later, history=later.history[20:])
     feed.take_rounds(later)
     feed.take(parts_of(later))
     news = json.loads(feed.since(number))
@@ -191,9 +201,9 @@ def test_rounds_that_were_missed_leave_no_gap() -> None:
 def test_rounds_are_bounded_and_sliding_is_no_new_beginning() -> None:
     feed = PageFeed()
     for version in range(1, ROUNDS_MAX + 20):
-        answer = host_status(NAMES, version, history=[made_round(version, NAMES)])
+        answer = host_status(NAMES, version, history=(made_round(version, NAMES),))
         feed.take_rounds(answer)
-        feed.take(parts(answer, [feed.rounds[v] for v in sorted(feed.rounds)], FINE, 0.0))
+        feed.take(parts(answer, [feed.rounds[v] for v in sorted(feed.rounds)], 0.0))
     assert len(feed.rounds) == ROUNDS_MAX
     assert not json.loads(feed.since(feed.number - 1))["anew"]
 
@@ -241,7 +251,7 @@ class Site:
 
     def __init__(self, folder: Path, config: PageConfig) -> None:
         self.folder, self.config = folder, config
-        self.answer: Any = host_status(NAMES)
+        self.answer: Any = to_json(host_status(NAMES))
         self.asked: list[Any] = []
         self.polls = 0
         self.token = read_token(folder)
@@ -313,7 +323,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 @pytest.fixture
 def site(shared: Site, monkeypatch: pytest.MonkeyPatch) -> Site:
     monkeypatch.setattr(server, "POLL_S", 0.02)
-    shared.answer, shared.polls = host_status(NAMES), 0
+    shared.answer, shared.polls = to_json(host_status(NAMES)), 0
     shared.asked.clear()
     return shared
 
@@ -425,7 +435,7 @@ def test_answers_say_what_a_browser_may_do_with_them(site: Site) -> None:
 
 def test_a_hostile_name_is_text(site: Site) -> None:
     name = '<img src=x onerror="alert(1)">'
-    site.answer = host_status([name])
+    site.answer = to_json(host_status([name]))
     stream = site.open("GET", "/events")
     assert stream.headers["Content-Type"].startswith("text/event-stream")
     while (part := site.news(stream)["parts"].get(f"board {name}")) is None:
@@ -440,7 +450,7 @@ def test_a_hostile_name_is_text(site: Site) -> None:
 def test_a_slow_reader_holds_up_nobody_and_gets_the_newest(start: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(server, "POLL_LONGEST_S", 0.02)
     site = start()
-    site.answer = host_status([f"board-{n:03}" for n in range(300)], 60)
+    site.answer = to_json(host_status([f"board-{n:03}" for n in range(300)], 60))
     slow, quick = site.open("GET", "/events"), site.open("GET", "/events")
     site.news(quick)
     for version in range(61, 66):
@@ -482,7 +492,7 @@ def test_a_status_of_another_kind_is_trouble_that_ends(site: Site) -> None:
     while "trouble" not in (news := site.news(stream))["parts"]:
         pass
     assert news["parts"]["trouble"].startswith("no news")
-    site.answer = host_status(NAMES)
+    site.answer = to_json(host_status(NAMES))
     while not site.news(stream)["anew"]:
         pass
 
@@ -538,7 +548,7 @@ def certificate(folder: Path, days: int) -> tuple[str, str]:
     return str(folder / "page.pem"), str(folder / "page.key")
 
 
-def test_over_tls_it_tells_when_its_certificate_ends(start: Any, tmp_path: Path) -> None:
+def test_over_tls_the_token_is_needed(start: Any, tmp_path: Path) -> None:
     chain, key = certificate(tmp_path, 5)
     site = start(certificate_file=chain, key_file=key, address="0.0.0.0")
     check_page(site.config)
@@ -549,8 +559,13 @@ def test_over_tls_it_tells_when_its_certificate_ends(start: Any, tmp_path: Path)
     assert answer.status == 401, "others reach this address"
     answer.read()
     connection.request("GET", "/events", headers={"Authorization": f"Bearer {site.token}"})
-    texts = [alarm["text"] for alarm in site.news(connection.getresponse())["parts"]["alarms"]]
-    assert texts == ["the certificate page.pem ends in 5 days"]
+    assert "board ada" in site.news(connection.getresponse())["parts"]
+
+
+def test_a_machine_tells_when_its_certificates_end(tmp_path: Path) -> None:
+    chain, _ = certificate(tmp_path, 5)
+    machine = Machine(tmp_path, chain, None, str(tmp_path / "none.pem")).status()
+    assert told(machine=machine) == [(WARN, "", "the certificate page.pem ends in 5 days")]
 
 
 def test_the_command_prints_the_address_with_the_token(tmp_path: Path, capsys: Any) -> None:

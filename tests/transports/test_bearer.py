@@ -102,7 +102,7 @@ def test_two_ends_with_two_modems_each_that_lose_frames(tmp_path: Path, eventual
             ends[role].open()
 
         def bearers(role: str) -> dict[str, dict[str, Any]]:
-            return ends[role].status()["bearers"]
+            return ends[role].status().bearers
 
         def is_connected() -> bool:
             return all(bearer["connected"] for role in ends for bearer in bearers(role).values())

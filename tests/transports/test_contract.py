@@ -3,7 +3,6 @@
 What is special to a transport stands in its own tests.
 """
 
-import json
 import random
 import threading
 import time
@@ -33,6 +32,7 @@ from transports.base import (
     NotConnected,
     StatusTransport,
     Transport,
+    TransportStatus,
 )
 from transports.ble.config import BleSettings
 from transports.ble.transport import BleTransport
@@ -186,8 +186,8 @@ def ble(stack: ExitStack, request: pytest.FixtureRequest) -> Fleet:
 
 
 class ShownLoopback(LoopbackTransport):
-    def status(self) -> dict[str, object]:
-        return {"connected": self.connected, "last_error": "unplugged"}
+    def status(self) -> TransportStatus:
+        return TransportStatus(connected=self.connected, last_error="unplugged")
 
 
 def multipath(stack: ExitStack, request: pytest.FixtureRequest) -> Fleet:
@@ -282,7 +282,7 @@ def test_frames_reach_whom_they_are_for_in_order_and_tell_their_cost(
         assert fleet.take(board, 2) == [(HOST, frame(20)), (HOST, frame(21))]
     assert not any(fleet.arrived.values())
     if isinstance(host, StatusTransport):
-        assert json.loads(json.dumps(host.status())).get("connected", True)
+        assert host.status().connected
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -337,7 +337,7 @@ def test_a_bearer_that_is_full_is_busy_and_keeps_what_it_has_taken(
             ada.send(HOST, [each])
             taken.append(each)
     assert fleet.frames(HOST, len(taken)) == taken
-    eventually(lambda: ada.status()["queued"] == 0)
+    eventually(lambda: ada.status().numbers["queued"] == 0)
     ada.send(HOST, [frame(1, b"after")])
     assert fleet.frames(HOST, 1) == [frame(1, b"after")]
 
@@ -354,11 +354,11 @@ def test_a_bearer_may_come_late_and_go_and_come_back(new_fleet, eventually, name
             with pytest.raises(NotConnected):
                 end.send(peer, [frame(0, b"lost")])
         if isinstance(end, StatusTransport):
-            assert isinstance(end.status()["last_error"], str)
+            assert isinstance(end.status().last_error, str)
         fleet.mend()
         eventually(lambda: fleet.connected)
         if isinstance(end, StatusTransport):
-            assert end.status().get("reconnects", count - 1) == count - 1
+            assert end.status().numbers.get("reconnects", count - 1) == count - 1
         fleet.ends["ada"].send(HOST, [frame(count, b"up")])
         fleet.ends[HOST].send("ada", [frame(count, b"down")])
         assert fleet.frames(HOST, 1) == [frame(count, b"up")]
@@ -408,7 +408,7 @@ def test_status_tells_when_the_thread_last_turned_so_that_a_hang_can_be_seen(
     assert fleet.hang is not None
     threading.Event().wait(HUNG_S)  # it turns without any traffic
     ada = fleet.ends["ada"]
-    assert ada.status()["turned_s_ago"] < HUNG_S
+    assert ada.status().turned_s_ago < HUNG_S
     fleet.hang(monkeypatch, released)
-    eventually(lambda: ada.status()["turned_s_ago"] > HUNG_S)
+    eventually(lambda: ada.status().turned_s_ago > HUNG_S)
     released.set()

@@ -6,7 +6,7 @@ Real stores of both ends, a real loopback hub, a clock that stands still, and cr
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ from ternmesh_store.link_store import LinkStore
 from ternmesh_store.state_file import StateFile
 from tests.faulty import Faults, FaultyTransport
 from transports import reliable
-from transports.base import ALL, HOST, Arrival, Busy, Transport, UnknownPeer
+from transports.base import ALL, HOST, Arrival, Busy, LinkStatus, Transport, UnknownPeer
 from transports.loopback import LoopbackHub
 from transports.reliable import REFUSED_PEERS_MAX, ReliableTransport
 
@@ -157,8 +157,10 @@ def reports(end: ReliableTransport) -> list[tuple[str, str]]:
     return [(delivery.peer, delivery.state.name) for delivery in end.deliveries()]
 
 
-def link_status(end: ReliableTransport) -> dict[str, Any]:
-    return cast(dict[str, Any], end.status()["link"])
+def link_status(end: ReliableTransport) -> LinkStatus:
+    found = end.status().link
+    assert found is not None
+    return found
 
 
 LOSSY = Faults(drop=0.2, duplicate=0.2, reorder=0.2, flip=0.1)
@@ -211,7 +213,7 @@ def test_a_transfer_goes_on_after_a_crash_of_either_end(new_fleet, name: str, is
     assert early == []
     air.crash(name)
     assert [a.frames for a in air.run(600.0)[HOST]] == [tuple(sent)]
-    assert [ring.status()["clones"] for ring in air.rings.values()] == [{}] * len(air.rings)
+    assert [ring.status().numbers["clones"] for ring in air.rings.values()] == [{}] * len(air.rings)
 
 
 def test_an_object_is_reported_as_held_and_then_as_delivered(new_fleet) -> None:  # R8.2-38
@@ -240,7 +242,7 @@ def test_a_broadcast_is_reported_for_each_receiver(new_fleet) -> None:  # R8.2-3
     air.run(300.0)  # nora takes nothing for so long that it is given up
     assert reports(host) == [("nora", "LOST")]
     told = link_status(host)
-    assert told["objects_under_way"] == 0
+    assert told.objects_under_way == 0
 
 
 def test_a_restart_hands_out_the_last_minute_again_and_no_more(new_fleet) -> None:
@@ -269,11 +271,11 @@ def test_a_full_link_is_busy(new_fleet) -> None:
     with pytest.raises(Busy):  # noqa: PT012
         for counter in range(300):
             theo.send(HOST, frames(2, size=100 + counter))
-    held = link_status(theo)["objects_under_way"]
+    held = link_status(theo).objects_under_way
     with pytest.raises(Busy):
         theo.send(HOST, frames(8, size=300))  # several objects: all of them or none
     theo.receive(0.0)
-    assert link_status(theo)["objects_under_way"] == held
+    assert link_status(theo).objects_under_way == held
     assert len(air.stores["theo"].load().outgoing) == held
 
 
@@ -283,7 +285,7 @@ def test_a_node_that_takes_nothing_is_busy_for_nobody(new_fleet) -> None:
     air.ends.pop("mallory").close()
     for counter in range(300):  # each sealed anew, so that none is known
         host.send("mallory", frames(2, size=100 + counter))
-    assert link_status(host)["objects_under_way"] <= reliable.UNSENT_MAX + 4
+    assert link_status(host).objects_under_way <= reliable.UNSENT_MAX + 4
     assert host.objects_lost >= 280
     host.send("theo", frames(3))
     host.send(ALL, frames(4))
@@ -306,7 +308,7 @@ def test_where_nothing_can_make_way_a_node_misses_an_object_and_the_host_is_not_
         with pytest.raises(Busy, match="full"):
             air.ends["theo"].send(HOST, frames(3))
     told = link_status(air.ends[HOST])
-    assert told["objects_lost"] == 2
+    assert told.objects_lost == 2
     air.ends[HOST].send("theo", frames(3))
     assert len(air.run(10.0)["theo"]) == 1
 
@@ -405,7 +407,7 @@ def test_a_broadcast_is_for_nodes_that_nobody_has_named_but_that_were_heard(new_
     host = air.ends[HOST]
     host.send(ALL, frames(5))
     told = link_status(host)
-    assert told["objects_under_way"] == 0, "nobody is there"
+    assert told.objects_under_way == 0, "nobody is there"
     air.ends["theo"].send(HOST, frames(1, size=20))
     while not air.run(1.0)[HOST]:
         air.ends["theo"].send(HOST, frames(1, size=20))
@@ -442,8 +444,8 @@ def test_a_mismatch_is_told_on_both_sides_and_its_end_lets_everything_through(
     assert found == {HOST: [], "theo": []}
     for name, peer in ((HOST, "theo"), ("theo", HOST)):
         link = link_status(air.ends[name])
-        assert link["sealed"] is (name == HOST)
-        assert set(link["refused"][peer]) == {"suite"}
+        assert link.sealed is (name == HOST)
+        assert set(link.refused[peer]) == {"suite"}
     told = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert sorted(told) == [
         f"the link refuses frames from or for host: suite: {why('suite', on_host=False)}",

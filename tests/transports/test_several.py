@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,10 +12,11 @@ import pytest
 from ternmesh.link.messages import Symbol, is_link, read_message
 from ternmesh.link.settings import LinkSettings
 from ternmesh.wire.frame import Header, open_seal, seal_open
-from ternmesh_cli.status import describe
+from ternmesh_cli.status_text import describe
 from ternmesh_store.state_file import StateFile
 from tests.faulty import Faults, FaultyTransport
-from transports.base import ALL, HOST, Arrival, Busy, NotConnected
+from tests.statuses import gateway_status
+from transports.base import ALL, HOST, Arrival, Busy, LinkStatus, NotConnected, TransportStatus
 from transports.loopback import LoopbackHub
 from transports.multipath import REST, Bearer, MultipathTransport
 from transports.reliable import ReliableTransport
@@ -51,8 +53,8 @@ class Wire:
     def receive(self, timeout_s: float) -> Arrival | None:
         return self.inbox.popleft() if self.inbox else None
 
-    def status(self) -> dict[str, object]:
-        return {"connected": self.connected, "last_error": "unplugged", "airtime_us": 5}
+    def status(self) -> TransportStatus:
+        return TransportStatus(connected=self.connected, last_error="unplugged", airtime_us=5)
 
 
 class Bench:
@@ -129,9 +131,9 @@ def test_radios_take_turns_and_each_reaches_its_own() -> None:
     ways = [bench.carried("ada", bytes([i])) for i in range(4)]
     assert ways == [["near"], ["far"], ["near"], ["far"]]
     assert bench.carried("bo", b"5") == bench.carried("bo", b"6") == ["near"]
-    told: dict[str, Any] = bench.multipath.status()
-    assert told["airtime_us"] == 10
-    assert [bearer["frames_sent"] for bearer in told["bearers"].values()] == [4, 2]
+    told = bench.multipath.status()
+    assert told.airtime_us == 10
+    assert [bearer.numbers["frames_sent"] for bearer in told.bearers.values()] == [4, 2]
     assert bench.multipath.mtu == 200
 
 
@@ -208,8 +210,8 @@ class Modem:
                 self._symbols.append(message.index)
         return arrival
 
-    def status(self) -> dict[str, object]:
-        return {"connected": self.connected}
+    def status(self) -> TransportStatus:
+        return TransportStatus(connected=self.connected, last_error=None)
 
 
 class Air:
@@ -286,20 +288,23 @@ def test_a_bearer_may_be_up_here_and_dead_there(tmp_path: Path) -> None:
 
 
 def test_status_has_a_line_for_each() -> None:
-    bearer = {"connected": True, "frames_sent": 7, "last_error": "gone"}
-    radio = {**bearer, "dialect": "rnode", "port": "/dev/x", "airtime_us": 1_500_000}
-    bridges = {**bearer, "bearers": {"ada": {**bearer, "peer": "ada", "connected": False}}}
-    bearers = {"link": radio, "ble": bridges, "net": {**bearer, "broker": "b", "protocol": "5"}}
-    link = {"objects_under_way": 2, "objects_lost": 0}
-    answer = {"role": "gateway", "network": {}, "frames_up": 0, "frames_down": 0}
-    answer |= {
-        "frames_refused": 0,
-        "frames_lost": 0,
-        "transport": {"bearers": bearers, "link": link},
+    bearer = TransportStatus(connected=True, last_error=None, numbers={"frames_sent": 7})
+    ada = replace(bearer, connected=False, end="ada over BLE", last_error="gone")
+    bearers = {
+        "link": replace(bearer, end="the rnode modem at /dev/x", airtime_us=1_500_000),
+        "ble": replace(bearer, bearers={"ada": ada}),
+        "net": replace(bearer, end="b with MQTT 5"),
     }
-    assert list(describe(answer))[1:5] == [
+    link = LinkStatus(
+        objects_under_way=2, objects_sent=9, objects_lost=0, frames_refused=0, sealed=True,
+        refused={},
+    )  # fmt: skip
+    transport = replace(bearer, bearers=bearers, link=link)
+    lines = list(describe(gateway_status(network={}, transport=transport)))
+    assert lines[1:5] == [
         "link: connected to the rnode modem at /dev/x; 1.5 s on the air; 7 frames sent",
-        "ble: ada: not connected to ada over BLE: gone; 7 frames sent; 7 frames sent",
+        "ble: ada: not connected to ada over BLE; 7 frames sent; 7 frames sent",
         "net: connected to b with MQTT 5; 7 frames sent",
         "together: 2 objects under way, 0 given up",
     ]
+    assert "ALARM: the link ada is down: gone: ask `ternmesh doctor`" in lines

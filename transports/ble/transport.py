@@ -16,7 +16,15 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 from ternmesh.timers import backoff_s
-from transports.base import Arrival, Busy, FrameTooLarge, Inbox, NotConnected, TransportError
+from transports.base import (
+    Arrival,
+    Busy,
+    FrameTooLarge,
+    Inbox,
+    NotConnected,
+    TransportError,
+    TransportStatus,
+)
 from transports.ble.config import BleSettings
 from transports.ble.gatt import GattEnd, GattError
 from transports.ble.protocol import LENGTH, BleProtocol
@@ -137,25 +145,27 @@ class BleTransport:
                 self._loop.call(self._wake.set)
         return arrival
 
-    def status(self) -> dict[str, object]:
+    def status(self) -> TransportStatus:
         with self._lock:
             protocol = self._protocol
-            return {
-                "peer": self.settings.peer,
-                "connected": protocol.established,
-                "last_error": None if protocol.established else self._last_error,
-                "turned_s_ago": time.monotonic() - self._loop.turned_at,
-                "reconnects": max(0, self.counters.connects - 1),
-                "mtu": self.mtu,
-                "value_max": self._end.value_max,
-                "queued": len(protocol.sender),
-                "queued_bytes": protocol.sender.queued_bytes,
-                "resent": protocol.sender.resent,
-                "refused": protocol.refused,
-                "last_refusal": protocol.refusal or None,
-                "dropped": self._inbox.dropped,
-                **asdict(self.counters),
-            }
+            return TransportStatus(
+                connected=protocol.established,
+                last_error=None if protocol.established else self._last_error,
+                end=f"{self.settings.peer} over BLE",
+                turned_s_ago=time.monotonic() - self._loop.turned_at,
+                bytes_out=self.counters.bytes_out,
+                refusals={protocol.refusal: protocol.refused} if protocol.refused else {},
+                numbers={
+                    "reconnects": max(0, self.counters.connects - 1),
+                    "mtu": self.mtu,
+                    "value_max": self._end.value_max,
+                    "queued": len(protocol.sender),
+                    "queued_bytes": protocol.sender.queued_bytes,
+                    "resent": protocol.sender.resent,
+                    "dropped": self._inbox.dropped,
+                    **asdict(self.counters),
+                },
+            )
 
     def _cancel(self) -> None:
         if self._task is not None:

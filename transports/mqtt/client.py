@@ -12,6 +12,7 @@ import threading
 import time
 from dataclasses import asdict, replace
 
+from transports.base import TransportStatus
 from transports.mqtt.connection import GOODBYE_S, MqttConnection, MqttCounters
 from transports.mqtt.settings import BrokerLimits, MqttSettings, Pauses, ProtocolChoice, keepalive_s
 from transports.mqtt.tls import explain
@@ -58,21 +59,30 @@ class BrokerClient:
         if self._thread.ident is not None:
             self._thread.join(2 * GOODBYE_S)  # A thread that still connects ends by itself.
 
-    def status(self) -> dict[str, object]:
+    def status(self) -> TransportStatus:
         connection = self._connection
         queued, in_flight = connection.load() if connection else (0, 0)
-        return {
-            "broker": str(self.settings.broker),
-            "connected": self.connected,
-            "protocol": connection.protocol if connection and connection.ready else None,
-            "last_error": None if self.connected else self._last_error,
-            "turned_s_ago": time.monotonic() - connection.turned_at if connection else 0.0,
-            "reconnects": max(0, self.counters.connects - 1),
-            "queued": queued,
-            "in_flight": in_flight,
-            "limits": asdict(self._limits),
-            **asdict(self.counters),
-        }
+        is_ready = connection is not None and connection.ready
+        protocol = f" with MQTT {connection.protocol}" if connection and is_ready else ""
+        return TransportStatus(
+            connected=self.connected,
+            last_error=None if self.connected else self._last_error,
+            end=f"{self.settings.broker}{protocol}",
+            turned_s_ago=time.monotonic() - connection.turned_at if connection else 0.0,
+            bytes_out=self.counters.bytes_out,
+            numbers={
+                "reconnects": max(0, self.counters.connects - 1),
+                "queued": queued,
+                "in_flight": in_flight,
+                **self._numbers(),
+                **asdict(self._limits),
+                **asdict(self.counters),
+            },
+        )
+
+    def _numbers(self) -> dict[str, int]:
+        """Further numbers of the status."""
+        return {}
 
     def _learn(self, limits: BrokerLimits) -> None:
         """The limits that the broker announced."""

@@ -101,8 +101,8 @@ class TopicClient(BrokerClient):
             self._arrivals.clear()
         return arrivals
 
-    def status(self) -> dict[str, object]:
-        return {**super().status(), "dropped": self.dropped}
+    def _numbers(self) -> dict[str, int]:
+        return {"dropped": self.dropped}
 
     def _take(self, topic: str, payload: bytes) -> None:
         if not topic or len(payload) > self._payload_max:

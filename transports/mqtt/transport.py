@@ -62,9 +62,8 @@ class MqttTransport(BrokerClient):
         is_idle = connection is not None and connection.ready and connection.load() == (0, 0)
         return Spare(self.mtu) if is_idle else None
 
-    def status(self) -> dict[str, object]:
+    def _numbers(self) -> dict[str, int]:
         return {
-            **super().status(),
             "dropped": self._inbox.dropped,
             "mtu": self.mtu,
             "message_max": message_max(self.settings, self._limits),

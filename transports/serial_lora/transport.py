@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from ternmesh.timers import backoff_s
-from transports.base import Arrival, Inbox, NotConnected, Spare, check_sizes
+from transports.base import Arrival, Inbox, NotConnected, Spare, TransportStatus, check_sizes
 from transports.serial_lora.airtime_budget import AirtimeBudget
 from transports.serial_lora.coding import PrefixCoding, ProvenCoding, RadioMessage
 from transports.serial_lora.dialect import Dialect, Received
@@ -127,24 +127,29 @@ class SerialLoraTransport:
     def receive(self, timeout_s: float) -> Arrival | None:
         return self._inbox.get(timeout_s)
 
-    def status(self) -> dict[str, object]:
+    def status(self) -> TransportStatus:
         link = self._link
-        return {
-            "port": self.settings.port,
-            "dialect": self.settings.dialect,
-            "connected": self.connected,
-            "last_error": None if self.connected else self._last_error,
-            "turned_s_ago": time.monotonic() - link.turned_at if link else 0.0,
-            "reconnects": max(0, self.counters.connects - 1),
-            "queued": len(self._queue),
-            "dropped": self._inbox.dropped,
-            "mtu": self.mtu,
-            "text_only": sorted(
-                name for name, address in self.settings.peers.items() if self._coding.text(address)
-            ),
-            "signal": dict(self._signal),
-            **asdict(self.counters),
-        }
+        numbers = asdict(self.counters)
+        refusals = numbers.pop("refusals")
+        return TransportStatus(
+            connected=self.connected,
+            last_error=None if self.connected else self._last_error,
+            end=f"the {self.settings.dialect} modem at {self.settings.port}",
+            turned_s_ago=time.monotonic() - link.turned_at if link else 0.0,
+            bytes_out=self.counters.bytes_out,
+            airtime_us=self.counters.airtime_us,
+            airtime_left_us=self.counters.airtime_left_us,
+            signal=dict(self._signal),
+            refusals=refusals,
+            numbers={
+                "reconnects": max(0, self.counters.connects - 1),
+                "queued": len(self._queue),
+                "dropped": self._inbox.dropped,
+                "mtu": self.mtu,
+                "text_only": sum(map(self._coding.text, self.settings.peers.values())),  # peers
+                **numbers,
+            },
+        )
 
     def _run(self) -> None:
         """Open the port again and again until `close`; pauses grow until a modem was long ready."""

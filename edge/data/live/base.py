@@ -4,12 +4,12 @@ import random
 import secrets
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 from edge.data.sources import Label, Sample, input_specs
 from edge.errors import DataError
 from ternmesh.model_package import ModelPackage, TensorSpec
 from ternmesh.timers import Backoff
+from ternmesh_service.status import LiveStatus
 from transports.base import TransportError
 
 PAUSE_S = (1.0, 60.0)  # the first and the longest between two attempts to open
@@ -52,9 +52,9 @@ class LiveSource:
         """Free what `_open` has opened; may be called twice."""
         self._is_open = False
 
-    def status(self) -> dict[str, Any]:
-        """Ready for JSON."""
-        return {"open": self._is_open, "left_out": dict(+self.left_out)}
+    def status(self) -> LiveStatus:
+        """Whether it is open, and what it left out."""
+        return LiveStatus(open=self._is_open, left_out=dict(+self.left_out))
 
     def _open(self, now: float) -> None:
         """Begin, at `now`."""

@@ -3,9 +3,9 @@
 import os
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from edge.data.decode import SUFFIXES, read_sample
 from edge.data.live.base import LiveSource
@@ -13,6 +13,7 @@ from edge.data.live.options import FolderOptions
 from edge.data.sources import Label, Sample, label_arrays
 from edge.errors import DataError
 from ternmesh.model_package import ModelPackage
+from ternmesh_service.status import LiveStatus
 
 FILES_MAX = 16  # read in one poll
 ENTRIES_MAX = 10_000  # looked at in one poll
@@ -35,9 +36,8 @@ class FolderSource(LiveSource):
         self._seen: dict[str, State] = {}  # in the last poll
         self._done: dict[str, State] = {}  # when they were read
 
-    def status(self) -> dict[str, Any]:
-        refusal = {"last_refusal": self.last_refusal} if self.last_refusal else {}
-        return super().status() | refusal  # else what the buffer has refused is shown
+    def status(self) -> LiveStatus:
+        return replace(super().status(), last_refusal=self.last_refusal or None)
 
     def _read(self, now: float) -> list[Sample | Label]:
         old, self._seen = self._seen, dict(self._files())

@@ -2,13 +2,14 @@
 
 import json
 from collections import deque
-from typing import Any
+from dataclasses import replace
 
 from edge.data.live.options import MqttOptions
 from edge.data.live.rows import READ_MAX, RowSource
 from edge.data.sources import Label, Sample, label_arrays
 from edge.errors import DataError
 from ternmesh.model_package import ModelPackage
+from ternmesh_service.status import LiveStatus
 from transports.mqtt.topics import TopicClient, TopicSettings, check_topic
 
 
@@ -36,8 +37,10 @@ class MqttSource(RowSource):
             self._client.close()
         self._client = None
 
-    def status(self) -> dict[str, Any]:
-        return {**super().status(), "broker": self._client and self._client.status()}
+    def status(self) -> LiveStatus:
+        return replace(
+            super().status(), broker=None if self._client is None else self._client.status()
+        )
 
     def _open(self, _now: float) -> None:
         self._arrived.clear()

@@ -9,7 +9,6 @@ import { drawMap } from "/static/map.js";
 const BOARD = "board ", ROUND = "round ";
 const NO_TOKEN = "Read only: open the address that `ternmesh page` prints.";
 const SPARK_MAX = 30; // rounds in the small curve of a board
-const NEW_S = 600; // so old a report says something of now
 const CURVES_AT_ONCE = 80;
 const LINES_MAX = 60; // boards with a line of their own in a chart; above, a band
 const parts = { fleet: {}, alarms: [] };
@@ -45,24 +44,11 @@ const values = (name, which) => series.get(name)?.[which] ?? [];
 
 const ago = (at) => (at == null ? null : Math.max(0, Date.now() / 1000 - at));
 
-function stateOf(board) {
-  if (board.revoked) return ["off", "revoked"];
-  if (board.weight === 0 && board.reason.includes("owner")) return ["warn", "muted"];
-  if (board.paused) return ["warn", "paused"];
-  const over = parts.fleet.phase === "finished";
-  if (!board.active && !over) return ["bad", board.heard_at == null ? "not heard yet" : "silent"];
-  const activity = String(board.report.activity ?? "");
-  if (activity.startsWith("paused: ") && ago(board.reported_at) < NEW_S) return ["warn", activity.slice(8)];
-  if (board.weight < 0.5) return ["warn", "doubted"];
-  if (over) return ["good", "finished"];
-  return ["good", { whole: "update is here", part: "sending", silent: "nothing new" }[board.delivered] ?? "at work"];
-}
-
 // The table of boards
 
 const COLUMNS = [
   { key: "name", head: "Board", sort: (b) => b.name },
-  { key: "state", head: "State", sort: (b) => ["bad", "warn", "good", "off"].indexOf(stateOf(b)[0]) + stateOf(b)[1] },
+  { key: "state", head: "State", sort: (b) => ["bad", "warn", "good", "off"].indexOf(b.state[0]) + b.state[1] },
   { key: "accuracy", head: "Accuracy", sort: (b) => -(last(b.name) ?? -1) },
   { key: "weight", head: "Weight", sort: (b) => b.weight },
   { key: "heard", head: "Heard", sort: (b) => -(b.heard_at ?? 0) },
@@ -101,7 +87,7 @@ function makeRow(board) {
 function showBoard(board) {
   if (!rows.has(board.name)) rows.set(board.name, makeRow(board));
   const { cells } = rows.get(board.name);
-  const [kind, word] = stateOf(board);
+  const [kind, word] = board.state;
   cells.word.className = `state ${kind}`;
   say(cells.word, word);
   const versions = [board.software && board.software !== parts.fleet.software && `ternmesh ${board.software}`,
@@ -158,7 +144,7 @@ function arrange() {
   let hits = 0;
   keyed.forEach(([, name], i) => {
     const { row } = rows.get(name);
-    row.hidden = !name.toLowerCase().includes(text) && !stateOf(boards.get(name))[1].includes(text);
+    row.hidden = !name.toLowerCase().includes(text) && !boards.get(name).state[1].includes(text);
     hits += !row.hidden;
     if (body.children[i] !== row) body.insertBefore(row, body.children[i] ?? null);
   });
@@ -336,7 +322,7 @@ function open(name) {
 /** What is known of the board whose details are open, and what can be done. */
 function showDetails() {
   const name = chosen, board = boards.get(name);
-  const { report } = board, [, word] = stateOf(board), known = values(name, 1);
+  const { report, state: [, word] } = board, known = values(name, 1);
   const facts = [
     ["State", word], ["Accuracy", known.length ? `${percent(known[0].value)} in round ${known[0].round.version}, ${percent(known.at(-1).value)} now` : "not reported"],
     ["Weight", `${percent(board.weight, 0)}${board.reason ? `: ${board.reason}` : ""}${board.since ? `, since global update ${board.since}` : ""}`],
@@ -394,7 +380,7 @@ function take(message) {
   if (isHost && changed.boards.size) {
     listOne();
     arrange();
-    const known = [...boards.values()].map((board) => ({ board, state: stateOf(board) }));
+    const known = [...boards.values()].map((board) => ({ board, state: board.state }));
     const shown = JSON.stringify(known.map(({ board, state }) => [board.name, state[0], board.gateway]));
     if (shown !== drawn) setTimeout(() => drawMap(byId("map"), known, parts.fleet, open), 60); // after the table
     drawn = shown;

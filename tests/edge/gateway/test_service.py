@@ -34,9 +34,10 @@ from ternmesh.wire.release import (
     read_symbol,
 )
 from ternmesh_cli.keys import enrol_fleet
-from ternmesh_cli.status import describe
+from ternmesh_cli.status_text import describe
 from ternmesh_service.config_file import control_path
-from ternmesh_service.control_socket import ControlError, ask
+from ternmesh_service.control_socket import ControlError
+from ternmesh_service.status import ask_status
 from ternmesh_store.state_file import StateFile
 from tests.faulty import Faults, FaultyTransport
 from transports.base import ALL, HOST, Arrival, NotConnected, Transport
@@ -191,11 +192,7 @@ insecure = true
 
 def status_lines(config: GatewayConfig) -> list[str]:
     try:
-        return list(
-            describe(
-                ask(control_path(config.state_dir, config.control_socket), {"command": "status"})
-            )
-        )
+        return list(describe(ask_status(control_path(config.state_dir, config.control_socket))))
     except ControlError:  # it has just begun to listen
         return ["not connected"]
 
@@ -218,9 +215,9 @@ def test_a_whole_gateway_with_a_broker_and_an_emulated_modem(tmp_path: Path, eve
 
             eventually(is_up)
             assert lines[0] == "gateway for ada, bo"
-            assert lines[1].startswith("INSECURE")
-            assert lines[2].startswith(f"connected to the rnode modem at {air.paths[0]}")
-            assert lines[3].startswith("ada: connected to")
+            assert lines[1].startswith(f"connected to the rnode modem at {air.paths[0]}")
+            assert lines[2].startswith("ada: connected to")
+            assert lines[-1].startswith("warning: INSECURE")
         finally:
             stop.set()
             thread.join()

@@ -35,6 +35,7 @@ from ternmesh.wire.release import (
     write_symbol,
 )
 from ternmesh_service.release_files import entries_of, pack_folder
+from ternmesh_service.status import IncomingRelease
 from transports.link_config import LinkConfig
 
 Release = Callable[..., Path]
@@ -88,7 +89,7 @@ class Board:
         body = write_symbol(ReleaseSymbol(self.sent.digest[:2], index, symbol))
         self.incoming.take(body, self.now)
 
-    def settle(self) -> dict[str, Any]:
+    def settle(self) -> IncomingRelease:
         """Serve it until its thread has nothing to do."""
         for _ in range(2000):
             self.incoming.poll(self.now)
@@ -124,13 +125,13 @@ def test_it_is_tried_and_then_installed_when_the_host_says_so(
     offer = board.offer(new_release(2), tries=0)
     assert len(board.data) < 2000, "only the files that are new"
     board.symbols()
-    assert board.settle()["state"] == "held"
+    assert board.settle().state == "held"
     board.incoming.take(write_offer(replace(offer, tries=PLACES, number=2)), board.now)
-    assert board.settle()["state"] == "tried good"
+    assert board.settle().state == "tried good"
     assert board.releases.installed() == [], "the node does not switch to it yet"
     board.incoming.take(write_offer(replace(offer, stage=ACTIVE, number=3)), board.now)
     assert not board.incoming.waits
-    assert board.settle()["state"] == "running"
+    assert board.settle().state == "running"
     assert board.incoming.waits, "the node restarts with it"
     assert board.releases.installed() == [2]
     assert not (board.releases.folder / FOLDER / CANDIDATE).exists(), "it was moved, not copied"
@@ -138,14 +139,14 @@ def test_it_is_tried_and_then_installed_when_the_host_says_so(
     assert board.trials == 1
     assert board.releases.standing().last_good == 2
     board.begin()
-    assert board.settle()["state"] == "running"
+    assert board.settle().state == "running"
     assert not board.incoming.waits
 
 
 def test_a_late_board_tries_it_too_before_it_runs_it(board: Board, new_release: Release) -> None:
     board.offer(new_release(2), stage=ACTIVE)
     board.symbols()
-    while board.settle()["state"] != "running":
+    while board.settle().state != "running":
         pass
     assert board.trials == 1
 
@@ -157,7 +158,7 @@ def test_a_release_that_a_person_installs_is_seen_when_the_node_is_told(
     board.incoming.survey()
     assert "release 20251122 is not taken: " in caplog.text
     assert board.incoming.installed is not None
-    assert [item["version"] for item in board.incoming.installed["not_taken"]] == [20251122]
+    assert [version for version, _ in board.incoming.installed.not_taken] == [20251122]
     board.releases.install(new_release(2))
     assert not board.incoming.waits
     board.incoming.survey()
@@ -165,7 +166,7 @@ def test_a_release_that_a_person_installs_is_seen_when_the_node_is_told(
     board.releases.begin()
     board.incoming.survey()
     assert not board.incoming.waits
-    assert board.incoming.installed["current"] == 2
+    assert board.incoming.installed.current == 2
 
 
 def test_a_folder_that_cannot_be_read_for_a_while_ends_nothing(
@@ -189,11 +190,11 @@ def test_a_fault_of_the_board_is_forgiven_at_its_next_start(
         board.offer(new_release(2), number=number) if number == 1 else board.begin()
         board.symbols()
         report = board.settle()
-        assert report["state"] == "refused"
-        assert "data.npz" in report["reason"]
+        assert report.state == "refused"
+        assert "data.npz" in report.reason
     data.rename(tmp_path / "data.npz")
     board.begin()
-    assert board.settle()["state"] == "tried good"
+    assert board.settle().state == "tried good"
 
 
 def test_a_kill_costs_what_was_not_written(board: Board, new_release: Release) -> None:
@@ -207,16 +208,16 @@ def test_a_kill_costs_what_was_not_written(board: Board, new_release: Release) -
     board.begin()
     report = board.incoming.report()
     assert report is not None
-    assert report["held"] == pytest.approx((len(range(0, count, 2)) - 2) / count, abs=0.01)
+    assert report.held == pytest.approx((len(range(0, count, 2)) - 2) / count, abs=0.01)
     board.symbols()
-    assert board.settle()["state"] == "tried good"
+    assert board.settle().state == "tried good"
 
 
 def test_repairs_stand_in_for_what_was_lost(board: Board, new_release: Release) -> None:
     board.offer(new_release(2))
     count = layout_of(board.sent).count
     board.symbols([*range(3, count), *range(count, count + 3)])
-    assert board.settle()["state"] == "tried good"
+    assert board.settle().state == "tried good"
 
 
 def test_a_forged_symbol_begins_it_anew(board: Board, new_release: Release) -> None:
@@ -224,9 +225,9 @@ def test_a_forged_symbol_begins_it_anew(board: Board, new_release: Release) -> N
     board.take(0, bytes(64))
     board.symbols()
     report = board.settle()
-    assert (report["state"], report["held"]) == ("receiving", 0.0)
+    assert (report.state, report.held) == ("receiving", 0.0)
     board.symbols()
-    assert board.settle()["state"] == "tried good"
+    assert board.settle().state == "tried good"
 
 
 def unsigned(_content: bytes, _signatures: bytes) -> None:
@@ -237,18 +238,18 @@ def test_bad_releases_are_reported_with_the_reason(board: Board, new_release: Re
     board.offer(new_release(2, loss_max=1e-6))
     board.symbols()
     report = board.settle()
-    assert report["state"] == "tried bad"
-    assert "its loss on" in report["reason"]
+    assert report.state == "tried bad"
+    assert "its loss on" in report.reason
     board.incoming._verify = unsigned
     board.offer(new_release(3), version=3, number=2)
     board.symbols()
     report = board.settle()
-    assert report["state"] == "tried bad"
-    assert "not signed" in report["reason"]
+    assert report.state == "tried bad"
+    assert "not signed" in report.reason
     board.incoming._verify = accept_unsigned
     board.offer(new_release(4), version=5, number=3)
     board.symbols()
-    assert "not the one of its offer" in board.settle()["reason"]
+    assert "not the one of its offer" in board.settle().reason
     assert board.releases.installed() == []
 
 
@@ -270,8 +271,8 @@ def test_a_trial_that_kills_the_node_is_not_tried_for_ever(
             time.sleep(0.01)
         board.begin()
     report = board.settle()
-    assert report["state"] == "tried bad"
-    assert "died in 3 trials" in report["reason"]
+    assert report.state == "tried bad"
+    assert "died in 3 trials" in report.reason
 
 
 @pytest.mark.parametrize("kind", ["older", "other model", "too large", "older offer"])
@@ -301,14 +302,14 @@ def test_what_is_refused_changes_nothing(
 def test_withdrawn_it_is_gone(board: Board, new_release: Release) -> None:
     offer = board.offer(new_release(2), tries=0)
     board.symbols()
-    assert board.settle()["state"] == "held"
+    assert board.settle().state == "held"
     board.incoming.take(write_offer(replace(offer, stage=WITHDRAWN, number=2)), board.now)
     report = board.settle()
-    assert (report["state"], report["reason"]) == ("refused", "withdrawn")
+    assert (report.state, report.reason) == ("refused", "withdrawn")
     assert sorted(os.listdir(board.releases.folder / FOLDER)) == ["offer", "state.json"]
     board.incoming.take(write_offer(replace(offer, number=3)), board.now)
     board.symbols()
-    assert board.settle()["state"] == "held", "the host has published it again"
+    assert board.settle().state == "held", "the host has published it again"
 
 
 def test_damaged_files_begin_it_anew(board: Board, new_release: Release) -> None:
@@ -319,7 +320,7 @@ def test_damaged_files_begin_it_anew(board: Board, new_release: Release) -> None
     assert board.incoming.report() is None
     board.offer(new_release(3), version=3)
     board.symbols()
-    assert board.settle()["state"] == "tried good"
+    assert board.settle().state == "tried good"
 
 
 def test_a_full_disk_is_said_and_nothing_is_raised(
@@ -333,4 +334,4 @@ def test_a_full_disk_is_said_and_nothing_is_raised(
     monkeypatch.setattr(board.incoming, "_write", full)
     with pytest.raises(WireError):
         board.symbols([0])
-    assert "No space left" in board.settle()["reason"]
+    assert "No space left" in board.settle().reason

@@ -1,6 +1,5 @@
 """Bad releases lead back to the last good one, whatever dies; with real processes."""
 
-import json
 import signal
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from edge.releases.rollout import passed_over, report, settle
 from edge.releases.store import Releases, accept_unsigned
 from ternmesh.model_package import FORWARD, TRAIN_STEP
 from ternmesh.release import ATTEMPTS_MAX, ReleaseStanding
+from ternmesh_service.status import to_json
 from transports.link_config import LinkConfig
 
 Release = Callable[..., Path]
@@ -182,7 +182,7 @@ def test_a_bad_release_is_rolled_back_20_of_20_times(
         standing = releases.standing()
         assert (standing.current, standing.last_good) == (good, good)
         assert standing.bad[-1][0] == version
-        assert report(standing, {})["bad"][-1]["reason"] == standing.bad[-1][1]
+        assert report(standing, {}).bad[-1] == standing.bad[-1]
         settle(board, releases)
         assert releases.standing() == standing
     words = {"loss": "its loss on", "latency": "a step takes 10 ms, and the manifest allows 1 ms"}
@@ -401,12 +401,12 @@ def test_one_power_cut_in_a_trial_is_forgiven(
 
 
 def test_a_standing_is_json_for_other_programs(board: NodeConfig, releases: Releases) -> None:
-    assert json.loads(json.dumps(report(releases.standing(), {8: "not signed"}))) == {
+    assert to_json(report(releases.standing(), {8: "not signed"})) == {
         "current": 0,
         "last_good": 0,
         "attempts": 0,
         "bad": [],
-        "not_taken": [{"version": 8, "reason": "not signed"}],
+        "not_taken": [[8, "not signed"]],
     }
 
 

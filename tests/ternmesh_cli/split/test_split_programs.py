@@ -106,14 +106,14 @@ def test_rotation_codes_and_revocations_end_at_a_split_host(
         clock.now += 10.0
         with pytest.raises(SecurityError, match="within the last hour"):
             rotate_keys(LinkConfig(fleet="garden"), "theo", board)
-        assert service.status()["refused"] == {"early": 1}
+        assert service.status().refused == {"early": 1}
         boards = (
             Board(1, "theo", 40, ActivationReassembler(plan), is_done=True),
             Board(2, "nora", 0, ActivationReassembler(plan)),
         )
         service.host.nodes = NodeRegistry(boards, new=cast(Any, Board))
         service.host.start(clock.now)
-        assert service.status()["phase"] == "open"
+        assert service.status().phase == "open"
         service.enrol({"enrol": "revoke", "name": "nora"})
         assert service.host._phase_told == FINISHED, "the others are told at once"
 

@@ -16,14 +16,13 @@ from host.split.stage import TorchStage
 from models.split.cut import HOST, load_middle
 from ternmesh.wire import activation
 from ternmesh.wire.activation import Activation
-from ternmesh_cli.status import describe
+from ternmesh_cli.status_text import describe
 from ternmesh_store.state_file import STATE
 from tests.faulty import Faults, FaultyTransport
 from tests.ternmesh_cli.split.split_training import (
     BATCH,
     LATENT,
     LENGTH,
-    LINK,
     Training,
     make_cut,
     samples,
@@ -68,16 +67,15 @@ def test_boards_learn_together_in_few_bits(train: Callable[..., Training], stay:
         assert board.accuracy is not None
         assert board.accuracy > 0.9
         assert board.counts == {"learned": 40, "samples": 160}
-        assert board.status()["phase"] == "finished"
+        assert board.status().phase == "finished"
     assert training.service.counts["learned"] == 80
-    about = {"fleet": "garden", "security": None, "transport": LINK}
-    lines = "\n".join(describe({**training.service.status(), **about}))
+    lines = "\n".join(describe(training.service.status()))
     assert f"finished: {training.service._stage.steps} steps" in lines
     assert "theo: 40 of 40 micro-batches, 0 skipped, heard 0 s ago" in lines
     status = training.boards["theo"].status()
-    lines = "\n".join(describe({**status, **about}))
+    lines = "\n".join(describe(status))
     assert "40 of 40 micro-batches, finished: 0 lost, 0 diverged" in lines
-    assert f"accuracy {status['accuracy']:.1%}" in lines
+    assert f"accuracy {status.accuracy:.1%}" in lines
 
 
 def test_nobody_gets_ahead_of_the_others(train: Callable[..., Training]) -> None:  # R10.3-9
@@ -219,7 +217,7 @@ def test_what_is_not_finite_is_skipped_and_counted(train: Callable[..., Training
     board.first.vector = board.first.vector * np.float32(np.nan)
     training.finish()
     assert board.counts["diverged"] == 37
-    assert board.status()["loss"] is None
+    assert board.status().loss is None
     assert board.accuracy is None
     assert training.service.counts["diverged"] == 0
 

@@ -62,8 +62,7 @@ class Neighbourhood:
         return self._open(board, self._hci(len(BOARDS) + BOARDS.index(board)))
 
     def bridge_connected(self, board: str) -> bool:
-        told: dict[str, Any] = self.host.status()
-        return told["bearers"][board]["connected"]
+        return self.host.status().bearers[board].connected
 
     @property
     def connected(self) -> bool:
@@ -123,7 +122,7 @@ def test_a_board_that_is_away_keeps_nobody_waiting(new_neighbourhood, eventually
         near.host.send("ada", [b"lost"])
         near.host.send(ALL, [b"everybody"])
         assert collect(near.boards["bo"], 1) == [(HOST, b"everybody")]
-        assert near.host.status()["frames_dropped"] == 2
+        assert near.host.status().numbers["frames_dropped"] == 2
         near.boards["ada"] = near.board("ada")
         eventually(lambda: near.connected)
         near.host.send("ada", [b"again"])

@@ -18,7 +18,7 @@ def test_what_is_sent_while_a_node_is_briefly_away_waits_for_it(
     eventually(lambda: host.connected and ada.connected)
     ada.close()
     host.send("ada", [b"while away".ljust(15)])
-    eventually(lambda: host.status()["acked"] == 1)
+    eventually(lambda: host.status().numbers["acked"] == 1)
     back = new_end(mosquitto.url, "ada", protocol=protocol)
     assert back.receive(WAIT_S).frames == (b"while away".ljust(15),)
 
@@ -30,8 +30,8 @@ def test_without_a_session_nothing_waits_for_a_node(mosquitto, new_end, eventual
     # Once it has taken a message from the same name, the broker has noticed the goodbye.
     publish.single("gone", qos=1, port=mosquitto.port, client_id="ternmesh-barn-ada")
     host.send("ada", [b"while away".ljust(15)])
-    eventually(lambda: host.status()["unheard"] == 1)
-    assert host.status()["acked"] == 1  # which is why nobody may rely on it
+    eventually(lambda: host.status().numbers["unheard"] == 1)
+    assert host.status().numbers["acked"] == 1  # which is why nobody may rely on it
     back = new_end(mosquitto.url, "ada", session_expiry_s=0)
     eventually(lambda: back.connected)
     host.send("ada", [b"now".ljust(15)])
@@ -45,11 +45,11 @@ def test_a_session_ends_when_its_time_is_over(mosquitto, new_end, eventually) ->
 
     def is_unheard() -> bool:
         host.send("ada", [b"while away".ljust(15)])
-        return host.status()["unheard"] > 0
+        return host.status().numbers["unheard"] > 0
 
     host.send("ada", [b"kept at first".ljust(15)])
-    eventually(lambda: host.status()["acked"] == 1)
-    assert host.status()["unheard"] == 0
+    eventually(lambda: host.status().numbers["acked"] == 1)
+    assert host.status().numbers["unheard"] == 0
     eventually(is_unheard)
     back = new_end(mosquitto.url, "ada", session_expiry_s=1)
     eventually(lambda: back.connected)
@@ -67,7 +67,7 @@ def test_messages_that_the_broker_does_not_let_us_send_are_counted_and_told(
     eventually(lambda: ada.connected)
     for i in range(3):
         ada.send(HOST, [bytes([i])])
-    eventually(lambda: ada.status()["rejected"] == 3)
-    assert (ada.status()["acked"], ada.status()["in_flight"]) == (0, 0)
+    eventually(lambda: ada.status().numbers["rejected"] == 3)
+    assert (ada.status().numbers["acked"], ada.status().numbers["in_flight"]) == (0, 0)
     told = [text for text in caplog.messages if "refuses our messages: Not authorized" in text]
     assert len(told) == 1

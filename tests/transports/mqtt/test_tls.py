@@ -91,7 +91,7 @@ def test_a_private_authority_is_trusted_and_no_other(
         (other_name, f"certificate of mqtts://127.0.0.1:{broker.port} is for another name"),
         (plain, "is it a port for TLS (mqtts://)?"),
     ):
-        eventually(lambda end=end, text=sentence: text in str(end.status()["last_error"]))
+        eventually(lambda end=end, text=sentence: text in str(end.status().last_error))
         assert not end.connected
 
 
@@ -105,7 +105,7 @@ def test_a_broker_may_ask_for_a_certificate(new_mosquitto, new_end, eventually, 
     nobody = new_end(url, "eve", ca_file=ca)
     eventually(lambda: ada.connected)
     sentence = "does it ask for a certificate (certificate_file)?"
-    eventually(lambda: sentence in str(nobody.status()["last_error"]))
+    eventually(lambda: sentence in str(nobody.status().last_error))
     assert not nobody.connected
 
 
@@ -117,12 +117,12 @@ def test_a_certificate_that_is_over_is_told(new_mosquitto, new_end, eventually, 
     broker = new_mosquitto(f"certfile {certificate}\nkeyfile {key}")
     ada = new_end(tls_url(broker), "ada", ca_file=str(barn.file))
     sentence = "is not valid now (certificate has expired): renew it, or set the clock"
-    eventually(lambda: sentence in str(ada.status()["last_error"]))
+    eventually(lambda: sentence in str(ada.status().last_error))
 
 
 def test_a_port_without_tls_is_told(mosquitto, new_end, eventually) -> None:
     ada = new_end(tls_url(mosquitto), "ada")
-    eventually(lambda: "is it a port for TLS" in str(ada.status()["last_error"]))
+    eventually(lambda: "is it a port for TLS" in str(ada.status().last_error))
 
 
 def test_files_that_hold_no_certificates_are_named(barn, tmp_path) -> None:

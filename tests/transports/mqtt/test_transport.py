@@ -1,7 +1,6 @@
 import base64
 import contextlib
 import hashlib
-import json
 import socket
 import threading
 
@@ -45,9 +44,9 @@ def test_the_limits_of_the_broker_are_read_and_kept(new_mosquitto, new_end, even
     host = new_end(broker.url, HOST, keepalive_s=20)
     node = new_end(broker.url, name, keepalive_s=600)
     eventually(lambda: all_connected(host, node))
-    limits = host.status()["limits"]
-    assert limits == {"packet_max": 3000, "receive_max": 3, "qos_max": 2, "keepalive_s": None}
-    assert node.status()["limits"]["keepalive_s"] == 30
+    limits = {"packet_max": 3000, "receive_max": 3, "qos_max": 2, "keepalive_s": None}
+    assert limits.items() <= host.status().numbers.items()
+    assert node.status().numbers["keepalive_s"] == 30
     assert 2900 < host.mtu < 3000
 
     with pytest.raises(FrameTooLarge, match=f"exceeds the mtu {host.mtu}"):
@@ -55,7 +54,7 @@ def test_the_limits_of_the_broker_are_read_and_kept(new_mosquitto, new_end, even
     frames = [bytes([i]) * host.mtu for i in range(40)] + [framed("after")]
     host.send(name, frames)
     assert [node.receive(WAIT_S).frames[0] for _ in frames] == frames
-    assert host.status()["connects"] == 1
+    assert host.status().numbers["connects"] == 1
 
 
 def test_a_message_that_a_3_1_1_broker_refuses_is_not_sent_for_ever(
@@ -66,11 +65,11 @@ def test_a_message_that_a_3_1_1_broker_refuses_is_not_sent_for_ever(
     ada = new_end(broker.url, "ada", protocol="3.1.1")
     eventually(lambda: all_connected(host, ada))
     ada.send(HOST, [b"x" * 6000])
-    eventually(lambda: ada.status()["connects"] == 2)
+    eventually(lambda: ada.status().numbers["connects"] == 2)
     for i in range(20):
         ada.send(HOST, [framed(str(i))])
         assert host.receive(WAIT_S).frames == (framed(str(i)),)
-    status = ada.status()
+    status = ada.status().numbers
     assert (status["lost"], status["connects"]) == (1, 2)
 
 
@@ -81,7 +80,7 @@ def test_a_broker_without_qos_1_still_carries(new_mosquitto, new_end, eventually
     for i in range(30):
         ada.send(HOST, [bytes([i]) * 15])
     assert [host.receive(WAIT_S).frames[0][0] for _ in range(30)] == list(range(30))
-    assert (ada.status()["limits"]["qos_max"], ada.status()["lost"]) == (0, 0)
+    assert (ada.status().numbers["qos_max"], ada.status().numbers["lost"]) == (0, 0)
 
 
 def test_malformed_messages_are_counted_and_stop_nothing(mosquitto, new_end, eventually) -> None:
@@ -102,8 +101,11 @@ def test_malformed_messages_are_counted_and_stop_nothing(mosquitto, new_end, eve
         publish.single(topic, payload, qos=1, hostname="127.0.0.1", port=mosquitto.port)
     ada.send(HOST, [framed("good")])
     assert host.receive(WAIT_S) == Arrival("ada", (framed("good"),), len(good))
-    assert (host.status()["malformed"], host.status()["messages_in"]) == (len(bad), 1)
-    assert host.status()["connects"] == 1
+    assert (host.status().numbers["malformed"], host.status().numbers["messages_in"]) == (
+        len(bad),
+        1,
+    )
+    assert host.status().numbers["connects"] == 1
 
 
 def test_a_flood_of_the_shortest_frames_is_taken_in_parts(mosquitto, new_end, eventually) -> None:
@@ -123,10 +125,10 @@ def test_a_message_that_is_too_long_ends_one_connection(mosquitto, new_end, even
     eventually(lambda: all_connected(host, ada))
     long = bytes(INBOUND_MESSAGE_MAX + 100)
     publish.single("ternmesh/barn/up/eve", long, qos=1, hostname="127.0.0.1", port=mosquitto.port)
-    eventually(lambda: host.connected and host.status()["connects"] == 2)
+    eventually(lambda: host.connected and host.status().numbers["connects"] == 2)
     ada.send(HOST, [framed("good")])
     assert host.receive(WAIT_S).frames == (framed("good"),)
-    assert host.status()["connects"] == 2
+    assert host.status().numbers["connects"] == 2
 
 
 @pytest.mark.parametrize("protocol", VERSIONS)
@@ -146,11 +148,11 @@ def test_who_takes_our_client_id_again_and_again_keeps_us_away_for_a_while_only(
 
     eventually(has_another)
     eventually(lambda: all_connected(host, ada))
-    before = ada.status()["connects"]
+    before = ada.status().numbers["connects"]
     take_over()
     host.send("ada", [framed("here")])
     assert ada.receive(WAIT_S).frames == (framed("here"),)
-    assert ada.status()["connects"] == before
+    assert ada.status().numbers["connects"] == before
 
 
 def test_a_password_is_used_and_a_wrong_one_is_told(
@@ -168,9 +170,9 @@ def test_a_password_is_used_and_a_wrong_one_is_told(
     wrong = new_end(f"mqtt://ada:guess@{address}", "eve")
     eventually(lambda: all_connected(by_url, by_setting))
     sentence = "connection: Not authorized; check credentials_file"
-    eventually(lambda: sentence in str(wrong.status()["last_error"]))
+    eventually(lambda: sentence in str(wrong.status().last_error))
     assert not wrong.connected
-    assert "guess" not in json.dumps(wrong.status())
+    assert "guess" not in str(wrong.status())
 
 
 class ScriptedBroker:
@@ -245,7 +247,7 @@ def test_why_a_broker_is_left_is_told(
     broker = ScriptedBroker([answer])
     pause = {"reconnect_min_s": 60.0, "reconnect_max_s": 60.0}
     ada = new_end(broker.url, "ada", protocol=protocol, **pause)
-    eventually(lambda: sentence in str(ada.status()["last_error"]))
+    eventually(lambda: sentence in str(ada.status().last_error))
     assert not ada.connected
     if answer is REFUSE_TOPICS:
         eventually(lambda: broker.rest.endswith(DISCONNECT))
@@ -297,11 +299,11 @@ def test_a_broker_that_reads_no_answers_is_left(new_end, eventually, monkeypatch
     monkeypatch.setattr("transports.mqtt.connection.UNSENT_MAX", 100)
     broker = ScriptedBroker([ACCEPT_BY_5 + 1000 * bytes([0x62, 2, 0, 1])])
     ada = new_end(broker.url, "ada", reconnect_min_s=60.0, reconnect_max_s=60.0)
-    eventually(lambda: "does not read our answers" in str(ada.status()["last_error"]))
+    eventually(lambda: "does not read our answers" in str(ada.status().last_error))
 
 
 def test_a_broker_that_never_answers_is_left(new_end, eventually) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"mqtt://127.0.0.1:{silent.getsockname()[1]}"
         ada = new_end(url, "ada", connect_timeout_s=0.2)
-        eventually(lambda: "did not answer in time" in str(ada.status()["last_error"]))
+        eventually(lambda: "did not answer in time" in str(ada.status().last_error))

@@ -92,7 +92,7 @@ def test_a_link_survives_a_bridge_that_is_closed_and_opened(dialect, eventually)
                 host.send("ada", [EVERY_BYTE[:150]])
                 assert ada.receive(10.0).frames == (EVERY_BYTE[:150],)
                 bridge.close()
-                eventually(lambda: "nothing has this port open" in str(ada.status()["last_error"]))
+                eventually(lambda: "nothing has this port open" in str(ada.status().last_error))
                 assert not ada.connected
                 bridge = Bridge(radios.paths[1], bridge.port)
             assert ada.counters.connects >= 2

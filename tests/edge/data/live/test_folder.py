@@ -33,15 +33,15 @@ def test_clips_are_read_once_with_their_labels(source, package, tmp_path) -> Non
         write_clip(tmp_path / name)
     (tmp_path / "bad.wav").write_bytes(b"RIFF")
     assert made.poll(0.0) == []  # They may still be written to.
-    assert "last_refusal" not in made.status()  # That of the buffer would be hidden.
+    assert made.status().last_refusal is None  # That of the buffer would be hidden.
     items = made.poll(1.0)
     labels = {i.key.partition("@")[0]: int(i.targets["target"]) for i in items if type(i) is Label}
     assert labels == {"yes/1.wav": 1, "2/b.wav": 2, "stop_7.wav": 2}
     samples = [item for item in items if isinstance(item, Sample)]
     assert len(samples) == 5
     assert np.array_equal(samples[0].inputs["x"], log_mel(read_clip(tmp_path / "2/b.wav")))
-    assert made.status()["left_out"] == {"file that cannot be used": 1, "no label in the name": 2}
-    assert "bad.wav is no .wav file" in made.status()["last_refusal"]
+    assert made.status().left_out == {"file that cannot be used": 1, "no label in the name": 2}
+    assert "bad.wav is no .wav file" in made.status().last_refusal
     write_clip(tmp_path / "e.wav")
     assert made.poll(2.0) == made.poll(3.0)[1:] == []
     again = source("folder", package(50, 32), path=str(tmp_path))

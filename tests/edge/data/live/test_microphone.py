@@ -111,7 +111,7 @@ def test_a_program_that_ends_is_started_again(source, package, program, eventual
     assert made.poll(0.1) == []
     program("time.sleep(60)")
     assert made.poll(5.0) == []
-    assert made.status()["open"]
+    assert made.status().open
     process = made._process
     made.close()
     assert process.returncode is not None

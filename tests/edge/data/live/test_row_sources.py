@@ -16,7 +16,8 @@ from edge.data.sources import Label, Sample
 from edge.errors import DataError
 from edge.service import run_node
 from ternmesh.config import ConfigError
-from ternmesh_service.control_socket import ControlError, ask
+from ternmesh_service.control_socket import ControlError
+from ternmesh_service.status import LiveStatus, ask_status
 from transports.base import TransportError
 
 COLUMNS = ["1", "2"]
@@ -52,7 +53,7 @@ def test_rows_that_are_added_to_a_file(csv) -> None:
     assert keys(source.poll(1.0)) == [[3.0, 4.0]]
     add(path, "6\nbad,7\n")
     assert keys(source.poll(2.0)) == [[5.0, 6.0]]
-    assert source.status() == {"open": True, "left_out": {"no number in column a": 1}}
+    assert source.status() == LiveStatus(open=True, left_out={"no number in column a": 1})
 
 
 def test_half_a_line_at_the_begin_is_left_out(csv) -> None:
@@ -97,7 +98,7 @@ def test_a_flood_is_read_in_parts_and_cut_to_rate_max(csv) -> None:
     add(path, "1,2\n" * READ_MAX)
     polls = [len(source.poll(1.0 + second)) for second in range(6)]
     assert polls == [5, 5, 5, 5, 0, 0]  # each read has READ_MAX bytes
-    assert source.status()["left_out"] == {"more than rate_max": READ_MAX - 20}
+    assert source.status().left_out == {"more than rate_max": READ_MAX - 20}
 
 
 def test_a_serial_sensor(source, package) -> None:
@@ -110,13 +111,13 @@ def test_a_serial_sensor(source, package) -> None:
         assert keys(sensor.poll(1.0)) == [[1.0, 2.0]]  # The first line may be half a line.
         os.write(main, b"4\r\n")
         assert keys(sensor.poll(2.0)) == [[3.0, 4.0]]
-        assert sum(sensor.status()["left_out"].values()) == 1
+        assert sum(sensor.status().left_out.values()) == 1
     finally:
         os.close(main)
         os.close(port)
     with pytest.raises(TransportError, match="unplugged"):
         sensor.poll(3.0)
-    assert not sensor.status()["open"]
+    assert not sensor.status().open
     assert sensor.poll(3.1) == []
     before = len(os.listdir("/proc/self/fd"))
     for second in (10.0, 20.0, 40.0):
@@ -133,7 +134,7 @@ def test_rows_and_labels_of_a_broker(source, package, mosquitto, eventually) -> 
     person = topics.TopicClient(mosquitto.url)
     person.open()
     try:
-        eventually(lambda: person.connected and sensor.status()["broker"]["connected"])
+        eventually(lambda: person.connected and sensor.status().broker.connected)
         row = json.dumps({"t": 1, "u": 2.5, "key": "first"})
         person.publish("hall/air", f"{row}\nt,u\n3,4\n".encode())
         for payload in (b'{"key": "first", "label": "yes"}', b'{"key": 1}', b"\xff", b"[]"):
@@ -142,7 +143,7 @@ def test_rows_and_labels_of_a_broker(source, package, mosquitto, eventually) -> 
 
         def enough() -> bool:
             items.extend(sensor.poll(1.0))
-            return len(items) == 3 and sum(sensor.status()["left_out"].values()) == 4
+            return len(items) == 3 and sum(sensor.status().left_out.values()) == 4
 
         eventually(enough)
     finally:
@@ -152,7 +153,7 @@ def test_rows_and_labels_of_a_broker(source, package, mosquitto, eventually) -> 
         (item.key, int(item.targets["target"])) for item in items if isinstance(item, Label)
     ] == [("first", 1)]
     sensor.close()
-    assert sensor.status()["broker"] is None
+    assert sensor.status().broker is None
 
 
 def test_a_node_reads_a_built_in_source_and_closes_it(tiny, tmp_path, eventually) -> None:
@@ -170,14 +171,14 @@ def test_a_node_reads_a_built_in_source_and_closes_it(tiny, tmp_path, eventually
 
     def source() -> Any:
         with suppress(ControlError):
-            return ask(tmp_path / "state" / "control.sock", {"command": "status"})["source"]
-        return {}
+            return ask_status(tmp_path / "state" / "control.sock").source
+        return None
 
     try:
-        eventually(lambda: source().get("open"))
+        eventually(lambda: (now := source()) and now.live.open)
         add(log, "1,2,3\n4,5,6\n?\n7,8,9\n")
-        eventually(lambda: source()["samples"] == 2)
-        assert source()["left_out"] == {"no number in column 1": 1}
+        eventually(lambda: source().counters["samples"] == 2)
+        assert source().live.left_out == {"no number in column 1": 1}
     finally:
         stop.set()
         thread.join()

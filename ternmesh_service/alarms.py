@@ -1,0 +1,253 @@
+"""What an owner should look at now: pure functions of a status, each alarm with what to do.
+
+`ternmesh status`, `ternmesh doctor` and the page show the same list.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from ternmesh.federated.refusals import DIVERGED, NO_ANSWER, NORMAL, NORMAL_UP_TO, shortened, why
+from ternmesh.wire.control import FINISHED, PHASES
+from ternmesh_service.status import (
+    BoardStatus,
+    GatewayStatus,
+    HostedBoard,
+    HostStatus,
+    MachineStatus,
+    SplitHostStatus,
+    SplitPeer,
+    Status,
+)
+from ternmesh_store.host_store import StoredRound
+from transports.base import ALL, TransportStatus
+
+GOOD, WARN, BAD, OFF = "good", "warn", "bad", "off"
+DELIVERED = {"whole": "update is here", "part": "sending", "silent": "nothing new"}
+SILENT_S = 600.0  # after which a board that no round waits for is an alarm, and a report is old
+DISK_MB = 500.0
+PAUSED = "paused: "  # the activity of a board that is too hot, or short of memory
+HOT = f"{PAUSED}too hot"
+JOINING = "joining"
+FALL = 0.05  # of the accuracy below its best, both as medians of RECENT rounds
+BOARD_FALL = 0.1  # the same for one board
+RECENT = 5  # rounds
+WEIGHT = 0.5  # a board that counts less is an alarm
+ENDS_DAYS = 21.0
+ALARMS_MAX = 50
+DAY_S = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """`about` is a board, or empty for the whole."""
+
+    level: str
+    about: str
+    text: str
+    advice: str
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.about}{self.about and ': '}{self.text}: {self.advice}"
+
+
+def alarms(status: Status, rounds: Sequence[StoredRound] | None = None) -> list[Alarm]:
+    """The alarms of a program, worst first, at most `ALARMS_MAX`.
+
+    `rounds` are all that are known of a host's run, where the status has only the newest.
+    """
+    found = [*_links(status.transport, ""), *_security(status), *_refusals(status)]
+    match status:
+        case HostStatus():
+            fallen = [*_fallen(status.history if rounds is None else rounds)]
+            found += [*_machine(status.machine), *_fleet(status), *_boards(status), *fallen]
+            if not fallen:
+                found += _fallen_boards(status, status.history if rounds is None else rounds)
+        case BoardStatus():
+            found += [*_machine(status.machine), *_own(status)]
+        case GatewayStatus():
+            for board, transport in status.network.items():
+                found += _links(transport, board)
+    found.sort(key=lambda alarm: (alarm.level != BAD, alarm.about))
+    return found[:ALARMS_MAX]
+
+
+def is_over(status: HostStatus) -> bool:
+    """Whether the run is over, so that no round waits for any board."""
+    return status.phase == PHASES[FINISHED]
+
+
+def board_state(board: HostedBoard, status: HostStatus) -> tuple[str, str]:
+    """How a board does, and the word for it: GOOD, WARN, BAD, or OFF where it is revoked."""
+    if board.revoked:
+        return OFF, "revoked"
+    if not board.weight and "owner" in board.reason:
+        return WARN, "muted"
+    if board.board.wanted.get("pause"):
+        return WARN, "paused"
+    if not (board.active or is_over(status)):
+        return BAD, "not heard yet" if board.heard_s_ago is None else "silent"
+    activity = str(board.board.report.get("activity", ""))
+    if activity.startswith(PAUSED) and _is_new(board):
+        return WARN, activity.removeprefix(PAUSED)
+    if board.weight < WEIGHT:
+        return WARN, "doubted"
+    return GOOD, "finished" if is_over(status) else DELIVERED.get(board.delivered, "at work")
+
+
+def _is_new(board: HostedBoard) -> bool:
+    """Whether its report says something of now."""
+    return (board.board.reported_s_ago or 0.0) < SILENT_S
+
+
+def _links(transport: TransportStatus, about: str, name: str = "") -> Iterator[Alarm]:
+    for part, bearer in transport.bearers.items():
+        yield from _links(bearer, about, part)
+    if not (transport.connected or transport.bearers):
+        text = f"the link{name and ' '}{name} is down: {transport.last_error}"
+        yield Alarm(BAD, about, text, "ask `ternmesh doctor`")
+    for peer, reasons in (transport.link.refused if transport.link else {}).items():
+        shown = ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items()))
+        text = f"the link refused from or for {peer}: {shown}"
+        yield Alarm(WARN, about, text, "see docs/troubleshooting.md")
+
+
+def _security(status: Status) -> Iterator[Alarm]:
+    if status.security is None:
+        return
+    if status.security.is_insecure:
+        text = "INSECURE: there are no keys, so every message is accepted"
+        yield Alarm(WARN, "", text, "start without --insecure")
+    for peer, count in sorted(status.security.clones.items()):
+        what = f"frames from a copied or restored disk of {peer}"
+        if peer == ALL:
+            what = "a broadcast that a member has forged"
+        text = f"received {count} times: {what}"
+        yield Alarm(BAD, "" if peer == ALL else peer, text, "see SECURITY.md")
+
+
+def _refusals(status: Status) -> Iterator[Alarm]:
+    """One for each reason, unless it is normal so far: how often, of whom, and what to do."""
+    if isinstance(status, GatewayStatus):
+        return
+    peers: Sequence[HostedBoard | SplitPeer] = ()
+    if isinstance(status, HostStatus):
+        peers = status.nodes
+    elif isinstance(status, SplitHostStatus):
+        peers = status.boards
+    on_host = isinstance(status, HostStatus | SplitHostStatus)
+    for reason, count in sorted(status.refused.items()):
+        if reason not in NORMAL or count >= NORMAL_UP_TO:
+            names = [peer.name for peer in peers if reason in peer.refused]
+            sender = f" from {shortened(names)}" if names else ""
+            yield Alarm(WARN, "", f"refused {reason} {count}{sender}", why(reason, on_host=on_host))
+
+
+def _machine(machine: MachineStatus) -> Iterator[Alarm]:
+    free_mb = machine.disk_free_mb
+    if free_mb is not None and free_mb < DISK_MB:
+        text = f"only {free_mb:.0f} MB are free here"
+        yield Alarm(BAD, "", text, "make room on this disk")
+    for name, left_s in machine.certificates.items():
+        if left_s < ENDS_DAYS * DAY_S:
+            ends = f"ends in {left_s / DAY_S:.0f} days" if left_s > 0 else "has ended"
+            level = BAD if left_s < 3 * DAY_S else WARN
+            yield Alarm(level, "", f"the certificate {name} {ends}", "renew it")
+
+
+def _own(status: BoardStatus) -> Iterator[Alarm]:
+    if status.activity.startswith("revoked"):
+        yield Alarm(BAD, "", "the host has revoked this board", "ask the owner of the fleet")
+    if status.activity.startswith(PAUSED):
+        yield Alarm(WARN, "", f"training is {status.activity}", status.held_back)
+    if status.activity == JOINING and status.transport.connected:
+        yield Alarm(WARN, "", "this board has not joined a run yet", NO_ANSWER)
+    if status.diverged:
+        yield Alarm(WARN, "", f"training diverged in {status.diverged} rounds", DIVERGED)
+    if status.source is not None and status.source.last_failure:
+        text = f"the source of samples failed: {status.source.last_failure}"
+        yield Alarm(WARN, "", text, "ask `ternmesh doctor`")
+
+
+def _fleet(status: HostStatus) -> Iterator[Alarm]:
+    if status.behind:
+        yield Alarm(BAD, "", status.behind, "keep this host running until it has caught up")
+    if status.remark:
+        yield Alarm(WARN, "", status.remark, "see [run] aggregation")
+    active = sum(board.active for board in status.nodes)
+    if active < status.min_peers and not is_over(status):
+        text = f"{active} of the {status.min_peers} boards that a round needs are here"
+        yield Alarm(WARN, "", text, "start boards, or lower run.min_peers")
+
+
+def _fallen(rounds: Sequence[StoredRound]) -> Iterator[Alarm]:
+    """The accuracy of the fleet, where it fell."""
+    known = [(row.version, row.accuracy) for row in rounds if row.accuracy is not None]
+    if fall := _fall([accuracy for _, accuracy in known], FALL):
+        last = known[fall[0] + RECENT - 1][0] - 1
+        text = f"the accuracy of the fleet fell {fall[1]}"
+        back = f"`ternmesh host --return-to {last}` goes back"
+        yield Alarm(BAD, "", text, f"look for doubted boards; {back}")
+
+
+def _fall(values: Sequence[float], limit: float) -> tuple[int, str] | None:
+    """Where the best `RECENT` values begin, and from what to what they fell, as medians.
+
+    None where the newest are not worse by `limit`.
+    """
+    starts = range(0, len(values) - 2 * RECENT + 1, RECENT)
+    medians = {at: median(values[at : at + RECENT]) for at in starts}
+    if not medians:
+        return None
+    best, now = max(medians, key=medians.__getitem__), median(values[-RECENT:])
+    fell = medians[best] - now > limit
+    return (best, f"from {medians[best]:.1%} to {now:.1%}") if fell else None
+
+
+def _boards(status: HostStatus) -> Iterator[Alarm]:
+    for board in status.nodes:
+        if not board.revoked:
+            yield from _board(board, status)
+
+
+def _board(board: HostedBoard, status: HostStatus) -> Iterator[Alarm]:
+    name, heard_s, report = board.name, board.heard_s_ago, board.board.report
+    silent_s = status.machine.up_s if heard_s is None else heard_s
+    if not (board.active or is_over(status)) and silent_s >= SILENT_S:
+        since = "since this host started" if heard_s is None else f"for {_time(heard_s)}"
+        advice = "check its power and its link: rounds go on without it"
+        yield Alarm(BAD, name, f"silent {since}", advice)
+    if board.weight < WEIGHT and "owner" not in board.reason:
+        since = f" since global update {board.since}" if board.since else ""
+        advice = "look at its samples and labels; mute or revoke it if it lies"
+        yield Alarm(WARN, name, f"counts {board.weight:.0%}{since}: {board.reason}", advice)
+    if board.influence is not None and board.influence.norm == 0:
+        yield Alarm(WARN, name, "sends empty updates", "see its log: training may diverge there")
+    free_mb = report.get("disk_free_mb", DISK_MB)
+    if isinstance(free_mb, float | int) and free_mb < DISK_MB:
+        text = f"{free_mb:.0f} MB of its disk were free at its last report"
+        yield Alarm(WARN, name, text, "make room: a full disk stops its learning")
+    if report.get("activity") == HOT and _is_new(board):
+        yield Alarm(WARN, name, f"too hot: {report.get('temperature_c')} °C", "cool it")
+
+
+def _fallen_boards(status: HostStatus, rounds: Sequence[StoredRound]) -> Iterator[Alarm]:
+    """Boards that still report, and whose own accuracy fell."""
+    reporting = {name for row in rounds[-RECENT:] for name in row.reports}
+    for board in status.nodes:
+        is_here = board.active and board.weight > 0 and not board.revoked
+        if not is_here or board.name not in reporting:
+            continue
+        reports = [row.reports[board.name][1] for row in rounds if board.name in row.reports]
+        values = [accuracy for accuracy in reports if accuracy is not None]
+        if fall := _fall(values, BOARD_FALL):
+            advice = "look at its sensor: what it hears or sees may have changed"
+            yield Alarm(WARN, board.name, f"its own accuracy fell {fall[1]}", advice)
+
+
+def _time(seconds: float) -> str:
+    minutes = seconds / 60
+    if minutes < 120:
+        return f"{minutes:.0f} min"
+    return f"{minutes / 60:.0f} h" if minutes < 2880 else f"{minutes / 1440:.0f} days"
