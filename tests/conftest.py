@@ -25,6 +25,19 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 os.environ.pop(PROGRAM, None)  # `./run test` sets it, and what we say would name the script
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--nightly", action="store_true", help="also the long loops over restarts, damage and seeds"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--nightly"):
+        left_out = [item for item in items if item.get_closest_marker("nightly")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
+
+
 @pytest.fixture
 def new_mosquitto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Mosquitto]]:
     """A function that starts one more mosquitto, with further lines for its mosquitto.conf."""
