@@ -1,18 +1,22 @@
-"""A node's side of a training run, sans-I/O: join, apply global updates, send updates.
+"""What a node of a fleet does, sans-I/O: it joins a run, applies global updates, sends its own.
 
-The program calls `receive_frames`, `handle_timeout` and, with the work for a round after each
-`WorkReady`, `submit`. It then takes all events with `next_event`, makes them durable, and sends
-`frames_to_send`. Time is an argument, in seconds of any clock that does not jump. The shape is
-aioquic's.
+A run has rounds. In each the program trains from the newest global adapter and hands the result to
+`submit`, which makes an update of it. The host adds up what it gets, and its global update leads
+all nodes to the next version of the adapter. What an update could not carry stays in the residual.
+
+The program calls `receive_frames`, `handle_timeout` and, after a `WorkReady`, `submit`. It then
+takes all events with `next_event`, makes them durable, and sends `frames_to_send`. Time is an
+argument, in seconds of any clock that does not jump. The shape is aioquic's.
 
 A node goes through a run as `LEGAL` says:
 
-    no run ──> new run ──> training ──> update sent ──> update saved ──┐
-                              ^    └──> silent ───────> silence saved ─┤
-                              └──────── waiting <── a global update ───┘
+    no run ──> new run ──> training ──> update sent <──> update saved
+                              ^   └───> silent <───────> silence saved
+                              │
+                           waiting <── a global update is applied, in every phase of a run
 
-A global update leads to `waiting` from every phase of a run, the last one of a run to `finished`,
-and one that does not fit to `adrift`. Whether the host knows the node is apart (`joining`).
+The last global update leads to `finished`, and one that does not fit to `adrift`. Apart from that,
+the host may know the node or not: see `joining`.
 """
 
 from collections import Counter
@@ -156,9 +160,9 @@ def phase_of(state: NodeState) -> NodePhase:
 
 
 class NodeProtocol:
-    """One node. `state` is what it had on disk; `rng` only jitters timers.
+    """One node. `state` is what it had on disk, `samples` how many it trains on.
 
-    `management` takes what the host sets on this board.
+    `management` takes what the host sets on this board; `rng` only jitters timers.
 
     >>> from ternmesh.federated.state import new_node_state
     >>> settings = NodeSettings("theo", model_hash=bytes(32), instance=bytes(8))
@@ -201,14 +205,15 @@ class NodeProtocol:
         # What the program keeps on disk, as `NodeState`
         self.phase = phase_of(state)
         self.plan = state.plan
-        self.version = state.version
-        self.global_hash = state.global_hash
-        self.model_q24 = state.model_q24
-        self.residual = state.residual
-        self.pending = state.pending  # it outlives `UPDATE_SENT` where the node is adrift
-        self.silences = state.silences
-        self.own_q24 = state.own_q24
-        self.before = state.before if self.phase in (NodePhase.NO_RUN, NodePhase.NEW_RUN) else None
+        self.version = state.version  # of the global adapter; 0 where a run begins
+        self.global_hash = state.global_hash  # of the global update that led to it
+        self.model_q24 = state.model_q24  # the global adapter, relative to the initial one
+        self.residual = state.residual  # what no update has carried yet
+        self.pending = state.pending  # the update that no global update has settled yet
+        self.silences = state.silences  # silent rounds since the last update
+        self.own_q24 = state.own_q24  # what it keeps beside the global adapter
+        is_new = self.phase in (NodePhase.NO_RUN, NodePhase.NEW_RUN)
+        self.before = state.before if is_new else None  # what the run before has taught
         # What it knows of the host
         self.host_phase = control.GATHERING  # the highest that the host has told
         self.target = state.version  # the newest version that this node knows of
@@ -461,15 +466,14 @@ class NodeProtocol:
         self.joining.hello_timer.by(now + self.settings.pace.catch_up_s)
 
     def _receive_fragment(self, body: bytes, address: int, now: float) -> None:
-        if not self.joined:
-            return
-        forged = self._reassembler.forged
-        check = partial(self.channel.authenticator.check_certificate, self.run)
-        completed = self._reassembler.add(body, address == BROADCAST, check)
-        if self._reassembler.forged > forged:
-            self.joining.refuse(HOST, "piece")
-        if completed is not None:
-            self._apply(*completed, now)
+        if self.joined:
+            forged = self._reassembler.forged
+            check = partial(self.channel.authenticator.check_certificate, self.run)
+            completed = self._reassembler.add(body, address == BROADCAST, check)
+            if self._reassembler.forged > forged:
+                self.joining.refuse(HOST, "piece")
+            if completed is not None:
+                self._apply(*completed, now)
         hello_timer = self.joining.hello_timer
         if hello_timer.at is not None and address == self.joining.own_address:
             # The host is sending what the hello asked for.
