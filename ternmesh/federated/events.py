@@ -5,7 +5,7 @@ frame reports a change that a crash could undo.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ternmesh.codec.encoder import Hypervector
 from ternmesh.federated.evaluation import NOT_EVALUATED, Evaluation
@@ -99,7 +99,7 @@ class Joined:
     run: bytes
     address: int
     plan: Plan
-    is_new: bool = False
+    is_new: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
