@@ -28,11 +28,11 @@ ANSWER_S = 10.0  # how long a client waits
 CLIENT_S = 5.0  # for a whole request and its answer
 BACKUP = "backup"  # the request for a copy of the state, with its folder
 DATA = "data"  # the request about samples of a node
-SLOW = {BACKUP, DATA}  # requests that write much
-SLOW_S = 600.0  # for such a request
 BOARDS = "boards"  # the request about the boards of a host, with a name or `all`
 INSTALLED = "installed"  # the request that a node takes the releases that a person installed
 PUBLISHED = "published"  # the request about a host's release: publish, progress or withdraw
+SLOW = {BACKUP, DATA, PUBLISHED}  # requests that write much
+SLOW_S = 600.0  # for such a request
 RETURN = "return_to"  # the request that a host goes back to an older version
 PATH_MAX = 107  # bytes in the address of a Unix socket
 
