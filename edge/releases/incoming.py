@@ -179,6 +179,9 @@ class Incoming:
     def _take_offer(self, offer: ReleaseOffer, now: float) -> None:
         if offer.name != self._name:
             raise WireError("wrong model", f"a release of {offer.name}")
+        changes_files = offer.stage == WITHDRAWN or self._receiver.is_new(offer)
+        if changes_files and self._thread is not None:
+            return  # the thread still reads them, and the host repeats its offers
         is_new = self._receiver.take_offer(offer, now)
         if is_new:
             self._clear()

@@ -86,14 +86,9 @@ class ReleaseReceiver:
 
     def take_offer(self, offer: ReleaseOffer, now: float) -> bool:
         """Take an offer of the host; True where it begins another object. WireError."""
-        old = self.offer
-        if old is not None and offer.number < old.number:
+        if self.offer is not None and offer.number < self.offer.number:
             raise WireError("replay", "an older offer of a release than the newest known one")
-        is_new = (
-            old is None
-            or (old.digest, old.symbol_bytes) != (offer.digest, offer.symbol_bytes)
-            or (old.stage == WITHDRAWN and offer.stage == ON_TRIAL and self.state == REFUSED)
-        )
+        is_new = self.is_new(offer)
         layout = layout_of(offer)
         self.offer = offer
         if is_new:
@@ -102,6 +97,15 @@ class ReleaseReceiver:
         if offer.asked > (NOBODY if self.state == RECEIVING else INCOMPLETE):
             self.answer_soon(now)
         return is_new
+
+    def is_new(self, offer: ReleaseOffer) -> bool:
+        """Whether an offer begins another object."""
+        old = self.offer
+        return (
+            old is None
+            or (old.digest, old.symbol_bytes) != (offer.digest, offer.symbol_bytes)
+            or (old.stage == WITHDRAWN and offer.stage == ON_TRIAL and self.state == REFUSED)
+        )
 
     def start_over(self) -> None:
         """Forget all symbols: the object is another one, or damaged."""

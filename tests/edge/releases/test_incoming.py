@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import threading
 import time
 from collections import namedtuple
 from collections.abc import Callable
@@ -297,6 +298,28 @@ def test_what_is_refused_changes_nothing(
     board.symbols() if kind != "other model" else None
     assert sorted(os.listdir(board.releases.folder)) == before
     assert not (board.releases.folder / FOLDER / SYMBOLS).exists()
+
+
+def test_another_offer_waits_for_the_end_of_a_trial(
+    board: Board, new_release: Release, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_end = threading.Event()
+    monkeypatch.setattr(module, "try_release", lambda *_: may_end.wait(60.0))
+    first = board.offer(new_release(2))
+    board.symbols()
+    while not (board.releases.folder / FOLDER / STATE).exists():
+        board.incoming.poll(board.now)
+    board.incoming.poll(board.now)  # the trial has begun
+    board.incoming.take(write_offer(replace(first, stage=WITHDRAWN, number=2)), board.now)
+    board.offer(new_release(3), version=3, number=3)
+    may_end.set()
+    assert board.settle().state == "tried good"
+    report = board.incoming.report()
+    assert report is not None
+    assert report.version == 2
+    board.incoming.take(write_offer(board.sent), board.now)
+    board.symbols()
+    assert (board.settle().state, board.sent.version) == ("tried good", 3)
 
 
 def test_withdrawn_it_is_gone(board: Board, new_release: Release) -> None:
