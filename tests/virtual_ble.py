@@ -2,15 +2,10 @@
 
 import random
 
-from transports.ble.bumble_ends import (
-    Address,
-    AsyncPipeSink,
-    BumbleBridge,
-    BumbleClient,
-    Controller,
-    Device,
-    Host,
-)
+from bumble.host import Host
+from bumble.transport.common import AsyncPipeSink
+
+from transports.ble.bumble_ends import Address, BumbleBridge, BumbleClient, Controller, Device
 from transports.ble.gatt import ATT_MTU_MAX
 from transports.ble.simulated import START_S, LossyLink, quiet_controllers
 from transports.loop_thread import LoopThread

@@ -28,11 +28,10 @@ try:
     from bumble.gatt import Characteristic, CharacteristicValue, Service
     from bumble.gatt_client import CharacteristicProxy
     from bumble.hci import Address, HCI_ErrorCode
-    from bumble.host import Host
     from bumble.link import LocalLink
     from bumble.ll import TerminateInd
     from bumble.transport import open_transport
-    from bumble.transport.common import AsyncPipeSink, StreamPacketSink, StreamPacketSource
+    from bumble.transport.common import StreamPacketSink, StreamPacketSource
 except ImportError as error:
     raise MissingExtra(
         "a BLE bridge or virtual link needs the package bumble: pip install 'ternmesh[ble-bridge]'"
@@ -40,14 +39,12 @@ except ImportError as error:
 
 __all__ = [
     "Address",
-    "AsyncPipeSink",
     "BaseBumbleError",
     "BumbleBridge",
     "BumbleClient",
     "Controller",
     "Device",
     "HCI_ErrorCode",
-    "Host",
     "LocalLink",
     "PhysicalTransport",
     "StreamPacketSink",

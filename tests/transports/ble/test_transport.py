@@ -108,6 +108,18 @@ def test_frames_of_all_sizes_pass_at_any_att_mtu(new_pair, mtus, value_max) -> N
     assert collect(pair.host, len(frames)) == frames
     with pytest.raises(FrameTooLarge, match="1 to 4096"):
         pair.node.send(HOST, [b"x", b""])
+    with pytest.raises(ValueError, match="leads to 'ada', not to 'bob'"):
+        pair.host.send("bob", [b"x"])
+
+
+def test_a_stack_that_fails_is_told_and_a_transport_that_was_never_opened_can_be_closed(
+    eventually,
+) -> None:
+    BleTransport(BleSettings("ada"), VirtualBle().central).close()
+    own_loop = BleTransport(BleSettings("ada"), VirtualBle().central)
+    own_loop.open()  # its virtual link was never started: there is no device
+    eventually(lambda: "IndexError" in str(own_loop.status()["last_error"]))
+    own_loop.close()
 
 
 @pytest.mark.parametrize("seed", [1, 2])

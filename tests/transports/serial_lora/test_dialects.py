@@ -207,6 +207,13 @@ def test_rnode_signal_belongs_to_the_frame_behind_it() -> None:
     assert modem.receive_bytes(stream, 1.0) == [Received(b"one", -93.0, -2.5), Received(b"two")]
 
 
+def test_rnode_that_restarts_is_set_up_again() -> None:
+    modem = rnode_up()
+    modem.send(b"x", 3.0)
+    events = modem.receive_bytes(kiss_frame(RnodeCommand.RESET, b"\xf8"), 3.0)
+    assert events == [PayloadRefused("the modem has restarted"), Write(kiss_frame(8, b"\x73"))]
+
+
 def test_rnode_that_is_never_ready_again_is_set_up_again() -> None:
     modem = rnode_up()
     modem.send(b"x", 4.0)
