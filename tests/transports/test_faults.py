@@ -73,14 +73,3 @@ def test_bursts_lose_as_the_closed_form_says() -> None:
     assert (lost[1:] & lost[:-1]).mean() == pytest.approx(both, rel=0.03)
     firsts = sum(not model(seed, burst=BURST).apply(b"x", 0.0) for seed in range(4000))
     assert within(firsts, 4000, MEAN_LOSS)
-
-
-def test_one_seed_is_one_history() -> None:
-    faults = {"drop": 0.2, "duplicate": 0.1, "reorder": 0.3, "flip": 0.1, "burst": BURST}
-
-    def history(seed: int) -> list[list[tuple[float, bytes]]]:
-        bad = model(seed, **faults)
-        return [bad.apply(frame, 0.0) for frame in numbered(500)]
-
-    assert history(3) == history(3)
-    assert history(3) != history(4)
