@@ -118,7 +118,7 @@ def test_a_stack_that_fails_is_told_and_a_transport_that_was_never_opened_can_be
     BleTransport(BleSettings("ada"), VirtualBle().central).close()
     own_loop = BleTransport(BleSettings("ada"), VirtualBle().central)
     own_loop.open()  # its virtual link was never started: there is no device
-    eventually(lambda: "IndexError" in str(own_loop.status()["last_error"]))
+    eventually(lambda: "IndexError" in str(own_loop.status().last_error))
     own_loop.close()
 
 
