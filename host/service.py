@@ -135,8 +135,10 @@ class HostService:
         moved = self.driver.poll(wait_s, self._handle, self._commit)
         if self._made:
             # The global update was sent after its commit: its bytes still belong to its round. The
-            # next commit makes that durable.
+            # next commit makes that durable; after the last round there may be none.
             self._charge(self._made[-1], 0.0)
+            if self.protocol.phase == FINISHED:
+                self._store.commit()
             self._history.extend(self._store.history(len(self._made)))
             self._made.clear()
         now = self._clock()

@@ -49,7 +49,7 @@ class Fleet:
         return ring
 
     def record(self, driver: Any, event: object) -> None:
-        self.rings[driver.endpoint.name].record(event)
+        self.rings[driver.endpoint.settings.name].record(event)
         if isinstance(event, SecurityChanged):
             self.changes += [one for one in event.changes if isinstance(one, HostRotated)]
 
@@ -349,7 +349,7 @@ def test_a_copy_of_a_rotation_does_not_end_the_host_that_it_leads_to(fleet: Flee
 
 def test_the_notices_of_a_new_key_have_growing_pauses(fleet: Fleet) -> None:  # R9.6-12
     fleet.rotate()
-    service: Any = fleet.bench.service.enrolment
+    host: Any = fleet.bench.service.protocol
     ada: Any = fleet.bench.nodes.pop("ada")
     ada.endpoint.say_hello(fleet.bench.now)
     frames = [f for _, part in ada.endpoint.frames_to_send(fleet.bench.now) for f in part]
@@ -359,8 +359,8 @@ def test_the_notices_of_a_new_key_have_growing_pauses(fleet: Fleet) -> None:  # 
     told = 0
     for _ in range(10 * int(HOUR_S / 10)):
         fleet.bench.now += 10.0
-        service.receive_frames("ada", frames, fleet.bench.now)
-        sent = service.frames_to_send(fleet.bench.now)
+        host.receive_frames("ada", frames, fleet.bench.now)
+        sent = host.frames_to_send(fleet.bench.now)
         told += sum(is_rotation(part[0]) for _, part in sent)  # also sealed ones have a byte 0x14
     assert 3 * 5 <= told <= 3 * 25, "three frames each, at first soon, then once an hour"
 

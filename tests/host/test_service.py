@@ -254,7 +254,7 @@ def test_seconds_are_those_of_the_open_round(bench):
     bench.now += 2.0
     bench.work = held
     for driver in bench.nodes.values():
-        driver.endpoint._offered = -1
+        bench.work(driver, WorkReady(driver.endpoint.version))
     bench.settle()
     bench.now += 50.0
     bench.settle()
@@ -272,7 +272,7 @@ def test_a_board_that_turns_round_is_seen_to_be_unlike_the_others(bench):
 
     def work(driver, event):
         if isinstance(event, WorkReady):
-            name = driver.endpoint.name
+            name = driver.endpoint.settings.name
             sign = -1 if name == "eve" and event.round >= 8 else 1
             delta = 0.01 * sign * (heavy["all"] + heavy[name])
             driver.endpoint.submit(event.round, delta, bench.now)
@@ -311,7 +311,7 @@ def test_a_board_whose_updates_hold_nothing_is_named(bench):
 
     def work(driver, event):
         if isinstance(event, WorkReady):
-            delta = np.full(DIMENSION, 0.01 * (driver.endpoint.name == "ada"), np.float32)
+            delta = np.full(DIMENSION, 0.01 * (driver.endpoint.settings.name == "ada"), np.float32)
             driver.endpoint.submit(event.round, delta, bench.now)
 
     bench.work = work
@@ -518,8 +518,7 @@ def test_whatever_arrives_is_counted_and_stops_nothing(bench):
     assert status.phase == "open"
     del bench.work
     for driver in bench.nodes.values():
-        driver.endpoint._offered = -1
-        driver.endpoint._frames_taken()
+        bench.work(driver, WorkReady(driver.endpoint.version))
     bench.settle()
     assert bench.service.status().version == 3
 
@@ -613,8 +612,7 @@ def test_it_leaves_once_the_run_is_over_and_those_behind_had_their_time(bench):
     assert not bench.service.may_leave()
     del bench.work
     for driver in bench.nodes.values():
-        driver.endpoint._offered = -1
-        driver.endpoint._frames_taken()
+        bench.work(driver, WorkReady(driver.endpoint.version))
     bench.settle()
     assert not bench.service.may_leave()
     bench.now += PLAN.announce_s + 9.0
@@ -643,7 +641,7 @@ def test_a_node_that_falls_silent_is_missed_and_the_run_goes_on(bench, caplog):
     for name in (*NAMES, "cleo"):
         bench.join(name)
     bench.work = lambda driver, event: (
-        None if driver.endpoint.name == "cleo" else Bench.work(bench, driver, event)
+        None if driver.endpoint.settings.name == "cleo" else Bench.work(bench, driver, event)
     )
     with caplog.at_level(logging.INFO):
         bench.settle()
@@ -670,16 +668,16 @@ def test_a_first_contact_is_no_refusal(tmp_path, caplog):
     """A host with keys first asks each board for a sign of life: that is no refusal to log."""
     caplog.set_level(logging.INFO)
     bench = Bench(StateFile(tmp_path))
-    bench.service.protocol._refuse("ada", "sync", bench.now, aloud=False)
-    bench.service.protocol._refuse("ada", "seal", bench.now, aloud=False)
-    bench.service.protocol._refuse("ada", "suite", bench.now, aloud=False)
+    bench.service.protocol.session.refuse("ada", "sync", bench.now)
+    bench.service.protocol.session.refuse("ada", "seal", bench.now)
+    bench.service.protocol.session.refuse("ada", "suite", bench.now)
     bench.service.poll(0.0)
     status = bench.service.status()
     assert (status.refused, status.first_contacts) == ({"seal": 1, "suite": 1}, 1)
     told = [line for line in caplog.messages if "refused" in line]
     assert told == [f"refused from ada: suite: {why('suite', on_host=True)}"]
     for _ in range(NORMAL_UP_TO):  # what does not end is no first contact
-        bench.service.protocol._refuse("ada", "seal", bench.now, aloud=False)
+        bench.service.protocol.session.refuse("ada", "seal", bench.now)
     bench.service.poll(0.0)
     assert caplog.messages[-1] == f"refused from ada: seal: {why('seal', on_host=True)}"
 
@@ -712,12 +710,12 @@ def test_a_new_broadcast_key_reaches_the_others_at_once(keyed, change):  # R9.3-
     bob: Any = bench.nodes["bob"].endpoint
     host = bench.service.protocol
     before = host.channel.sealing.broadcast_name
-    assert bob._sealing.broadcast_name == before
+    assert bob.channel.sealing.broadcast_name == before
     line = rotation_text(rings["ada"].begin_rotation())
     answer = bench.service.manage({"enrol": change, "name": "ada", "rotation": line})
     assert "error" not in answer
     bench.settle()
-    assert bob._sealing.broadcast_name == host.channel.sealing.broadcast_name != before
+    assert bob.channel.sealing.broadcast_name == host.channel.sealing.broadcast_name != before
 
 
 @pytest.mark.parametrize("is_first_lost", [False, True])
@@ -793,7 +791,7 @@ def test_a_membership_list_that_is_an_old_copy_is_found_out(keyed, caplog):  # R
     bench.service.manage({"enrol": "revoke", "name": "ada"})
     announced(bench)
     bob: Any = bench.nodes["bob"].endpoint
-    assert bob._authenticator.list_number == 3
+    assert bob.channel.authenticator.list_number == 3
     rings["bob"].record(SecurityChanged((ListNumber(3),)))
     assert rings["bob"].store.member_list().number == 3
     assert bob.refused[OLD_MEMBERS] == 0
@@ -801,7 +799,7 @@ def test_a_membership_list_that_is_an_old_copy_is_found_out(keyed, caplog):  # R
     bench.service.protocol.channel.authenticator._member_list._take(old)  # restored
     announced(bench)
     assert bob.refused[OLD_MEMBERS] == 0, "within one process of the host a number may come late"
-    bob._note_process(b"another process", bench.now)
+    bob.joining._note_process(b"another process", bench.now)
     with caplog.at_level("ERROR"):
         announced(bench)
     assert bob.refused[OLD_MEMBERS] == 1
@@ -819,10 +817,10 @@ def test_a_claim_about_the_list_that_is_no_news_is_ignored(keyed):
     bob: Any = bench.nodes["bob"].endpoint
     for number in (0, rings["host"].member_list.number):
         refusal = control.write_control(control.Refusal(number, OLD_MEMBERS))
-        bob._outgoing.push("host", 0, [refusal])
+        bob.channel.outgoing.push("host", 0, [refusal])
         bench.settle()
     assert bench.service.protocol.refused[OLD_MEMBERS] == 0
-    bob._outgoing.push("host", 0, [control.write_control(control.Refusal(9, "seal"))])
+    bob.channel.outgoing.push("host", 0, [control.write_control(control.Refusal(9, "seal"))])
     bench.settle()
     assert bench.service.protocol.refused["kind"] == 1
 
