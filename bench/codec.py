@@ -44,18 +44,10 @@ HEAD_BITS = 80  # every codec may exceed the budget by so much, for its head; it
 SCALE = 0.01  # deltas are about this large
 REPEATS, REPEATS_QUICK = 9, 1
 EQUAL = 0.995  # "best or equal": within half a per cent, less than seeds differ
-# Energy per bit of nncodec 2.1.3 at RATES, measured on 2026-11-21 on the same vectors, on straight
-# lines between its quantisation steps. It needs an environment of its own, so it is not run again.
-NNCODEC = {
-    "gaussian": (0.763, 0.8315, 0.8398, 0.7925, 0.6819),
-    "laplace": (1.591, 1.5186, 1.2658, 1.0211, 0.7417),
-    "student_t3": (5.0179, 3.3451, 1.9173, 1.2432, 0.794),
-    "real": (0.3497, 0.4812, 0.603, 0.6644, 0.6499),
-}
 NOTES = (
     "energy per bit: captured energy at the optimal scale over the bits of the codec's bytes, "
     "head included, without frames; wire is what packets carry",
-    "cells: four distributions at five rates; nncodec's values are of 2026-11-21",
+    "cells: four distributions at five rates",
     "real: raw deltas of the keyword model after 20 steps of Adam, rounds 0 to 4",
 )
 Cells = dict[str, dict[str, dict[str, float]]]  # distribution -> rate -> codec -> energy per bit
@@ -133,7 +125,6 @@ def energy_per_bit(
         for rate in rates:
             found = {c.name: [_one(c, vector, rate) for vector in seeds] for c in (WIRE, *PEERS)}
             row = {codec: float(np.mean(values)) for codec, values in found.items()}
-            row["nncodec"] = NNCODEC[name][RATES.index(rate)]
             cells[name][str(rate)] = row
             if rate == CLAIMED_RATE:
                 claimed[name] = found[WIRE.name]
