@@ -9,10 +9,10 @@ it sends, or when its owner doubts that the host knows it.
        ├── "unknown node" ───┘                                                    │
        └────────────── the host seals a frame for this node again ────────────────┘
 
-`Joining` changes only itself and its `Channel`. What it returns tells its owner what to do.
+`Joining` changes only itself and its `Channel`. Its owner gives it the handlers of what comes.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -97,13 +97,9 @@ class NodeSettings:
     frame_max: Callable[[], int] = lambda: FRAME_MAX  # bytes that the transport takes now
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """A frame without its seal."""
-
-    address: int
-    body: bytes
-    is_of_new_process: bool  # the first frame of another process of the host: it has restarted
+# What a node receives: the handler of each type of message and each kind of other bodies. It gets
+# what came, its address and the time, and raises WireError.
+Handlers = Mapping[type[Control] | int, Callable[[Any, int, float], None]]
 
 
 class Joining:
@@ -157,37 +153,51 @@ class Joining:
 
     # Receiving
 
-    def open(self, peer: str, frame: bytes, now: float) -> Opened | None:
-        """Open a frame. None if it was a notice, which needs no seal. Raises WireError."""
-        if notices.is_rotation(frame) or (
-            notices.is_notice(frame) and self._notices.allow(peer, now)
-        ):
-            self._receive_notice(frame, now)
-            return None
-        sealing = self._channel.sealing
-        header, body = sealing.open(peer, frame)
-        return Opened(header.address, body, self._note_process(sealing.process_of(peer), now))
+    def receive_frames(
+        self,
+        peer: str,
+        frames: Sequence[bytes],
+        handlers: Handlers,
+        now: float,
+        *,
+        restarted: Callable[[float], None],
+    ) -> None:
+        """Hand on what frames hold. A wrong one is counted as refused and changes nothing.
 
-    def read(self, opened: Opened) -> Control | bytes | None:
-        """The message or other body in a frame; None if this node sent it. Raises WireError."""
-        address, body = opened.address, opened.body
-        if self._channel.sealing.is_own(address, body):
-            return None
+        `restarted` is called at the first frame of another process of the host.
+        """
+        for frame in frames:
+            try:
+                if notices.is_rotation(frame) or (
+                    notices.is_notice(frame) and self._notices.allow(peer, now)
+                ):
+                    self._receive_notice(frame, now)
+                    continue
+                header, body = self._channel.sealing.open(peer, frame)
+                if self._is_restart(self._channel.sealing.process_of(peer), now):
+                    restarted(now)
+                if not self._channel.sealing.is_own(header.address, body):
+                    self._receive_body(header.address, body, handlers, now)
+            except WireError as error:
+                self.refuse(peer, error.reason)
+                if error.reason == "seal":
+                    self._tell_old_host(frame, now)
+
+    def _receive_body(self, address: int, body: bytes, handlers: Handlers, now: float) -> None:
         body = self._channel.authenticator.open_body(self.run, address, body)
         if address not in (UNASSIGNED, BROADCAST, self.own_address):
             raise WireError("context", "a frame for another node")
-        return control.read_control(body) if body[0] == control.KIND else body
+        content = control.read_control(body) if body[0] == control.KIND else body
+        kind = content[0] if isinstance(content, bytes) else type(content)
+        if kind not in handlers:
+            raise WireError("kind", f"a node takes nothing of kind {kind}")
+        handlers[kind](content, address, now)
 
-    def refuse_frame(self, peer: str, frame: bytes, reason: str, now: float) -> None:
-        """Count a wrong frame. If another key than the host's has sealed it, tell its sender.
-
-        That may be an old copy of the host, from before the host had new keys.
-        """
-        self.refuse(peer, reason)
+    def _tell_old_host(self, frame: bytes, now: float) -> None:
+        """Answer what another key than the host's has sealed: it may be of an old copy of it."""
         rotations = self._channel.authenticator.host_rotations
         is_first_tag = frame[1:3] == UNASSIGNED.to_bytes(2, "little")
-        is_to_tell = reason == "seal" and rotations and is_first_tag
-        if is_to_tell and self._host_notices.allow(b"", now):
+        if rotations and is_first_tag and self._host_notices.allow(b"", now):
             for notice in notices.rotation_frames(rotations):
                 self._channel.send_in_clear(HOST, [notice])
 
@@ -252,8 +262,8 @@ class Joining:
         """Change the membership. Raises StateError."""
         self.membership = next_state(MEMBERSHIP_LEGAL, self.membership, step)
 
-    def _note_process(self, process: bytes, now: float) -> bool:
-        """Note which process of the host has sealed a frame; True if the host has restarted."""
+    def _is_restart(self, process: bytes, now: float) -> bool:
+        """Note which process of the host has sealed a frame; True if it is another than before."""
         if self.revoked:  # the host seals for this node: it may be a member again
             self.take_step(MembershipStep.SEALED_AGAIN)
             self.hello_timer.soon(now)
@@ -321,8 +331,3 @@ class Joining:
 
     def _push(self, message: Control) -> None:
         self._channel.outgoing.push(HOST, UNASSIGNED, [control.write_control(message)])
-
-
-def kind_of(content: Control | bytes) -> type[Control] | int:
-    """What a table of handlers is looked up by: the type of a message, or the kind of a body."""
-    return content[0] if isinstance(content, bytes) else type(content)

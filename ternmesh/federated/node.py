@@ -24,7 +24,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from functools import partial
-from typing import Any, ClassVar
 
 import numpy as np
 
@@ -32,21 +31,13 @@ from ternmesh.codec.encoder import add_residual, zero_residual
 from ternmesh.codec.scale import add_q24
 from ternmesh.deliveries import Delivery, DeliveryState
 from ternmesh.errors import WireError
+from ternmesh.federated import events
 from ternmesh.federated.aggregation import follow, older_adapter, read_probe
 from ternmesh.federated.channel import Channel
 from ternmesh.federated.evaluation import Values, with_staleness
-from ternmesh.federated.events import (
-    Advanced,
-    FellSilent,
-    Joined,
-    NodeEvent,
-    ResidualChanged,
-    UpdateMade,
-    UpdateReceived,
-    WorkReady,
-)
+from ternmesh.federated.events import NodeEvent
 from ternmesh.federated.global_reassembler import GlobalReassembler
-from ternmesh.federated.joining import Joining, NodeSettings, kind_of
+from ternmesh.federated.joining import Handlers, Joining, NodeSettings
 from ternmesh.federated.local_update import (
     is_too_little,
     is_whole_receipt,
@@ -67,17 +58,6 @@ from ternmesh.security.membership import HOST
 from ternmesh.timers import ANNOUNCES_MISSED, RateLimiter, earliest
 from ternmesh.types import ModelQ24, Vector
 from ternmesh.wire import control, fragments
-from ternmesh.wire.control import (
-    Announce,
-    Control,
-    Inquiry,
-    Receipt,
-    Refusal,
-    Settings,
-    Silent,
-    Wanted,
-    Welcome,
-)
 from ternmesh.wire.frame import BROADCAST, UNASSIGNED
 from ternmesh.wire.global_update import NO_GLOBAL_HASH, GlobalSnapshot, GlobalUpdate
 from ternmesh.wire.knowledge import KIND as KNOWLEDGE
@@ -89,7 +69,6 @@ ANNOUNCES_SAME = 20  # of a round since the last hello, before a node asks for i
 GIVEN_MIN_S = 2.0  # at most one answer for the same version in this time
 
 TakeBody = Callable[[bytes, float], None]  # a body of a release or knowledge packet, and the time
-Handler = Callable[["NodeProtocol", Any, int, float], None]  # what came, its address, the time
 
 
 class NodePhase(Enum):
@@ -201,6 +180,7 @@ class NodeProtocol:
         self.sender = UpdateSender(self.channel.outgoing, settings.pace, rng)
         self.chain = UpdateChain(state.global_hash, state.chain, CHAIN_MAX, CHAIN_BYTES_MAX)
         self._reassembler = GlobalReassembler(state.model_q24.size, settings.model_hash)
+        self.handlers = self._new_handlers()
         self.settings = settings
         # What the program keeps on disk, as `NodeState`
         self.phase = phase_of(state)
@@ -289,11 +269,9 @@ class NodeProtocol:
 
     def receive_frames(self, peer: str, frames: Sequence[bytes], now: float) -> None:
         """Handle received frames. A wrong frame is counted as refused and changes nothing."""
-        for frame in frames:
-            try:
-                self._receive(peer, frame, now)
-            except WireError as error:
-                self.joining.refuse_frame(peer, frame, error.reason, now)
+        self.joining.receive_frames(
+            peer, frames, self.handlers, now, restarted=self._host_restarted
+        )
         self._open_round()
         self.joining.send_handshakes(now)
 
@@ -352,7 +330,7 @@ class NodeProtocol:
         if self.pending is not None:
             corrected = add_residual(self.pending.corrected, delta)
             self.pending = replace(self.pending, corrected=corrected)
-            self.channel.events.append(UpdateMade(self.pending))
+            self.channel.events.append(events.UpdateMade(self.pending))
             return
         corrected = add_residual(self.residual, delta)
         plan, staleness = self.plan, self.version - round_number
@@ -363,7 +341,7 @@ class NodeProtocol:
             or (self.silent and plan.rounds > 0)
         ):
             self.residual = corrected
-            self.channel.events.append(ResidualChanged(corrected))
+            self.channel.events.append(events.ResidualChanged(corrected))
             return
         silence = self.joining.management.settings.get("silence")
         if is_too_little(corrected, self.model_q24, self.silences, plan, silence):
@@ -380,13 +358,31 @@ class NodeProtocol:
         )
         self.silences = 0
         self._take_step(NodeStep.UPDATE_MADE)
-        self.channel.events.append(UpdateMade(self.pending))
+        self.channel.events.append(events.UpdateMade(self.pending))
         self.sender.timer.stop()  # the pauses begin anew
         self._send_work(now)
 
-    # What the node receives. The table is after the methods that it names.
+    # What the node receives
 
-    def _receive_welcome(self, message: Welcome, _address: int, now: float) -> None:
+    def _new_handlers(self) -> Handlers:
+        return {
+            # Messages
+            control.Welcome: self._receive_welcome,
+            control.Refusal: self._receive_refusal,
+            control.Announce: self._receive_announce,
+            control.Receipt: self._receive_receipt,
+            control.Silent: self._receive_silent,
+            control.Wanted: self._receive_wanted,
+            control.Inquiry: self.joining.receive_management,
+            control.Settings: self.joining.receive_management,
+            # Parts of larger objects
+            fragments.KIND: self._receive_fragment,
+            OFFER: self._receive_release,
+            SYMBOL: self._receive_release,
+            KNOWLEDGE: self._receive_knowledge,
+        }
+
+    def _receive_welcome(self, message: control.Welcome, _address: int, now: float) -> None:
         if message.instance != self.joining.instance:
             return  # an answer to another node on a shared transport
         plan = from_numbers(message.plan)
@@ -402,7 +398,7 @@ class NodeProtocol:
         self._heard_at = now
         if message.phase != control.GATHERING:
             self.joining.hello_timer.stop()  # else it goes on: the open announce may be lost
-        self.channel.events.append(Joined(self.run, self.address, plan, is_new))
+        self.channel.events.append(events.Joined(self.run, self.address, plan, is_new))
         self.target = self.version  # a host that was restored is behind what it once announced
         self._aim(message.version, message.phase, now)
         if self.sender.is_on_its_way(now):
@@ -414,14 +410,11 @@ class NodeProtocol:
         else:
             self._send_work(now)
 
-    def _receive_refusal(self, message: Refusal, _address: int, now: float) -> None:
+    def _receive_refusal(self, message: control.Refusal, _address: int, now: float) -> None:
         self._heard_at = now
         self.joining.receive_refusal(message, now)
 
-    def _receive_management(self, message: Inquiry | Settings, address: int, now: float) -> None:
-        self.joining.receive_management(message, address, now)
-
-    def _receive_announce(self, message: Announce, _address: int, now: float) -> None:
+    def _receive_announce(self, message: control.Announce, _address: int, now: float) -> None:
         """Send frames only if the announce is new: anybody can replay an old announce."""
         self.joining.check_list_number(message.members, now)
         if not self.joined:
@@ -441,21 +434,21 @@ class NodeProtocol:
             hello_timer.stop()
         self._aim(message.version, message.phase, now)
 
-    def _receive_receipt(self, message: Receipt, _address: int, now: float) -> None:
+    def _receive_receipt(self, message: control.Receipt, _address: int, now: float) -> None:
         pending = self.pending
         if pending is not None and message.round == pending.round:
             is_whole = is_whole_receipt(message, pending, self._known_plan)
             if is_whole and self.phase is NodePhase.UPDATE_SENT:
                 self._work_saved()
-                self.channel.events.append(UpdateReceived(pending.round))
+                self.channel.events.append(events.UpdateReceived(pending.round))
         self._heard_at = now
 
-    def _receive_silent(self, message: Silent, _address: int, now: float) -> None:
+    def _receive_silent(self, message: control.Silent, _address: int, now: float) -> None:
         self._heard_at = now
         if self.phase is NodePhase.SILENT and message.round == self.version:
             self._work_saved()
 
-    def _receive_wanted(self, message: Wanted, _address: int, now: float) -> None:
+    def _receive_wanted(self, message: control.Wanted, _address: int, now: float) -> None:
         """Send a host that is behind the next global updates, or the adapter with the newest."""
         steps = steps_after(message.version, self.chain, self.version, self.model_q24)
         if not steps or self.sender.is_held or not self._given.allow(str(message.version), now):
@@ -489,40 +482,13 @@ class NodeProtocol:
         if self.take_knowledge is not None:
             self.take_knowledge(body, now)
 
-    HANDLERS: ClassVar[Mapping[type[Control] | int, Handler]] = {
-        # Messages
-        Welcome: _receive_welcome,
-        Refusal: _receive_refusal,
-        Announce: _receive_announce,
-        Receipt: _receive_receipt,
-        Silent: _receive_silent,
-        Wanted: _receive_wanted,
-        Inquiry: _receive_management,
-        Settings: _receive_management,
-        # Parts of larger objects
-        fragments.KIND: _receive_fragment,
-        OFFER: _receive_release,
-        SYMBOL: _receive_release,
-        KNOWLEDGE: _receive_knowledge,
-    }
+    # Joining
 
-    def _receive(self, peer: str, frame: bytes, now: float) -> None:
-        opened = self.joining.open(peer, frame, now)
-        if opened is None:
-            return
-        if opened.is_of_new_process and self.plan is not None:
-            # It says hello soon, unless the host announces this node's run before that.
+    def _host_restarted(self, now: float) -> None:
+        """Say hello soon, unless the host announces this node's run before that."""
+        if self.plan is not None:
             wait_s = self.joining.catch_up_wait_s()
             self._heard_at = now + wait_s - ANNOUNCES_MISSED * self.plan.announce_s
-        content = self.joining.read(opened)
-        if content is None:
-            return
-        handler = self.HANDLERS.get(kind_of(content))
-        if handler is None:
-            raise WireError("kind", f"a node takes nothing of kind {kind_of(content)}")
-        handler(self, content, opened.address, now)
-
-    # Joining
 
     def say_hello(self, now: float) -> None:
         is_adrift = self.phase is NodePhase.ADRIFT
@@ -644,7 +610,7 @@ class NodeProtocol:
             self.joining.hello_timer.stop()
         else:
             self.joining.hello_timer.at = now + self.settings.pace.catch_up_s
-        advanced = Advanced(
+        advanced = events.Advanced(
             version=step.version,
             global_hash=link.global_hash,
             model_q24=moved.model_q24,
@@ -668,13 +634,13 @@ class NodeProtocol:
         if is_open and NodeStep.ROUND_OPENED in LEGAL[self.phase]:
             self._take_step(NodeStep.ROUND_OPENED)
             self.before = None  # this run begins from nothing
-            self.channel.events.append(WorkReady(self.version))
+            self.channel.events.append(events.WorkReady(self.version))
 
     def _fall_silent(self, corrected: Vector, now: float) -> None:
         self.residual = corrected
         self.silences += 1
         self._take_step(NodeStep.TOO_LITTLE)
-        self.channel.events.append(FellSilent(self.version, corrected, self.silences))
+        self.channel.events.append(events.FellSilent(self.version, corrected, self.silences))
         self.sender.timer.stop()  # the pauses begin anew
         self._send_work(now)
 
@@ -692,7 +658,7 @@ class NodeProtocol:
         if self.phase is NodePhase.UPDATE_SENT and self.pending is not None:
             return update_bodies(self.pending, self._known_plan)
         is_silent = self.phase is NodePhase.SILENT
-        return (control.write_control(Silent(self.version)),) if is_silent else ()
+        return (control.write_control(control.Silent(self.version)),) if is_silent else ()
 
     def _work_saved(self) -> None:
         """Stop repeating the update or the silence: the host has saved it."""

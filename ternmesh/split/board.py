@@ -6,13 +6,12 @@ micro-batch is under way at a time. What is lost is skipped, never repeated, so 
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 from ternmesh.errors import WireError
 from ternmesh.federated.channel import Channel
-from ternmesh.federated.joining import Joining, MembershipStep, NodeSettings, kind_of
+from ternmesh.federated.joining import Handlers, Joining, MembershipStep, NodeSettings
 from ternmesh.security.authenticator import OPEN, SecurityLayer
 from ternmesh.security.membership import HOST
 from ternmesh.split.messages import (
@@ -27,12 +26,10 @@ from ternmesh.split.plan import SplitPlan, from_numbers
 from ternmesh.timers import Random, earliest
 from ternmesh.wire import activation, control, fragments
 from ternmesh.wire.activation import Activation
-from ternmesh.wire.control import Control, Inquiry, Refusal, Settings, Welcome
+from ternmesh.wire.control import Inquiry, Refusal, Settings, Welcome
 from ternmesh.wire.global_update import NO_GLOBAL_HASH
 
 LOST_MAX = 3  # in a row; then a board says hello before it sends another
-
-Handler = Callable[["SplitBoard", Any, int, float], None]  # what came, its address, the time
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +61,14 @@ class SplitBoard:
     ) -> None:
         self.channel: Channel[BoardEvent] = Channel(run=run, counter=counter, security=security)
         self.joining = Joining(settings, self.channel, run=run, samples=samples, rng=rng)
+        self.handlers: Handlers = {
+            Welcome: self._receive_welcome,
+            Refusal: self._receive_refusal,
+            Inquiry: self.joining.receive_management,
+            Settings: self.joining.receive_management,
+            activation.KIND: self._receive_answer,
+            fragments.KIND: self._receive_answer,
+        }
         self.number = number
         self.plan: SplitPlan | None = None
         self.phase = control.GATHERING  # of the run, in the host's last welcome
@@ -101,11 +106,9 @@ class SplitBoard:
 
     def receive_frames(self, peer: str, frames: Sequence[bytes], now: float) -> None:
         """Handle received frames. A wrong frame is counted as refused and changes nothing."""
-        for frame in frames:
-            try:
-                self._receive(peer, frame, now)
-            except WireError as error:
-                self.joining.refuse_frame(peer, frame, error.reason, now)
+        self.joining.receive_frames(
+            peer, frames, self.handlers, now, restarted=self.joining.hello_timer.soon
+        )
         self.joining.send_handshakes(now)
 
     def next_event(self) -> BoardEvent | None:
@@ -149,7 +152,7 @@ class SplitBoard:
             self.say_hello(now)
         self.joining.send_handshakes(now)
 
-    # What the board receives. The table is after the methods that it names.
+    # What the board receives
 
     def _receive_welcome(self, message: Welcome, _address: int, now: float) -> None:
         if message.instance != self.joining.instance:
@@ -184,9 +187,6 @@ class SplitBoard:
         if self._wanted is not None:
             self._lose(now)
 
-    def _receive_management(self, message: Inquiry | Settings, address: int, now: float) -> None:
-        self.joining.receive_management(message, address, now)
-
     def _receive_answer(self, body: bytes, address: int, _now: float) -> None:
         if self._reassembler is None or address != self.joining.own_address:
             raise WireError("kind", f"a board takes no body of kind {body[0]} at this address")
@@ -202,29 +202,6 @@ class SplitBoard:
         self._lost = 0
         self.joining.refused_timer.stop()
         self.channel.events.append(Answered(item))
-
-    HANDLERS: ClassVar[Mapping[type[Control] | int, Handler]] = {
-        Welcome: _receive_welcome,
-        Refusal: _receive_refusal,
-        Inquiry: _receive_management,
-        Settings: _receive_management,
-        activation.KIND: _receive_answer,
-        fragments.KIND: _receive_answer,
-    }
-
-    def _receive(self, peer: str, frame: bytes, now: float) -> None:
-        opened = self.joining.open(peer, frame, now)
-        if opened is None:
-            return
-        if opened.is_of_new_process:
-            self.joining.hello_timer.soon(now)
-        content = self.joining.read(opened)
-        if content is None:
-            return
-        handler = self.HANDLERS.get(kind_of(content))
-        if handler is None:
-            raise WireError("kind", f"a board takes nothing of kind {kind_of(content)}")
-        handler(self, content, opened.address, now)
 
     # Inside
 

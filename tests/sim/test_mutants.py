@@ -174,14 +174,14 @@ def loses_late_work(patch: pytest.MonkeyPatch) -> None:
 
 def keeps_the_old_target(patch: pytest.MonkeyPatch) -> None:
     """A new run began, and the node waited for the version of the old one."""
-    welcome = node.NodeProtocol.HANDLERS[control.Welcome]
+    welcome = node.NodeProtocol._receive_welcome
 
     def welcome_wrongly(self: node.NodeProtocol, *rest: object) -> None:
         target = self.target
         welcome(self, *rest)  # type: ignore[arg-type]
         self.target = max(self.target, target)
 
-    patch.setitem(node.NodeProtocol.HANDLERS, control.Welcome, welcome_wrongly)
+    patch.setattr(node.NodeProtocol, "_receive_welcome", welcome_wrongly)
 
 
 def counts_any_reason(patch: pytest.MonkeyPatch) -> None:
