@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from ternmesh.link.settings import LinkSettings
 from ternmesh.security.sealing import OpenSealing
 from ternmesh.wire.frame import Header, seal_open
 from ternmesh_store.state_file import StateFile
-from transports.base import HOST, BearerProfile
+from transports.base import HOST, BearerProfile, StatusTransport, TransportStatus
 from transports.factory import (
     RELAY_MTU,
     check_link,
@@ -90,7 +91,7 @@ def test_two_ends_with_two_modems_each_that_lose_frames(tmp_path: Path, eventual
     frames = [seal_open(Header(1, i), bytes((2,)) + bytes(i for _ in range(300))) for i in range(9)]
     modems = [new_modem("rnode", index) for index in range(4)]
     with EmulatedRadios(modems, speed=100.0, loss=0.1, seed=1) as air, ExitStack() as stack:
-        ends: dict[str, Any] = {}
+        ends: dict[str, StatusTransport] = {}
         for index, role in enumerate((HOST, "theo")):
             near, far = (
                 serial(port=air.paths[index + at], dialect="rnode", speed=100.0, frequency_hz=hz)
@@ -101,11 +102,11 @@ def test_two_ends_with_two_modems_each_that_lose_frames(tmp_path: Path, eventual
             stack.callback(ends[role].close)
             ends[role].open()
 
-        def bearers(role: str) -> dict[str, dict[str, Any]]:
+        def bearers(role: str) -> Mapping[str, TransportStatus]:
             return ends[role].status().bearers
 
         def is_connected() -> bool:
-            return all(bearer["connected"] for role in ends for bearer in bearers(role).values())
+            return all(bearer.connected for role in ends for bearer in bearers(role).values())
 
         def arrived() -> bool:
             ends["theo"].receive(0.01)
@@ -118,9 +119,9 @@ def test_two_ends_with_two_modems_each_that_lose_frames(tmp_path: Path, eventual
             ends["theo"].send(HOST, frames[:count])
             eventually(arrived, 60.0)
             assert (arrivals[-1].peer, arrivals[-1].frames) == ("theo", tuple(frames[:count]))
-            assert all(bearer["airtime_us"] > 0 for bearer in bearers("theo").values())
+            assert all(bearer.airtime_us for bearer in bearers("theo").values())
             air.unplug(1)
-            eventually(lambda: not bearers("theo")["link"]["connected"])
+            eventually(lambda: not bearers("theo")["link"].connected)
     for folder in (tmp_path / "theo", tmp_path / "theo" / "link-far"):
         assert (folder / "airtime.db").exists()
 

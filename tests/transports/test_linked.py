@@ -213,7 +213,7 @@ def test_a_transfer_goes_on_after_a_crash_of_either_end(new_fleet, name: str, is
     assert early == []
     air.crash(name)
     assert [a.frames for a in air.run(600.0)[HOST]] == [tuple(sent)]
-    assert [ring.status().numbers["clones"] for ring in air.rings.values()] == [{}] * len(air.rings)
+    assert [ring.status().clones for ring in air.rings.values()] == [{}] * len(air.rings)
 
 
 def test_an_object_is_reported_as_held_and_then_as_delivered(new_fleet) -> None:  # R8.2-38
