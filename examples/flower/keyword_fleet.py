@@ -5,13 +5,13 @@ A board needs onnxruntime, and no torch. Its number is `partition-id` in its con
 
 from pathlib import Path
 
+from flower_client import FlowerBoard, client_app, read_arrays, write_arrays
+from flower_strategy import RuleStrategy
 from flwr.app import ConfigRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
 from edge.data.sources import NpzSettings, open_folder
-from edge.flower_app import FlowerBoard, client_app, read_arrays, write_arrays
 from edge.onnx.session import load_model, write_adapter
-from host.flower_strategy import RuleStrategy
 from models.zoo import fsdd_path, package_path
 
 SPEAKERS = ("theo", "nicolas", "yweweler")  # the model has not heard them

@@ -18,10 +18,8 @@ from flwr.clientapp import ClientApp
 
 from bench.demo import clips_of
 from bench.simulated_fleet import average_in_float
-from edge.flower_app import FlowerBoard, client_app, read_arrays, write_arrays
 from edge.onnx.session import load_model, read_adapter
 from host.config import RunConfig, plan_of
-from host.flower_strategy import RuleStrategy, median_metrics
 from models.zoo import package_path
 from ternmesh.config import ConfigError
 from ternmesh.federated.rules import RULES
@@ -30,6 +28,8 @@ from tests.flower_grid import LocalGrid, run_app
 
 sys.path.append(str(Path(__file__).parents[2] / "examples" / "flower"))
 keyword_fleet: Any = importlib.import_module("keyword_fleet")
+flower_client: Any = importlib.import_module("flower_client")
+flower_strategy: Any = importlib.import_module("flower_strategy")
 
 LOADED = load_model(package_path("keyword"))
 RUN: dict[str, Any] = {
@@ -58,7 +58,7 @@ def reply(tensors: dict[str, np.ndarray], **metrics: Any) -> RecordDict:
     return RecordDict({"arrays": record(tensors), "metrics": MetricRecord(metrics)})
 
 
-def step_of(strategy: RuleStrategy, *replies: RecordDict | Exception) -> Any:
+def step_of(strategy: Any, *replies: RecordDict | Exception) -> Any:
     """One round from zeros, in which each node answers as given; the result of `start`."""
 
     def answer(message: Message, context: Context) -> Message:
@@ -96,7 +96,9 @@ def test_the_example_learns_what_averaging_in_float_does(tmp_path: Path) -> None
 @pytest.mark.parametrize("name", ["mean", "median", "krum", "nnm+trimmed_mean", "geometric_median"])
 def test_a_rule_makes_the_step(name: str) -> None:
     values = [1.0, 1.2, 1.3, 1.1, 50.0]
-    result = step_of(RuleStrategy(name, byzantine=1), *(reply(filled(v)) for v in values))
+    result = step_of(
+        flower_strategy.RuleStrategy(name, byzantine=1), *(reply(filled(v)) for v in values)
+    )
     found = value_of(result)
     if name in RULES:
         updates = np.repeat(np.array(values, np.float32)[:, None], 10, axis=1)
@@ -122,7 +124,9 @@ def test_replies_that_cannot_be_used_are_left_out(caplog: pytest.LogCaptureFixtu
     zipped["arrays"]["a"] = Array("float32", (2, 3), "numpy.ndarray", b"PK\x03\x04 no zip file")
     bad += [noise, zipped, RecordDict({"arrays": record(filled(9)), "metrics": MetricRecord()})]
     with caplog.at_level(logging.WARNING):
-        result = step_of(RuleStrategy(), reply(filled(2)), *bad, ValueError("it broke"))
+        result = step_of(
+            flower_strategy.RuleStrategy(), reply(filled(2)), *bad, ValueError("it broke")
+        )
     assert value_of(result) == 2
     assert caplog.text.count("is left out") == len(bad) + 2  # the error in the evaluation, too
     assert "it broke" in caplog.text
@@ -130,7 +134,7 @@ def test_replies_that_cannot_be_used_are_left_out(caplog: pytest.LogCaptureFixtu
 
 
 def test_without_any_usable_reply_the_arrays_stay() -> None:
-    strategy = RuleStrategy()
+    strategy = flower_strategy.RuleStrategy()
     step_of(strategy, reply(filled(2)), reply(filled(2)))
     assert strategy.aggregate_train(2, []) == (None, None)
     assert strategy.aggregate_evaluate(2, []) is None
@@ -141,7 +145,7 @@ def test_a_rule_with_too_few_nodes_gives_the_weighted_mean(
 ) -> None:
     with caplog.at_level(logging.WARNING):
         result = step_of(
-            RuleStrategy("krum", byzantine=1),
+            flower_strategy.RuleStrategy("krum", byzantine=1),
             *(reply(filled(v), num_examples=n) for v, n in ((1, 10), (2, 10), (4, 20))),
         )
     assert value_of(result) == pytest.approx(11 / 4)
@@ -152,7 +156,7 @@ def test_a_rule_with_too_few_nodes_gives_the_weighted_mean(
 
 def test_declared_samples_count_at_most_as_twice_the_median() -> None:
     result = step_of(
-        RuleStrategy(),
+        flower_strategy.RuleStrategy(),
         *(reply(filled(v), num_examples=n) for v, n in ((0, 10), (0, 10), (4, 1_000_000))),
     )
     assert value_of(result) == pytest.approx(2)
@@ -162,40 +166,44 @@ def test_a_minority_does_not_move_the_metrics() -> None:
     good = [RecordDict({"m": MetricRecord({"loss": v, "num-examples": 1})}) for v in (1.0, 1.1)]
     liars = [{"loss": 1e30, "more": 3.0}, {"loss": float("nan")}, {"loss": [1.0]}, {}]
     bad = [RecordDict({"m": MetricRecord(metrics)}) for metrics in liars]
-    assert median_metrics([*good, bad[0]], "num-examples") == {"loss": 1.1}
-    assert median_metrics([*good, *bad[1:2]], "num-examples") == {"loss": 1.05}
-    assert median_metrics([*good, *bad[2:]], "num-examples") == {}
+    assert flower_strategy.median_metrics([*good, bad[0]], "num-examples") == {"loss": 1.1}
+    assert flower_strategy.median_metrics([*good, *bad[1:2]], "num-examples") == {"loss": 1.05}
+    assert flower_strategy.median_metrics([*good, *bad[2:]], "num-examples") == {}
     often = RecordDict({str(n): MetricRecord({"loss": 1e30}) for n in range(9)})
-    assert median_metrics([*good, often], "num-examples") == {"loss": 1.1}
+    assert flower_strategy.median_metrics([*good, often], "num-examples") == {"loss": 1.1}
 
 
 @pytest.mark.parametrize("name", ["best", "root_of_trust"])
 def test_a_rule_that_cannot_work_is_refused_at_once(name: str) -> None:
     with pytest.raises(ConfigError, match=name):
-        RuleStrategy(name)
+        flower_strategy.RuleStrategy(name)
 
 
 def error_of(arrays: ArrayRecord, config: dict[str, Any], scale: float = 1.0) -> str:
     """The error in the reply of a board whose features are multiplied by `scale`."""
     clips = clips_of("train", "theo")
     clips.arrays["features"] *= np.float32(scale)
-    app = client_app(lambda _: FlowerBoard(LOADED, clips, clips, "board"))
+    app = flower_client.client_app(
+        lambda _: flower_client.FlowerBoard(LOADED, clips, clips, "board")
+    )
     content = RecordDict({"arrays": arrays, "config": ConfigRecord({"server-round": 1} | config)})
     [answer] = LocalGrid(app, 1, {}).send_and_receive([Message(content, 2, "train")])
     return answer.error.reason if answer.has_error() else ""
 
 
 def test_a_board_answers_what_it_cannot_do_with_a_sentence() -> None:
-    good = write_arrays(LOADED.initial, LOADED.package)
-    np.testing.assert_array_equal(read_arrays(good, LOADED.package), LOADED.initial)
+    good = flower_client.write_arrays(LOADED.initial, LOADED.package)
+    np.testing.assert_array_equal(flower_client.read_arrays(good, LOADED.package), LOADED.initial)
     assert error_of(good, {"local-steps": 1}) == ""
     assert "local_steps" in error_of(good, {"local-steps": 10**9})
     assert "cannot be used" in error_of(good, {"learning-rate": "fast"})
     assert "round 1 has diverged" in error_of(good, {}, scale=np.nan)
     assert "names differ" in error_of(record(ZEROS), {})
-    wrong = write_arrays(LOADED.initial, LOADED.package)
+    wrong = flower_client.write_arrays(LOADED.initial, LOADED.package)
     wrong["head.lora_B"] = Array(np.zeros((8, 9), np.float32))
     assert "head.lora_B of the server must be float32 (8, 10)" in error_of(wrong, {})
     wrong["head.lora_B"] = Array(np.zeros((8, 10)))
     assert "head.lora_B of the server must be float32" in error_of(wrong, {})
-    assert "NaN" in error_of(write_arrays(LOADED.initial * np.nan, LOADED.package), {})
+    assert "NaN" in error_of(
+        flower_client.write_arrays(LOADED.initial * np.nan, LOADED.package), {}
+    )

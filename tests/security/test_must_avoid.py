@@ -234,7 +234,6 @@ def test_importing_does_nothing_but_import() -> None:
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
         for package in ("ternmesh", "ternmesh_store", "transports", "edge")
         for path in sorted((ROOT / package).rglob("*.py"))
-        if path.name != "flower_app.py"  # flwr is not installed beside the tests
     ]
     script = f"""
 import importlib, sys

@@ -1,4 +1,4 @@
-"""A Flower ClientApp that trains a model package on plain onnxruntime (flwr is imported only here).
+"""A Flower ClientApp that trains a model package on plain onnxruntime .
 
 Its arrays are the adapter tensors of the package by name. The server's configuration has what
 `[run]` of a host has: `rounds`, `local-steps`, `learning-rate` and `learning-rate-drop`.
@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
 
 from edge.errors import ModelError
 from edge.evaluation import Evaluator
@@ -17,15 +19,6 @@ from edge.trainer import AdamSettings, Dataset, Trainer, Vector, round_rng
 from ternmesh.errors import WireError
 from ternmesh.model_package import ModelPackage
 from ternmesh.plan import make_plan
-from transports.base import MissingExtra
-
-try:
-    from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
-    from flwr.clientapp import ClientApp
-except ImportError as error:
-    raise MissingExtra(
-        "a Flower ClientApp needs the package flwr: pip install 'ternmesh[flower]'"
-    ) from error
 
 ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"  # records of a message, as FedAvg has them
 SAMPLES, ROUND = "num-examples", "server-round"

@@ -1,4 +1,4 @@
-"""Our aggregation rules as a strategy of Flower's message API (flwr is imported only here)."""
+"""Our aggregation rules as a strategy of Flower's message API."""
 
 import logging
 import math
@@ -6,6 +6,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg
 
 from host.rules import load_rule
 from ternmesh.config import ConfigError
@@ -20,16 +23,6 @@ from ternmesh.federated.rules import (
     weighted_mean,
 )
 from ternmesh.types import Vector
-from transports.base import MissingExtra
-
-try:
-    from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-    from flwr.serverapp import Grid
-    from flwr.serverapp.strategy import FedAvg
-except ImportError as error:
-    raise MissingExtra(
-        "a Flower strategy needs the package flwr: pip install 'ternmesh[flower]'"
-    ) from error
 
 METRICS_MAX = 64  # of one reply
 
