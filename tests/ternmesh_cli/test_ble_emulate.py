@@ -39,14 +39,6 @@ def test_controllers_are_there_until_told_to_stop() -> None:
     assert "simulated" in errors
 
 
-@pytest.mark.parametrize(("option", "value"), [("--controllers", "0"), ("--loss", "2")])
-def test_wrong_options_are_refused(capsys, option: str, value: str) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main.main(["ble", "emulate", option, value])
-    assert caught.value.code == 2
-    assert option in capsys.readouterr().err
-
-
 def test_a_port_that_is_taken_is_named(capsys) -> None:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))

@@ -139,33 +139,3 @@ def test_a_host_looks_after_its_boards(
         name, *rest = words
         assert main([name, "--config", config, *rest]) == ExitCode.REFUSED
         assert "theo is no board of this run" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("wrong", "allowed"),
-    [
-        ("pause=maybe", "it must be off, on, or default"),
-        ("pace_s=86401", "it must be 0 to 86400, or default"),
-        ("silence=nan", "it must be 0 to 1, or default"),
-        ("log_level=all", "it must be debug, info, warning, error, or default"),
-        ("shell=ls", "write NAME=VALUE, with pause, pace_s, log_level, silence"),
-        ("again=", "write NAME=VALUE, with pause, pace_s, log_level, silence"),
-    ],
-)
-def test_a_wrong_setting_is_refused_with_what_is_allowed(
-    wrong: str, allowed: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "host.toml"
-    path.write_text(HOST_CONFIG.format(url="mqtt://127.0.0.1:1", rounds=1, announce_s=1))
-    assert main(["settings", "--config", str(path), "theo", wrong]) == ExitCode.MISUSED
-    assert allowed in capsys.readouterr().err
-
-
-def test_the_file_of_another_end_is_refused_by_its_role(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "gateway.toml"
-    path.write_text('state_dir = "state"\n[network]\nfleet = "f"\n')
-    for command in (["settings"], ["status", "--node", "theo"]):
-        assert main([*command, "--config", str(path)]) == ExitCode.MISUSED
-        assert "is of a gateway: give the file of a host" in capsys.readouterr().err

@@ -173,6 +173,7 @@ def cuts(monkeypatch, at):
         monkeypatch.setattr(owner, name, cut(getattr(owner, name)))
 
 
+@pytest.mark.nightly
 def test_a_kill_at_any_moment_leaves_a_board_that_goes_on(tmp_path, monkeypatch):  # R9.6-6
     went_on, at = set(), 0
     while True:
@@ -197,6 +198,7 @@ def test_a_kill_at_any_moment_leaves_a_board_that_goes_on(tmp_path, monkeypatch)
     assert new != old
 
 
+@pytest.mark.nightly
 def test_a_kill_at_any_moment_leaves_a_host_that_goes_on(tmp_path):  # R9.5-13
     """With the old key, of which nobody heard, or with the new one and what leads to it."""
     went_on, at = set(), 0

@@ -115,6 +115,7 @@ def fleet(tmp_path: Path, eventually: Callable) -> Iterator[Fleet]:
             made.end()
 
 
+@pytest.mark.nightly
 def test_a_board_on_the_radio_of_the_host_follows_it(
     tmp_path: Path, eventually: Callable[..., Any], capsys: Any
 ) -> None:  # R3-12, R9.6-12

@@ -82,12 +82,6 @@ def test_a_refusal_is_one_sentence(
     assert FakeRanks.stopped
 
 
-def test_a_wrong_setting_is_one_sentence(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config.write_text('state_dir = "state"\ndata = "text"\nstages = 99\n')
-    assert main(["pipeline", "train", "--config", str(config)]) == ExitCode.MISUSED
-    assert "stages is 99: it must be 2 to 64" in capsys.readouterr().err
-
-
 def test_a_history_forgets_what_was_done_again_and_stays_small(tmp_path: Path) -> None:
     history = TrainingHistory()
     for step in (10, 20, 30):

@@ -6,10 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from ternmesh_cli import main
-
 ROOT = Path(__file__).parents[2]
 
 
@@ -47,19 +43,3 @@ def test_paths_as_text_one_in_a_line() -> None:
     process.send_signal(signal.SIGTERM)
     assert process.wait(20) == 0
     assert not paths[0].parent.exists()
-
-
-@pytest.mark.parametrize(
-    "options", [("--modems", "0"), ("--dialect", "morse"), ("--loss", "2"), ("--speed", "0")]
-)
-def test_wrong_options_are_refused(capsys, options) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main.main(["radio", "emulate", *options])
-    assert caught.value.code == 2
-    assert options[0] in capsys.readouterr().err
-
-
-def test_a_folder_that_cannot_be_is_named(capsys, tmp_path) -> None:
-    (tmp_path / "file").touch()
-    assert main.main(["radio", "emulate", "--folder", str(tmp_path / "file" / "x")]) == 2
-    assert "cannot make pseudo-terminals" in capsys.readouterr().err

@@ -157,12 +157,3 @@ def test_a_stopped_node_with_samples_of_another_model_keeps_them(config, capsys)
     state.open()
     assert len(state.rows("SELECT id FROM replay_sample")) == 4
     state.close()
-
-
-def test_a_node_that_has_not_run_has_none(config, capsys) -> None:
-    (config.parent / "state" / STATE).unlink()
-    assert run("data", "list", "--config", config) == 1
-    assert "has no samples of a source" in capsys.readouterr().err
-    assert run("data", "forget", "--config", config, "--older-than", "30d") == 1
-    with pytest.raises(SystemExit):
-        run("data", "forget", "--config", config, "--older-than", "a month")

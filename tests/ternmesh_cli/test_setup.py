@@ -24,7 +24,6 @@ from ternmesh.config import ConfigError
 from ternmesh_cli import setup, setup_text
 from ternmesh_cli.main import main, make_parser
 from ternmesh_service.control_socket import ControlError, ask
-from ternmesh_store.state_file import StateFile
 
 ROOT = Path(__file__).parents[2]
 LINK = ("--link", "mqtt://127.0.0.1:1", "--fleet", "attic")
@@ -69,91 +68,10 @@ def host(run) -> str:
     return next(word for word in said.split() if word.startswith("TM1:"))
 
 
-def identity(said: str) -> str:
-    return next(word for word in said.split() if word.startswith("TM1:"))
-
-
-def test_flags_alone_make_settings_and_keys_and_say_what_comes_next(run, folder):
-    code, said = run("--config", "node.toml", *BOARD)
-    assert code == 0
-    config = read_node_config(folder / "node.toml")
-    assert (config.name, config.link.fleet, config.model) == ("ada", "attic", "keyword")
-    assert config.data.where == {"speaker": "theo"}
-    assert Path(config.evaluate.path or "").is_file()
-    assert config.state_dir == str(folder / "node-state")
-    assert "ternmesh enrol add --config host.toml" in said
-    assert "ternmesh setup --trust TM1:" in said
-    assert "ternmesh setup --code CODE" in said
-    assert f"identity     {identity(said)}" in run("--config", "node.toml", *BOARD)[1]
-    assert "docs/settings.md" in (folder / "node.toml").read_text()
-    assert (folder / "node.toml").stat().st_mode & 0o777 == 0o640
-
-
-@pytest.mark.parametrize("missing", ["--link", "--data"])
-@pytest.mark.parametrize("flags", [(), ("--yes",)])
-def test_without_a_terminal_a_missing_value_is_one_sentence(run, folder, missing, flags):
-    at = BOARD.index(missing)
-    code, said = run("--config", "node.toml", *BOARD[:at], *BOARD[at + 2 :], *flags)
-    assert code == 2
-    assert said.startswith(f"ternmesh: {missing} is missing: ")
-    assert said.count("\n") == 1
-    assert list(folder.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "sentence"),
-    [
-        ("--link", "http://x", "does not begin with mqtt://"),
-        ("--name", "host", "a node may not be called 'host'"),
-        ("--name", "a\nb", "text that can be printed"),
-        ("--model", "none", "no model is called 'none'"),
-        ("--region", "EU868", "--region has no effect"),
-        ("--trust", "nonsense", "does not begin with TM1:"),
-    ],
-)
-def test_a_wrong_value_is_refused_and_leaves_no_settings(run, folder, option, value, sentence):
-    code, said = run("--config", "node.toml", *BOARD, option, value)
-    assert code == 2
-    assert sentence in said
-    assert ".new" not in said
-    assert not [path for path in folder.iterdir() if path.suffix == ".new"]
-    assert (folder / "node.toml").exists() == (option == "--trust")
-
-
 RADIO = (
     *("--name", "ada", "--data", "theo", "--link", "/dev/ttyUSB0", "--region", "EU868"),
     *("--frequency", "869.525", "--address", "3"),
 )
-
-
-@pytest.mark.parametrize(
-    ("wrong", "sentence"),
-    [
-        (("--frequency", "nan"), "--frequency is 'nan': write a number"),
-        (("--frequency", "1e400"), "--frequency is '1e400': write a number"),
-        (("--address", "1.5"), "--address is '1.5': write a whole number"),
-        (("--ca", "node.toml"), "--ca and --credentials have no effect with a radio"),
-    ],
-)
-def test_a_wrong_number_of_a_radio_is_one_sentence(run, folder, wrong, sentence):
-    code, said = run("--config", "node.toml", *RADIO, *wrong)
-    assert (code, said.count("\n"), sentence in said) == (2, 1, True), said
-    assert list(folder.iterdir()) == []
-
-
-def test_other_settings_are_never_overwritten_and_the_same_go_on(run, host, folder):
-    run("--config", "node.toml", *BOARD)
-    before = (folder / "node.toml").read_bytes()
-    code, said = run("--config", "node.toml", *BOARD[:-2], "--fleet", "other")
-    assert code == 2
-    assert "node.toml is there already, with other settings: edit it" in said
-    assert (folder / "node.toml").read_bytes() == before
-    code, said = run("--config", "node.toml", "--trust", host)  # no answer: it goes on
-    assert code == 0
-    assert "start it     ternmesh node --config node.toml" in said
-    stored = StateFile(folder / "node-state").stored_fleet()
-    assert stored is not None
-    assert stored == StateFile(folder / "host-state").stored_fleet()
 
 
 def test_a_host_has_the_defaults_of_the_product(run, host, folder):
@@ -164,48 +82,6 @@ def test_a_host_has_the_defaults_of_the_product(run, host, folder):
     assert read_host_config(folder / "more.toml").run == RunConfig(rounds=7, min_peers=3)
     for wrong in (("--rounds", "many"), ("--name", "ada"), ("--trust", host)):
         assert run("--host", "--config", "x.toml", *LINK, *wrong)[0] == 2, wrong
-
-
-def test_a_radio_needs_its_law_and_address(run, folder):
-    port = ("--name", "ada", "--data", "theo", "--link", "/dev/ttyUSB0")
-    code, said = run("--config", "node.toml", *port)
-    assert (code, "--region is missing: radio law: EU868" in said) == (2, True)
-    law = ("--region", "EU868", "--frequency", "869.525", "--address", "3")
-    assert run("--config", "node.toml", *port, *law)[0] == 0
-    serial = read_node_config(folder / "node.toml").link.serial
-    assert (serial["frequency_hz"], serial["addresses"]) == (869_525_000, {"ada": 3})
-    law = ("--region", "EU868", "--frequency", "868.65", "--address", "3")
-    code, said = run("--config", "alarm.toml", *port, *law)
-    assert (code, "for alarms" in said) == (2, True)
-
-
-def test_the_files_of_a_broker_lie_beside_the_settings(run, folder):
-    names = ("--fleet", "attic", "--name", "127.0.0.1", "--node", "ada", "--node", "bob")
-    assert run("--dir", "broker", *names, command="broker config")[0] == 0
-    tls = ("--ca", "broker/authority.pem", "--credentials", "broker/credentials")
-    link = ("--link", "mqtts://127.0.0.1:8883", "--fleet", "attic", "--name", "ada")
-    assert run("--config", "board/node.toml", *link, "--data", "theo", *tls)[0] == 0
-    config = read_node_config(folder / "board" / "node.toml")
-    assert config.link.ca_file == str(folder / "board" / "authority.pem")
-    login = Path(config.link.credentials_file or "")
-    assert login == folder / "board" / "ada.credentials.toml"
-    assert login.stat().st_mode & 0o777 == 0o600
-    assert "attic~ada" in login.read_text()
-    # A wrong answer, and what a kill has left, change nothing; the same answers renew the login.
-    board, before = folder / "board", (folder / "board" / "authority.pem").read_bytes()
-    (board / ".more.toml.new").mkdir()
-    (folder / "other.pem").write_text("x")
-    wrong = ("--config", "board/more.toml", *link, "--data", "theo", "--ca", "other.pem")
-    code, said = run(*wrong)
-    assert (code, f"{folder}/board/authority.pem holds no certificates" in said) == (2, True), said
-    assert (board / "authority.pem").read_bytes() == before
-    new = folder / "broker" / "credentials" / "ada.credentials.toml"
-    new.write_text(new.read_text().replace('password = "', 'password = "new'))
-    assert run("--config", "board/node.toml", *link, "--data", "theo", *tls)[0] == 0
-    assert 'password = "new' in login.read_text()
-    assert {path.name for path in board.iterdir()} == {
-        *("authority.pem", "ada.credentials.toml", "node.toml", "node-state")
-    }
 
 
 def test_a_terminal_is_asked_and_enter_takes_the_default(folder):
@@ -398,24 +274,3 @@ def test_the_first_boot_of_a_card_calls_setup_with_options_that_it_knows():
     ).split()
     parsed = make_parser(words[1:-1]).parse_args(words[1:-1])
     assert (words[-1], parsed.code, parsed.name, parsed.yes) == ("&&", "CODE", "NAME", True)
-
-
-def test_many_lines_in_a_file_are_enrolled_together_or_not_at_all(run, host, folder):
-    lines = []
-    for name in ("ada", "bob", "cleo"):
-        board = ("--name", name, "--data", "theo", *LINK)
-        lines.append(identity(run("--config", f"{name}.toml", *board)[1]))
-    file = folder / "lines.txt"
-    file.write_text(f"name ada\nidentity {lines[0]}\n\n{lines[1][:-3]}\n{lines[2]}\n")
-    code, said = run("--config", "host.toml", file, command="enrol add")
-    assert code == 1
-    assert "line 4: " in said
-    assert "node" not in run("--config", "host.toml", command="enrol list")[1].partition("TM1")[2]
-    file.write_text("\n".join(lines).lower())
-    assert run("--config", "host.toml", file, command="enrol add")[0] == 0
-    shown = run("--config", "host.toml", command="enrol list")[1]
-    assert [name for name in ("ada", "bob", "cleo") if f"  {name} " in shown] == [
-        "ada",
-        "bob",
-        "cleo",
-    ]

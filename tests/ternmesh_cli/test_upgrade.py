@@ -359,6 +359,7 @@ def cut_at(number: int, work: Callable[[], object]) -> bool:
     return in_killed_child(begin)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("behaviour", ["good", "crash"])
 def test_a_power_cut_at_any_step_leaves_one_whole_version(board: Board, behaviour: str) -> None:
     """Each round cuts one command or sync later. The unit's run at the next start is cut, too."""
@@ -458,25 +459,6 @@ def test_what_dpkg_had_not_configured_is_configured_on_the_way_back(
     assert board.is_at(OLD)
 
 
-def test_two_of_three_signers(board: Board) -> None:
-    """A file has the rows of all who signed it, and needs as many as the fleet says."""
-    lines = [main_line(board.folder, board.capsys)]
-    for name in ("ann", "ben"):
-        end = board.folder / f"{name}.toml"
-        end.write_text(f'name = "{name}"\nstate_dir = "{name}"\n')
-        assert main(["enrol", "identity", "--config", str(end), "--json"]) == 0
-        lines.append(json.loads(board.capsys.readouterr().out)["identity"])
-    table = f"[security]\nsigners = {json.dumps(lines)}\nthreshold = 2\n"
-    config = board.folder / "node.toml"
-    config.write_text(config.read_text() + table)
-    file = board.deb(NEW)
-    for name, code in (("ann", 1), ("ben", 0)):
-        identity = board.folder / name / "identity"
-        said = board.ternmesh("sign", file, "--config", config, "--identity", identity)[1]
-        assert f"{file.name} is signed by {name}" in said
-        assert board.install(file)[0] == code
-
-
 def test_a_lock_of_dpkg_is_waited_for(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = iter(["dpkg: error: dpkg frontend lock was locked by another process", ""])
 
@@ -534,18 +516,6 @@ def test_a_program_that_is_not_named_is_not_upgraded_unseen(board: Board) -> Non
     code, said = board.install(signed(board, board.deb(NEW)))
     assert (code, "ternmesh-gateway.service runs here too: give its --config" in said) == (1, True)
     assert board.is_at(OLD)
-    assert board.commands[-1].startswith("show")
-
-
-def test_settings_that_the_program_does_not_run_with_are_refused(board: Board) -> None:
-    """The trial would ask a program that is not there, until its time is over."""
-    other = board.folder / "other"
-    other.mkdir()
-    shutil.copy(board.folder / "node.toml", other)
-    shutil.copytree(board.state.parent, other / "state", ignore=shutil.ignore_patterns("*.sock"))
-    rest = ("--config", other / "node.toml", "--insecure")
-    code, said = board.ternmesh("install", board.deb(NEW), *rest)
-    assert (code, "does not run with these settings" in said) == (1, True)
     assert board.commands[-1].startswith("show")
 
 
