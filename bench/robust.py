@@ -326,7 +326,7 @@ def run(boards: int, liars: int, seed: int, attack: str, rounds: int, rule: str)
 
 
 def _weights(host: HostProtocol, liars: Collection[str]) -> dict[str, list[float]]:
-    known = host.aggregation.reputations
+    known = host.combiner.aggregation.reputations
     found = {node.name: round(known.weight(a), 3) for a, node in host.nodes.items()}
     return {
         "liars": [weight for name, weight in sorted(found.items()) if name in liars],
@@ -340,14 +340,14 @@ def _arm(fleet: Sequence[Board], attack: str, host: HostProtocol, lies_in_report
     names = {board.member.settings.name for board in liars}
 
     def is_own_probe() -> bool:
-        probe = host.aggregation._probe
+        probe = host.combiner.aggregation._probe
         return probe is not None and host.nodes[probe[1]].name in names
 
     for board in liars:
         board.attack, board.withholds = ATTACKS[attack], attack == "withholding"
         board.honest, board.is_own_probe = honest, is_own_probe
         board.lies_in_reports = lies_in_reports
-        board.model_hash = host.aggregation._model_hash
+        board.model_hash = host.combiner.aggregation._model_hash
 
 
 if __name__ == "__main__":

@@ -173,7 +173,7 @@ class Teaching:
         labels = self._predictions(to_float(host.model_q24), self._beat)
         if not np.isfinite(labels).all():
             raise CodecError("it predicts NaN or infinity")
-        reputations, muted = host.aggregation.reputations, host.muted
+        reputations, muted = host.combiner.aggregation.reputations, host.combiner.muted
         boards = (board for board in host.boards if board.name not in muted)
         weights = [reputations.weight(board.address) for board in boards]
         trust = float(np.mean(weights)) if weights else 0.0

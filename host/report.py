@@ -84,14 +84,14 @@ def describe(event: HostEvent, host: HostProtocol, now: float) -> str | None:
         case GlobalUpdateMade() if event.version == 1 and not event.counted:
             return f"global update 1{of} is the adapter of the run before"
         case GlobalUpdateMade() if event.returns_to is not None and not event.counted:
-            return host.returned
+            return host.combiner.returned
         case GlobalUpdateMade():
             counted = _names(host, [entry.address for entry in event.counted])
             missing = _names(host, event.missing)
             end = "; the run is finished" if event.finished else ""
             rest = f", without {missing}" if missing else ""
             head = f"global update {event.version}{of} counts"
-            back = "" if event.returns_to is None else f"; {host.returned}"
+            back = "" if event.returns_to is None else f"; {host.combiner.returned}"
             return f"{head} {counted or 'no board'}{rest}{back}{end}"
         case Refused():
             return f"refused from {event.peer}: {event.reason}: {why(event.reason, on_host=True)}"
@@ -109,7 +109,7 @@ def status(
     """The state of the run; the history has the rounds after version `since`."""
     is_open = host.phase == OPEN
     rows = min(HISTORY_MAX, HISTORY_CELLS_MAX // max(1, len(host.nodes)))
-    unlike = set(host.aggregation.reputations.unlike())
+    unlike = set(host.combiner.aggregation.reputations.unlike())
     nodes = sorted(host.nodes.values(), key=lambda node: node.name)
     return HostStatus(
         software=__version__,
@@ -125,8 +125,8 @@ def status(
             _board(node, tallies.get(node.name, Tally()), host, unlike, now) for node in nodes
         ),
         rule=host.settings.aggregation.name,
-        remark=host.aggregation.remark,
-        returned=host.returned,
+        remark=host.combiner.aggregation.remark,
+        returned=host.combiner.returned,
         behind=_behind(host),
         refused=refusals(host.refused),
         first_contacts=host.refused[FIRST_CONTACT],
@@ -139,7 +139,7 @@ def _figures(host: HostProtocol, history: Sequence[StoredRound]) -> FleetFigures
     recent = history[-RECENT:]
     losses = [(row.version, row.loss) for row in recent if row.loss is not None]
     slope = linear_regression(*zip(*losses, strict=True)).slope if len(losses) > 1 else None
-    reputations = host.aggregation.reputations
+    reputations = host.combiner.aggregation.reputations
     cosines = list(reputations.cosines.values())
     moved = sum(sum(row.bytes_up.values()) + row.bytes_down for row in recent if row.useful_bytes)
     useful = sum(row.useful_bytes for row in recent)
@@ -164,7 +164,7 @@ def summary(host: HostProtocol) -> str:
 
 
 def _behind(host: HostProtocol) -> str | None:
-    if host.recovering:
+    if host.state.is_behind:
         return "this host was restored from an old copy: global updates come back from its boards"
     names = host.recovery.unmet(host.version)
     return f"{', '.join(names)} {AHEAD}" if names else None
@@ -174,7 +174,7 @@ def _board(
     node: RegisteredNode, tally: Tally, host: HostProtocol, unlike: Collection[int], now: float
 ) -> HostedBoard:
     revoked, aggregate = host.is_excluded(node.name), node.partial_aggregate
-    trust = host.aggregation.reputations
+    trust = host.combiner.aggregation.reputations
     cosine = trust.cosines.get(node.address)
     is_awaited = node.is_awaited(host.version, now) and host.phase != FINISHED
     return HostedBoard(
@@ -195,14 +195,14 @@ def _board(
         uptime=round(trust.of(node.address).uptime, 3),
         harm=round(trust.harm(node.address), 3),
         unlike=node.address in unlike,
-        influence=host.aggregation.influence.get(node.address),
+        influence=host.combiner.aggregation.influence.get(node.address),
         board=managed_board(node.name, host.session.management.boards[node.name], now),
     )
 
 
 def influences(host: HostProtocol) -> Iterator[str]:
     """A log line for each update that counted in the newest round."""
-    for address, found in host.aggregation.influence.items():
+    for address, found in host.combiner.aggregation.influence.items():
         yield (
             f"{host.nodes[address].name}: {found.share:.1%} of the round, norm "
             f"{found.norm:.3g}, counted to {found.clipped:.0%}"

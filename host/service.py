@@ -99,7 +99,7 @@ class HostService:
             pace=pace,
         )
         self.protocol.session.management.restore(store.boards(clock()))
-        self.protocol.mute(store.muted)
+        self.protocol.combiner.mute(store.muted)
         self.enrolment: EnrolmentService | None = None
         if isinstance(self._keyring, Keyring):
             self.enrolment = EnrolmentService(self._keyring, self.protocol.channel)
@@ -108,7 +108,7 @@ class HostService:
         self.releases = releases
         self.teaching = teaching
         self._store = store
-        standings = self.protocol.aggregation.reputations.standings
+        standings = self.protocol.combiner.aggregation.reputations.standings
         # The addresses of nodes that are trusted little
         self._low = {address for address, known in standings.items() if known.low_since}
         self._clock = clock
@@ -169,7 +169,7 @@ class HostService:
             return answer
         if RETURN in request:
             refusal = self.protocol.return_to(int(request[RETURN]), self._clock())
-            return {"error": refusal} if refusal else {"said": self.protocol.returned}
+            return {"error": refusal} if refusal else {"said": self.protocol.combiner.returned}
         if PUBLISHED in request and self.releases is not None:
             if request[PUBLISHED] == "withdraw":
                 self.releases.withdraw("withdrawn by the owner")
@@ -188,9 +188,9 @@ class HostService:
         return answer
 
     def _mute(self, names: set[str], mute: bool) -> None:
-        muted = self.protocol.muted
-        self.protocol.mute(muted | names if mute else muted - names)
-        self._store.keep_muted(self.protocol.muted)
+        muted = self.protocol.combiner.muted
+        self.protocol.combiner.mute(muted | names if mute else muted - names)
+        self._store.keep_muted(self.protocol.combiner.muted)
         self._store.commit()
 
     def status(self, since: int = 0) -> HostStatus:
@@ -225,7 +225,7 @@ class HostService:
                 self._made.append(event.version)
                 if _log.isEnabledFor(logging.DEBUG):
                     self._lines += [(logging.DEBUG, line) for line in influences(self.protocol)]
-                remark = self.protocol.aggregation.remark
+                remark = self.protocol.combiner.aggregation.remark
                 if remark and remark != self._remark:
                     self._lines.append((logging.WARNING, remark))
                 self._remark = remark
@@ -237,7 +237,7 @@ class HostService:
 
     def _changed_trust(self) -> Iterator[tuple[int, str]]:
         """A line for each node that is trusted little from now on, or no longer."""
-        reputations, nodes = self.protocol.aggregation.reputations, self.protocol.nodes
+        reputations, nodes = self.protocol.combiner.aggregation.reputations, self.protocol.nodes
         low = {address for address, known in reputations.standings.items() if known.low_since}
         for address in low - self._low:
             weight, reason = reputations.weight(address), reputations.reason(address)

@@ -16,7 +16,7 @@ The states of a run, as in `state.RUN_LEGAL`; a round is open in OPEN, and in no
 
 A round, in the order of the methods: bodies arrive (`_receive_update`), until the round has all of
 them or its deadline passes (`_advance`, `_deadline_passed`). Then it is closed, and what counts is
-combined, encoded, certified and published (`_end_round`).
+combined, encoded (both by a `Combiner`), certified and published (`_end_round`).
 
 A node that misses a deadline is inactive until it sends a frame again, and may rest for some rounds
 besides; what it sends in time counts. A silent node counts as present without an update.
@@ -25,26 +25,20 @@ A host that was restored from an old copy gets what it lacks back from its nodes
 hear of it first, a deadline counts only nodes known since the start to be at the host's version.
 """
 
-from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 from ternmesh.codec.encoder import zero_residual
-from ternmesh.codec.scale import add_q24, to_float
 from ternmesh.deliveries import Delivery
 from ternmesh.errors import WireError
 from ternmesh.federated import events
-from ternmesh.federated.aggregation import encode_step, make_step, older_adapter
+from ternmesh.federated.aggregation import encode_step
 from ternmesh.federated.channel import Channel
-from ternmesh.federated.consolidation import Consolidation
+from ternmesh.federated.combiner import Combined, Combiner, Proposal
 from ternmesh.federated.events import HostEvent
 from ternmesh.federated.fleet_session import FleetSession, Handlers
-from ternmesh.federated.guard import Guard
 from ternmesh.federated.open_round import PARTIAL_AGGREGATE, Count, OpenRound, check_round, round_of
 from ternmesh.federated.recovery import ASKS_MAX, Recovery, own_rows
-from ternmesh.federated.registry import CHAIN_BYTES_MAX, CatchUp, NodeRegistry, UpdateChain
-from ternmesh.federated.reputation import restored
-from ternmesh.federated.robust import MEANS, RobustAggregation, Weighted
+from ternmesh.federated.registry import CatchUp, NodeRegistry, UpdateChain
 from ternmesh.federated.state import (
     RUN_LEGAL,
     WIRE_PHASES,
@@ -63,34 +57,11 @@ from ternmesh.plan import Plan, genesis, to_numbers
 from ternmesh.security.authenticator import OPEN, SecurityLayer
 from ternmesh.security.membership import ALL
 from ternmesh.timers import NETWORK_TIMERS, TimerSettings, earliest
-from ternmesh.types import ModelQ24, Vector
 from ternmesh.wire import control, fragments, global_update, release, update
 from ternmesh.wire.control import Hello, Refusal
 from ternmesh.wire.frame import BROADCAST, DOWN, UNASSIGNED
 
 UNHEARD = "unheard"  # the reason that makes a node say hello to a host that has begun anew
-
-
-@dataclass(frozen=True, slots=True)
-class Combined:
-    """What a round comes to before it is encoded."""
-
-    vector: Vector  # what the rule makes of the round's updates
-    residual: Vector  # what earlier global updates could not carry
-    base_q24: ModelQ24  # the global adapter to which the encoded sum of both is added
-    returns_to: int | None = None  # the version of `base_q24`, where it is an older one
-
-
-@dataclass(frozen=True, slots=True)
-class Proposal:
-    """The next global update before it is certified: what it says, and what it leads to."""
-
-    version: int
-    chunks: tuple[bytes, ...]
-    model_q24: ModelQ24  # the global adapter after it
-    residual: Vector  # what it could not carry
-    probe: tuple[bytes, ...] = ()
-    returns_to: int | None = None  # as in `Combined`
 
 
 class HostProtocol:
@@ -128,6 +99,7 @@ class HostProtocol:
         self._model_hash = model_hash
         # The nodes, and what they and this host send each other
         self.channel = Channel[HostEvent](run=run, counter=state.counter, security=security)
+        self.refused = self.channel.refused  # frames, by reason
         self.nodes = NodeRegistry(map(registered, state.nodes), new=RegisteredNode)
         self.session = FleetSession(
             channel=self.channel,
@@ -156,18 +128,15 @@ class HostProtocol:
         self.deadline = 0.0  # the caller's clock
         self.is_held = False  # it stays open until its deadline, whatever is here
         # What makes a global update of a round
-        self.aggregation = RobustAggregation(
-            plan, model_hash, settings.aggregation, run, restored(state.standings)
+        self.combiner = Combiner(
+            plan=plan,
+            settings=settings.aggregation,
+            model_hash=model_hash,
+            run=run,
+            nodes=self.nodes,
+            mean=state.mean,
+            standings=state.standings,
         )
-        self.guard = Guard(
-            plan,
-            model_hash,
-            settings.aggregation.guard if self.aggregation.has_probes else 0.0,
-            keeps_steps=settings.aggregation.name not in MEANS,
-        )
-        self.consolidation = Consolidation(plan.dimension, state.mean)
-        self.muted: frozenset[str] = frozenset()  # nodes that count nothing
-        self.returned = ""  # which global update went back to which version, and why
         # Who is behind: nodes, or this host
         self.recovery = Recovery(
             plan=plan,
@@ -250,15 +219,9 @@ class HostProtocol:
         node = self.nodes.named(name)
         if node is not None:
             self._forget(node.address)
-            self.residual = self.guard.forget(node.address, self.residual)
-            self.aggregation.before = None  # no momentum of its updates
+            self.residual = self.combiner.forget(node.address, self.residual)
         self.session.send_due(now)  # first the new broadcast key for the others
         self._advance(now)
-
-    def mute(self, names: Collection[str]) -> None:
-        """From now on nodes with these names count nothing, as if `fixed` said so."""
-        self.muted = frozenset(names)
-        self._fix_weights()
 
     def hold(self, held: bool, now: float) -> None:
         """Keep the open round open until its deadline, or no longer: another group is behind."""
@@ -277,31 +240,19 @@ class HostProtocol:
             return "no round is open: an older version is for a run that goes on"
         if not 0 <= version < self.version:
             return f"there is no version {version} before {self.version}"
-        older_q24 = self._older(version)
-        if older_q24 is None:
+        combined = self.combiner.return_to(version, self.model_q24, self.chain)
+        if combined is None:
             return f"version {version} is not kept any more, or was itself taken back"
-        self.guard.reset()
         self.round.silent.update(self.nodes)  # none is missing
-        residual = zero_residual(self.plan.dimension)
-        self._make_global_update(self._go_back(version, older_q24, residual), Count(), now)
+        self._make_global_update(combined, Count(), now)
         return ""
 
     # What the program shows
 
     @property
-    def refused(self) -> Counter[str]:
-        """Refused frames by reason."""
-        return self.channel.refused
-
-    @property
     def phase(self) -> int:
         """The phase that nodes are told (`wire.control`)."""
         return WIRE_PHASES[self.state]
-
-    @property
-    def recovering(self) -> bool:
-        """Whether a node may have global updates that the host has lost."""
-        return self.state in (RunState.GATHERING_BEHIND, RunState.BEHIND)
 
     @property
     def boards(self) -> Iterator[RegisteredNode]:
@@ -331,7 +282,10 @@ class HostProtocol:
         if is_lost and self.recovery.may_adopt and hello.run != self.run:
             self._adopt(hello)
         if hello.run == self.run and hello.version > self.version:
-            self._hear_claim(hello, now)
+            is_possible = hello.version <= self.plan.last_version
+            if not (is_possible and self.recovery.claim(hello.name, hello.version, now)):
+                raise WireError("ahead", f"{peer} has a global update that this host never made")
+            self._step(RunStep.CLAIM_HEARD)
         else:
             node.in_step |= (hello.run, hello.version) == (self.run, self.version)
             self.session.welcome(
@@ -522,10 +476,18 @@ class HostProtocol:
         """Make the next global update of the open round, unless the round has no news."""
         count = self._close(now)
         if count is not None:
-            self._make_global_update(self._combine(count), count, now)
+            combined = self.combiner.combine(
+                count,
+                silent=self.round.silent,
+                version=self.version,
+                model_q24=self.model_q24,
+                residual=self.residual,
+                chain=self.chain,
+            )
+            self._make_global_update(combined, count, now)
 
     def _make_global_update(self, combined: Combined, count: Count, now: float) -> None:
-        proposal = self._encode(combined)
+        proposal = self.combiner.encode(combined, self.version + 1)
         self._publish(proposal, self._certify(proposal, count), count, now)
         if self.state is RunState.OPEN:
             self._open_round(now)
@@ -540,75 +502,6 @@ class HostProtocol:
         for address in self.round.present():
             self.nodes[address].was_on_time(now, self.settings.deadline_s)
         return count
-
-    def _combine(self, count: Count) -> Combined:
-        """What the updates of the round come to, by the rule.
-
-        Where the updates of earlier rounds have spoiled the global adapter, the guard goes back to
-        an older one in place of that.
-        """
-        self._fix_weights()
-        vector = self.aggregation.combine(
-            count.updates, self.version, self.round.silent, to_float(self.model_q24)
-        )
-        if self.plan.rounds == 0 and not count.rows:  # the news before have been learned
-            vector = vector + self.consolidation.step(self.model_q24)
-        reputations = self.aggregation.reputations
-        # Only the guard may keep what the nodes sent: with many nodes it is much.
-        sent, self.aggregation.sent = self.aggregation.sent, Weighted()
-        rollback = self.guard.check(
-            version=self.version,
-            residual=self.residual,
-            sent=sent,
-            step=vector,
-            reputations=reputations,
-            oldest=self.chain.reach(CHAIN_BYTES_MAX),  # as far as nodes can follow
-        )
-        older_q24 = None if rollback is None else self._older(rollback.version)
-        if rollback is None or older_q24 is None:
-            return Combined(vector, self.residual, self.model_q24)
-        self.guard.returned(rollback, reputations)
-        names = ", ".join(sorted(self.nodes[address].name for address in rollback.excluded))
-        why = f": since then the boards' loss has risen by {rollback.rise:.2f}, likely by {names}"
-        return self._go_back(rollback.version, older_q24, rollback.residual, why)
-
-    def _go_back(
-        self, version: int, older_q24: ModelQ24, residual: Vector, why: str = ""
-    ) -> Combined:
-        """The next global update leads from an older version on, with this residual alone."""
-        # Both are of the adapters that are taken back.
-        self.consolidation = Consolidation(self.plan.dimension)
-        self.aggregation.before = None
-        self.returned = f"global update {self.version + 1} goes back to version {version}{why}"
-        return Combined(zero_residual(self.plan.dimension), residual, older_q24, version)
-
-    def _older(self, version: int) -> ModelQ24 | None:
-        """The global adapter of an older version; None where the steps since are not kept."""
-        links = self.chain.newest_first()
-        return older_adapter(self.model_q24, links, version, self._model_hash, self.plan)
-
-    def _fix_weights(self) -> None:
-        """Give the nodes that the settings or the owner name their weights."""
-        fixed = {**self.settings.aggregation.fixed, **dict.fromkeys(self.muted, 0.0)}
-        named = {name: self.nodes.named(name) for name in fixed}
-        self.aggregation.reputations.fixed = {
-            node.address: fixed[name] for name, node in named.items() if node is not None
-        }
-
-    def _encode(self, combined: Combined) -> Proposal:
-        """The chunks of the next global update, and the adapter and residual that follow."""
-        version = self.version + 1
-        probe = self.aggregation.probe(version) if combined.returns_to is None else ()
-        chunks, delta_q24, residual = make_step(
-            combined.vector,
-            combined.residual,
-            self._model_hash,
-            version,
-            self.plan,
-            has_probe=bool(probe),
-        )
-        model_q24 = add_q24(combined.base_q24, delta_q24)
-        return Proposal(version, chunks, model_q24, residual, probe, combined.returns_to)
 
     def _certify(self, proposal: Proposal, count: Count) -> ChainLink:
         """The global update as sent, with the signatures that make nodes accept it."""
@@ -675,10 +568,10 @@ class HostProtocol:
             finished=is_last,
             partial_aggregates=tuple(count.partial_aggregates.items()),
             given_by=given_by,
-            mean=b"" if count.rows or self.plan.rounds else self.consolidation.stored(),
+            mean=b"" if count.rows or self.plan.rounds else self.combiner.consolidation.stored(),
             evaluation=count.evaluation,
             evaluations=count.evaluations,
-            standings=self.aggregation.reputations.stored(),
+            standings=self.combiner.aggregation.reputations.stored(),
             returns_to=returns_to,
         )
         self.channel.events.append(made)
@@ -695,13 +588,6 @@ class HostProtocol:
         self.recovery.may_adopt = False
         self.round = self._new_round()
         self.channel.events.append(events.RunAdopted(self.run, hello.name))
-
-    def _hear_claim(self, hello: Hello, now: float) -> None:
-        """Note that a node has newer global updates. Raises WireError if that cannot be."""
-        is_possible = hello.version <= self.plan.last_version
-        if not (is_possible and self.recovery.claim(hello.name, hello.version, now)):
-            raise WireError("ahead", f"{hello.name} has a global update that this host never made")
-        self._step(RunStep.CLAIM_HEARD)
 
     def _ask_if_due(self, now: float) -> None:
         """Ask the node with the newer version; give its claim up after too many questions."""
@@ -739,7 +625,7 @@ class HostProtocol:
         if step.version != self.version + 1:
             self.chain.clear()
         self.residual = zero_residual(self.plan.dimension)  # no global update tells what it was
-        self.guard.reset()
+        self.combiner.guard.reset()
         self._take_newest(link, Count(rows=own_rows(step.counted, self.nodes)), given_by=node.name)
         self.recovery.advanced(self.version, now)
         if self.recovery.source is None:

@@ -105,13 +105,18 @@ class UpdateChain:
         return reversed(self._links)
 
     @property
+    def newest(self) -> int:
+        """The version of the newest global update that is kept; 0 for none."""
+        return self._links[-1].version if self._links else 0
+
+    @property
     def oldest(self) -> int | None:
         """The version of the oldest global update that is kept."""
         return self._links[0].version if self._links else None
 
     def reach(self, bytes_max: int) -> int:
         """The oldest version from which at most so many bytes of global updates lead here."""
-        version, total = self._links[-1].version if self._links else 0, 0
+        version, total = self.newest, 0
         for link in reversed(self._links):
             total += len(link.content)
             if total > bytes_max:

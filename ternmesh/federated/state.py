@@ -45,6 +45,11 @@ class RunState(Enum):
     BEHIND = "waiting for global updates that this host has lost"
     FINISHED = "finished"
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether a node may have global updates that this host has lost."""
+        return self in (RunState.GATHERING_BEHIND, RunState.BEHIND)
+
 
 class RunStep(Enum):
     """The step that takes a run on its host from one state to another."""

@@ -88,6 +88,7 @@ class SplitHost:
         self.settings = settings
         self.run = run
         self.channel = Channel[HostEvent](run=run, counter=counter, security=security)
+        self.refused = self.channel.refused  # frames, by reason
         self.nodes = NodeRegistry(
             [self._new_board(plan, *board) for board in boards],
             new=lambda address, name: self._new_board(plan, address, name),
@@ -150,11 +151,6 @@ class SplitHost:
         is_known = all(board.knows_end for board in boards if board.is_done)
         wait_s = LEAVE_S + self.plan.answer_ms / 1000
         return last + wait_s + (0.0 if is_known else 1.5 * self._hello_longest_s)
-
-    @property
-    def refused(self) -> Counter[str]:
-        """Refused frames by reason."""
-        return self.channel.refused
 
     # What the program calls
 

@@ -221,7 +221,7 @@ def test_the_host_hears_how_good_the_global_adapter_is(world: World, report: boo
 @pytest.mark.parametrize("report", [True, False])
 def test_a_board_reports_the_effect_of_a_probe(world: World, report: bool) -> None:
     world.new_host(min_peers=2)
-    aggregation = world.host.protocol.aggregation
+    aggregation = world.host.protocol.combiner.aggregation
     aggregation.reputations.first_loss = 1.0
     aggregation.reputations.standings = {address: NodeStanding(wait=1) for address in (1, 2)}
     told: list[dict[int, float]] = []

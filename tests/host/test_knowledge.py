@@ -52,8 +52,7 @@ def coordinator(version: int, weight: float = 1.0, **more: Any) -> Any:
         phase=more.get("phase", OPEN),
         model_q24=np.zeros(5, np.int32),
         boards=[SimpleNamespace(name=str(n), address=n) for n in more.get("boards", (1, 2, 3))],
-        muted={"3"},
-        aggregation=SimpleNamespace(reputations=reputations),
+        combiner=SimpleNamespace(muted={"3"}, aggregation=SimpleNamespace(reputations=reputations)),
         plan=SimpleNamespace(frame_mtu=184, rounds=more.get("rounds", 20)),
     )
 

@@ -285,7 +285,7 @@ def test_a_board_that_turns_round_is_seen_to_be_unlike_the_others(bench):
     standings = {node.name: node for node in status.nodes}
     assert [name for name, known in standings.items() if known.unlike] == ["eve"]
     assert standings["eve"].agreement < 0.5 < standings["ada"].agreement
-    assert bench.service.protocol.aggregation.reputations.of(5).agreement < 0.9
+    assert bench.service.protocol.combiner.aggregation.reputations.of(5).agreement < 0.9
     bench.boot(replace(PLAN, rounds=14))
     known = bench.node("eve")
     assert (known.agreement, known.unlike) == (None, False)
@@ -295,7 +295,7 @@ def test_a_node_that_is_trusted_little_is_told_once_and_so_is_its_return(bench, 
     caplog.set_level(logging.INFO)
     bench.join("ada")
     bench.join("bob")
-    known = bench.service.protocol.aggregation.reputations
+    known = bench.service.protocol.combiner.aggregation.reputations
     known.first_loss = 1.0
     known.standings = {n: NodeStanding(rise=9.0 * (n == 1), probed=1) for n in (1, 2, 3)}
     known.__post_init__()

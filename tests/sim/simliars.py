@@ -133,11 +133,11 @@ class GuardedHost(HostProcess):
 
     def load(self) -> HostProtocol:
         made = super().load()
-        combine, check = made.aggregation.combine, made.guard.check
+        combine, check = made.combiner.aggregation.combine, made.combiner.guard.check
 
         def noted_combine(updates: Any, number: int, *rest: Any) -> Any:
             step = combine(updates, number, *rest)
-            rows = made.aggregation.sent.rows()
+            rows = made.combiner.aggregation.sent.rows()
             self.ledger.weights[number] = {item.address: (w, f) for item, w, f in rows}
             return step
 
@@ -147,14 +147,14 @@ class GuardedHost(HostProcess):
                 self.ledger.left_out[version] = rollback.excluded
             return rollback
 
-        made.aggregation.combine = noted_combine  # type: ignore[method-assign, assignment]
-        made.guard.check = noted_check  # type: ignore[method-assign]
+        made.combiner.aggregation.combine = noted_combine  # type: ignore[method-assign, assignment]
+        made.combiner.guard.check = noted_check  # type: ignore[method-assign]
         return made
 
     def go_back(self) -> None:
         """The owner names one of the last versions."""
         host = self.endpoint
-        if host is not None and host.phase == OPEN and not host.recovering:
+        if host is not None and host.phase == OPEN and not host.state.is_behind:
             host.return_to(host.version - self.fleet.rng.randint(1, 4), self.fleet.now)
             self.settle()
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ternmesh.codec.scale import add_q24
-from ternmesh.federated import host, node, recovery
+from ternmesh.federated import combiner, node, recovery
 from ternmesh.federated.aggregation import global_delta_q24, older_adapter
 from ternmesh.federated.guard import Guard
 from ternmesh.federated.host import HostProtocol
@@ -66,7 +66,7 @@ def repeats_a_round_twice(patch: pytest.MonkeyPatch) -> None:
 
 def adds_the_step_to_the_newest(patch: pytest.MonkeyPatch) -> None:
     """The host names the older version, and goes on from the newest adapter."""
-    patch.setattr(host, "older_adapter", lambda newest, *_: newest)
+    patch.setattr(combiner, "older_adapter", lambda newest, *_: newest)
 
 
 def takes_one_step_too_few_back(patch: pytest.MonkeyPatch) -> None:
@@ -75,7 +75,7 @@ def takes_one_step_too_few_back(patch: pytest.MonkeyPatch) -> None:
     def older(newest: Any, links: Any, version: int, *rest: Any) -> Any:
         return older_adapter(newest, links, version + 1, *rest)
 
-    patch.setattr(host, "older_adapter", older)
+    patch.setattr(combiner, "older_adapter", older)
     patch.setattr(node, "older_adapter", older)
 
 
@@ -91,7 +91,7 @@ def forgets_that_a_step_returned(patch: pytest.MonkeyPatch) -> None:
             newest = add_q24(newest, -global_delta_q24(step.chunks, model_hash, step.version, plan))
         return newest
 
-    patch.setattr(host, "older_adapter", older)
+    patch.setattr(combiner, "older_adapter", older)
     patch.setattr(node, "older_adapter", older)
 
 

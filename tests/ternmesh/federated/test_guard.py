@@ -99,7 +99,7 @@ def returns(bench: Any) -> list[int]:
 
 
 def weights(bench: Any) -> dict[str, float]:
-    known = bench.host.aggregation.reputations
+    known = bench.host.combiner.aggregation.reputations
     return {node.name: known.weight(address) for address, node in bench.host.nodes.items()}
 
 
@@ -139,16 +139,16 @@ def test_what_honest_boards_sent_since_then_is_added_once_more(new_bench: New) -
     bench = new_fleet(new_bench)
     play(bench, 12)
     expected = to_float(bench.host.model_q24) + bench.host.residual
-    combine, rounds = bench.host.aggregation.combine, []
+    combine, rounds = bench.host.combiner.aggregation.combine, []
 
     def noted(*rest: Any) -> Any:
         combined = combine(*rest)
-        sent = bench.host.aggregation.sent
+        sent = bench.host.combiner.aggregation.sent
         honest = [bench.host.nodes[update.address].name != LIAR for update in sent.updates]
         rounds.append(mean_of(replace(sent, weights=sent.weights * honest)))
         return combined
 
-    bench.host.aggregation.combine = noted
+    bench.host.combiner.aggregation.combine = noted
     spoil(bench)
     for number, mean in enumerate(rounds):
         places = order(MODEL, 12 + number, DIMENSION)
@@ -200,15 +200,15 @@ def test_a_liar_whom_probes_exclude_in_the_same_round_is_left_out_and_nobody_els
     bench = new_fleet(new_bench)
     play(bench, 12)
     play(bench, 1, lies=True)
-    reputations = bench.host.aggregation.reputations
+    reputations = bench.host.combiner.aggregation.reputations
     liar = bench.host.nodes.named(LIAR).address
-    read = bench.host.aggregation._read_reports
+    read = bench.host.combiner.aggregation._read_reports
 
     def read_and_exclude(*rest: Any) -> None:
         read(*rest)
         reputations.suspect(liar, 13)
 
-    bench.host.aggregation._read_reports = read_and_exclude
+    bench.host.combiner.aggregation._read_reports = read_and_exclude
     good = loss_of(bench)
     play(bench, 1)
     assert returns(bench) == [12]
@@ -233,7 +233,7 @@ def test_what_the_owner_has_dropped_does_not_come_back_by_the_guard(new_bench: N
     play(bench, 12)
     assert bench.host.return_to(6, bench.now) == ""
     bench.exchange()
-    assert not bench.host.guard._rounds
+    assert not bench.host.combiner.guard._rounds
     play(bench, 2)
     play(bench, 2, lies=True)
     assert returns(bench) == [6, 15]
@@ -242,23 +242,23 @@ def test_what_the_owner_has_dropped_does_not_come_back_by_the_guard(new_bench: N
 def test_a_round_of_an_excluded_node_alone_has_no_part(new_bench: New) -> None:
     bench = new_fleet(new_bench, guard=1e9)
     play(bench, 2)
-    kept = bench.host.guard._rounds[-1]
+    kept = bench.host.combiner.guard._rounds[-1]
     nothing = replace(kept, sent=replace(kept.sent, weights=0 * kept.sent.weights))
-    bench.host.guard._rounds.append(nothing)
-    assert np.isfinite(bench.host.guard.forget(1, bench.host.residual)).all()
+    bench.host.combiner.guard._rounds.append(nothing)
+    assert np.isfinite(bench.host.combiner.guard.forget(1, bench.host.residual)).all()
 
 
 def test_with_a_rule_its_own_steps_are_added_once_more(new_bench: New) -> None:
     bench = new_fleet(new_bench)
-    bench.host.guard = guard_module.Guard(bench.plan, MODEL, GUARD, keeps_steps=True)
+    bench.host.combiner.guard = guard_module.Guard(bench.plan, MODEL, GUARD, keeps_steps=True)
     play(bench, 12)
-    steps, combine = [], bench.host.aggregation.combine
+    steps, combine = [], bench.host.combiner.aggregation.combine
 
     def noted(*rest: Any) -> Any:
         steps.append(combine(*rest))
         return steps[-1]
 
-    bench.host.aggregation.combine = noted
+    bench.host.combiner.aggregation.combine = noted
     before = to_float(bench.host.model_q24) + bench.host.residual
     spoil(bench)
     now = to_float(bench.host.model_q24) + bench.host.residual
@@ -268,7 +268,7 @@ def test_with_a_rule_its_own_steps_are_added_once_more(new_bench: New) -> None:
 def test_the_guard_goes_back_no_further_than_boards_can_follow(
     new_bench: New, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ternmesh.federated.host.CHAIN_BYTES_MAX", 1)
+    monkeypatch.setattr("ternmesh.federated.combiner.CHAIN_BYTES_MAX", 1)
     bench = new_fleet(new_bench)
     play(bench, 12)
     play(bench, 3, lies=True)
@@ -392,11 +392,11 @@ def test_a_revoked_node_leaves_the_residual(new_bench: New) -> None:
     play(bench, 4)
     play(bench, 1, lies=True)
     before, address = bench.host.residual, bench.host.nodes.named(LIAR).address
-    left = bench.host.guard.forget(address, before)
+    left = bench.host.combiner.guard.forget(address, before)
     assert np.linalg.norm(left) < 0.8 * np.linalg.norm(before)
     assert (np.abs(left) <= np.abs(before)).all()
     assert (left * before >= 0).all()  # nothing changes its sign
-    untouched = bench.host.guard.forget(99, before)
+    untouched = bench.host.combiner.guard.forget(99, before)
     assert np.array_equal(untouched, before)
 
 
@@ -412,9 +412,9 @@ def test_the_guard_keeps_what_it_has_room_for(
 ) -> None:
     bench = new_fleet(new_bench, guard=1e9)
     play(bench, 20)
-    assert len(bench.host.guard._rounds) == guard_module.KEPT_MAX
-    size = bench.host.guard._rounds[-1].size()
+    assert len(bench.host.combiner.guard._rounds) == guard_module.KEPT_MAX
+    size = bench.host.combiner.guard._rounds[-1].size()
     assert size == 4 * DIMENSION + len(BOARDS) * DIMENSION  # float32, and trits in int8
     monkeypatch.setattr(guard_module, "BYTES_MAX", 3 * size)
     play(bench, 1)
-    assert len(bench.host.guard._rounds) == 3
+    assert len(bench.host.combiner.guard._rounds) == 3

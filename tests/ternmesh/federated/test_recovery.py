@@ -114,7 +114,7 @@ def test_a_restored_host_leads_on_where_the_fleet_is(bench: Any, lost: int) -> N
     assert np.array_equal(host.model_q24, before.model_q24)
     assert not host.residual.any()
     assert host.phase == OPEN
-    assert not host.recovering
+    assert not host.state.is_behind
     assert "ahead" not in host.refused
     made = given(bench)
     assert [event.version for event in made] == [*range(2, 2 + lost)]
@@ -235,25 +235,25 @@ def test_a_lie_is_given_up_and_counted(alone: Any) -> None:  # R6.9-7
     claim(alone, "yan", 6)
     asked = [*questions(alone, "theo")]
     for _ in range(2 * ASKS_MAX):
-        assert host.recovering
+        assert host.state.is_behind
         alone.now = host.recovery.at
         host.handle_timeout(alone.now)
         asked += questions(alone, "theo")
     assert asked == [Wanted(1, 1)] * ASKS_MAX
-    assert not host.recovering
+    assert not host.state.is_behind
     assert host.refused == {"ahead": 2}
     claim(alone, "theo", 7)
-    assert not host.recovering
+    assert not host.state.is_behind
     assert host.refused == {"ahead": 3}
     alone.now += IGNORED_PAUSES * PAUSE_S
     claim(alone, "theo", 7)
-    assert host.recovering
+    assert host.state.is_behind
 
 
 def test_a_version_beyond_the_plan_is_no_claim(alone: Any) -> None:  # R6.9-1
     claim(alone, "theo", ROUNDS + 1)
     assert alone.host.refused == {"ahead": 1}
-    assert not alone.host.recovering
+    assert not alone.host.state.is_behind
 
 
 def answer(bench: Any, name: str, content: bytes) -> None:
@@ -282,7 +282,7 @@ def test_only_what_follows_the_hosts_own_is_taken(alone: Any) -> None:  # R6.9-4
     alone.now = host.recovery.at
     host.handle_timeout(alone.now)
     assert host.refused["ahead"] == 1
-    assert not host.recovering
+    assert not host.state.is_behind
 
 
 def test_what_the_host_did_not_certify_is_refused(new_bench: New) -> None:  # R6.9-4

@@ -1,0 +1,167 @@
+"""What makes the next global update of what counts in a round: rule, guard, and encoding.
+
+All of it follows from the plan, the updates that counted and the order of the rounds, and from no
+time.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from ternmesh.codec.encoder import zero_residual
+from ternmesh.codec.scale import add_q24, to_float
+from ternmesh.federated.aggregation import make_step, older_adapter
+from ternmesh.federated.consolidation import Consolidation
+from ternmesh.federated.guard import Guard
+from ternmesh.federated.open_round import Count
+from ternmesh.federated.registry import CHAIN_BYTES_MAX, NodeRegistry, UpdateChain
+from ternmesh.federated.reputation import restored
+from ternmesh.federated.robust import MEANS, RobustAggregation, Weighted
+from ternmesh.federated.rules import AggregationSettings
+from ternmesh.federated.state import RegisteredNode
+from ternmesh.plan import Plan
+from ternmesh.types import ModelQ24, Vector
+
+
+@dataclass(frozen=True, slots=True)
+class Combined:
+    """What a round comes to before it is encoded."""
+
+    vector: Vector  # what the rule makes of the round's updates
+    residual: Vector  # what earlier global updates could not carry
+    base_q24: ModelQ24  # the global adapter to which the encoded sum of both is added
+    returns_to: int | None = None  # the version of `base_q24`, where it is an older one
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """The next global update before it is certified: what it says, and what it leads to."""
+
+    version: int
+    chunks: tuple[bytes, ...]
+    model_q24: ModelQ24  # the global adapter after it
+    residual: Vector  # what it could not carry
+    probe: tuple[bytes, ...] = ()
+    returns_to: int | None = None  # as in `Combined`
+
+
+class Combiner:
+    """The rule of a run with its memories. `mean` and `standings` are stored of earlier ones."""
+
+    def __init__(
+        self,
+        *,
+        plan: Plan,
+        settings: AggregationSettings,
+        model_hash: bytes,
+        run: bytes,
+        nodes: NodeRegistry[RegisteredNode],
+        mean: bytes,
+        standings: bytes,
+    ) -> None:
+        self.aggregation = RobustAggregation(plan, model_hash, settings, run, restored(standings))
+        self.guard = Guard(
+            plan,
+            model_hash,
+            settings.guard if self.aggregation.has_probes else 0.0,
+            keeps_steps=settings.name not in MEANS,
+        )
+        self.consolidation = Consolidation(plan.dimension, mean)
+        self.muted: frozenset[str] = frozenset()  # nodes that count nothing
+        self.returned = ""  # which global update went back to which version, and why
+        self._plan = plan
+        self._fixed = settings.fixed
+        self._model_hash = model_hash
+        self._nodes = nodes
+
+    def mute(self, names: Collection[str]) -> None:
+        """From now on nodes with these names count nothing, as if `fixed` said so."""
+        self.muted = frozenset(names)
+        self._fix_weights()
+
+    def forget(self, address: int, residual: Vector) -> Vector:
+        """The host's residual without what a revoked node may still have in it."""
+        self.aggregation.before = None  # no momentum of its updates
+        return self.guard.forget(address, residual)
+
+    def combine(
+        self,
+        count: Count,
+        *,
+        silent: Iterable[int],
+        version: int,
+        model_q24: ModelQ24,
+        residual: Vector,
+        chain: UpdateChain,
+    ) -> Combined:
+        """What the updates of the round of `version` come to, by the rule.
+
+        Where the updates of earlier rounds have spoiled the global adapter, the guard goes back to
+        an older one in place of that.
+        """
+        self._fix_weights()
+        vector = self.aggregation.combine(count.updates, version, silent, to_float(model_q24))
+        if self._plan.rounds == 0 and not count.rows:  # the news before have been learned
+            vector = vector + self.consolidation.step(model_q24)
+        reputations = self.aggregation.reputations
+        # Only the guard may keep what the nodes sent: with many nodes it is much.
+        sent, self.aggregation.sent = self.aggregation.sent, Weighted()
+        rollback = self.guard.check(
+            version=version,
+            residual=residual,
+            sent=sent,
+            step=vector,
+            reputations=reputations,
+            oldest=chain.reach(CHAIN_BYTES_MAX),  # as far as nodes can follow
+        )
+        older_q24 = None if rollback is None else self._older(rollback.version, model_q24, chain)
+        if rollback is None or older_q24 is None:
+            return Combined(vector, residual, model_q24)
+        self.guard.returned(rollback, reputations)
+        names = ", ".join(sorted(self._nodes[address].name for address in rollback.excluded))
+        why = f": since then the boards' loss has risen by {rollback.rise:.2f}, likely by {names}"
+        self._note_return(version + 1, rollback.version, why)
+        zeros = zero_residual(self._plan.dimension)
+        return Combined(zeros, rollback.residual, older_q24, rollback.version)
+
+    def return_to(self, version: int, model_q24: ModelQ24, chain: UpdateChain) -> Combined | None:
+        """Go back to an older version, and learn on from there; None where it is not kept."""
+        older_q24 = self._older(version, model_q24, chain)
+        if older_q24 is None:
+            return None
+        self.guard.reset()
+        self._note_return(chain.newest + 1, version)
+        zeros = zero_residual(self._plan.dimension)
+        return Combined(zeros, zeros, older_q24, version)
+
+    def _note_return(self, number: int, version: int, why: str = "") -> None:
+        # Both are of the adapters that are taken back.
+        self.consolidation = Consolidation(self._plan.dimension)
+        self.aggregation.before = None
+        self.returned = f"global update {number} goes back to version {version}{why}"
+
+    def _older(self, version: int, model_q24: ModelQ24, chain: UpdateChain) -> ModelQ24 | None:
+        """The global adapter of an older version; None where the steps since are not kept."""
+        links = chain.newest_first()
+        return older_adapter(model_q24, links, version, self._model_hash, self._plan)
+
+    def _fix_weights(self) -> None:
+        """Give the nodes that the settings or the owner name their weights."""
+        fixed = {**self._fixed, **dict.fromkeys(self.muted, 0.0)}
+        named = {name: self._nodes.named(name) for name in fixed}
+        self.aggregation.reputations.fixed = {
+            node.address: fixed[name] for name, node in named.items() if node is not None
+        }
+
+    def encode(self, combined: Combined, version: int) -> Proposal:
+        """The chunks of the global update to `version`, and the adapter and residual after it."""
+        probe = self.aggregation.probe(version) if combined.returns_to is None else ()
+        chunks, delta_q24, residual = make_step(
+            combined.vector,
+            combined.residual,
+            self._model_hash,
+            version,
+            self._plan,
+            has_probe=bool(probe),
+        )
+        model_q24 = add_q24(combined.base_q24, delta_q24)
+        return Proposal(version, chunks, model_q24, residual, probe, combined.returns_to)
