@@ -30,9 +30,11 @@ from ternmesh.federated.events import WorkReady
 from ternmesh_service.control_socket import ControlServer, Relay
 from ternmesh_service.page.config import PageConfig, served_page
 from ternmesh_service.page.server import STATIC
+from ternmesh_service.status import to_json
 from ternmesh_store.state_file import StateFile
 from tests.host.test_service import Bench
 from tests.mosquitto import free_port
+from tests.statuses import KEYS, MACHINE, UP
 
 ROUND_S, POLL_S = 10.0, 0.1
 BOARDS = (50, 500)
@@ -200,9 +202,9 @@ def main() -> None:
     config, relay = PageConfig(free_port()), Relay()
 
     def answer(request: dict[str, int]) -> dict[str, object]:
-        about = {"fleet": "bench", "model": "keyword", "security": {"mode": "keys", "clones": {}}}
-        transport = {"connected": True, "broker": "mqtt://127.0.0.1:1883"}
-        return {**service.status(request.get("since", 0)), **about, "transport": transport}
+        shown = service.status(request.get("since", 0))
+        about = {"fleet": "bench", "model": "keyword", "security": KEYS, "transport": UP}
+        return to_json(replace(shown, machine=MACHINE, **about))
 
     with (
         ControlServer(folder / "control.sock", relay.ask),

@@ -222,7 +222,7 @@ def test_a_node_cannot_take_the_hosts_place(end, raw, client_id) -> None:
     host, eve = end(HOST), raw("ada", client_id=client_id)
     eve.client.publish(UP + "ada", batch.join([framed("there")]), qos=1)
     assert next_of(host) == ("ada", framed("there"))
-    assert (host.connected, host.status()["reconnects"], eve.topics) == (True, 0, [])
+    assert (host.connected, host.status().numbers["reconnects"], eve.topics) == (True, 0, [])
 
 
 def test_a_last_will_follows_the_same_rules(end, raw) -> None:
@@ -254,8 +254,8 @@ def test_a_password_is_for_one_account(deployment, raw) -> None:
 
 def test_a_packet_beyond_the_limit_is_refused_and_ours_stay_below(end, raw, eventually) -> None:
     host, eve = end(HOST), raw("ada", client_id="eve")
-    assert host.status()["message_max"] == MESSAGE_MAX
-    host_limit = host.status()["limits"]["packet_max"]
+    assert host.status().numbers["message_max"] == MESSAGE_MAX
+    host_limit = host.status().numbers["packet_max"]
     eve.client.publish(UP + "ada", bytes(host_limit), qos=1)
     eventually(lambda: eve.ended is not None)  # it may still write when the broker disconnects
     assert eve.acks == []
@@ -269,13 +269,13 @@ def test_our_end_refuses_a_broker_that_another_authority_has_signed(
 ) -> None:
     ternmesh("broker", "config", "--dir", tmp_path / "other", "--name", "localhost")
     stranger = end("ada", ca_file=str(tmp_path / "other" / "authority.pem"))
-    eventually(lambda: "signed by no authority" in str(stranger.status()["last_error"]), WAIT_S)
+    eventually(lambda: "signed by no authority" in str(stranger.status().last_error), WAIT_S)
     assert not stranger.connected
 
 
 def test_the_port_speaks_tls_only(deployment, end, eventually) -> None:
     plain = end("ada", url=f"mqtt://localhost:{deployment.port}", ca_file=None)
-    eventually(lambda: "is it a port for TLS" in str(plain.status()["last_error"]), WAIT_S)
+    eventually(lambda: "is it a port for TLS" in str(plain.status().last_error), WAIT_S)
 
 
 def test_nodes_come_and_go_while_the_broker_runs(deployment, end, eventually) -> None:
@@ -288,7 +288,7 @@ def test_nodes_come_and_go_while_the_broker_runs(deployment, end, eventually) ->
     assert next_of(host) == ("dora", framed("from dora"))
     ternmesh("broker", "remove", *command)
     deployment.process.send_signal(signal.SIGHUP)
-    eventually(lambda: "Not authorized" in str(dora.status()["last_error"]), WAIT_S)
+    eventually(lambda: "Not authorized" in str(dora.status().last_error), WAIT_S)
     assert not dora.connected
     bob.send(HOST, [framed("from bob")])
     assert next_of(host) == ("bob", framed("from bob"))

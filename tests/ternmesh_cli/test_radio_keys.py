@@ -37,6 +37,7 @@ RADIO = {
 BOARD = """
 import json, sys
 from pathlib import Path
+from ternmesh_service.status import to_json
 from ternmesh_service.keyring import Keyring, SecurityConfig, hop_keys
 from ternmesh_store.state_file import StateFile
 from ternmesh.wire.frame import Header, seal_open
@@ -59,7 +60,7 @@ while True:
         body = bytes((2, number)) * 60
         end.send("host", [seal_open(Header(3, i, suite=1), body) for i in range(count)])
         order.unlink()
-    print(json.dumps(end.status()), flush=True)
+    print(json.dumps(to_json(end.status())), flush=True)
 """
 
 
@@ -124,7 +125,9 @@ class Neighbourhood:
 
     def wait_for_airtime(self, airtime_us: int) -> None:
         """Wait until the board has used this airtime since its start."""
-        self.eventually(lambda: self.board.status().get("airtime_us", 0) >= airtime_us, PATIENCE_S)
+        self.eventually(
+            lambda: (self.board.status().get("airtime_us") or 0) >= airtime_us, PATIENCE_S
+        )
 
     def wait_for(self, number: int) -> None:
         """Wait until an object has reached the host."""
@@ -144,7 +147,7 @@ class Neighbourhood:
     def kill_in_the_middle(self, victim: Process) -> int:
         """Kill an end while the gateway holds a part of an object; the object's number."""
         for _ in range(TRIES_MAX):
-            spoken = self.board.status().get("airtime_us", 0)
+            spoken = self.board.status().get("airtime_us") or 0
             number = self.order()
             self.wait_for_airtime(spoken + 2_000_000)
             victim.kill9()
