@@ -291,10 +291,10 @@ class Keyring:
     def begin_rotation(self) -> bytes:
         """Make the next keys if there are none, and return `rotation`. Raises SecurityError."""
         self._check_path()
-        public = self.own.public
+        public, fleet = self.own.public, self.member_list.fleet  # without a fleet no key is made
         if self._next is None:
             self._next = make_identity_file(self._next_path, public.name, public.role)
-        return write_rotation(self.own, self._next, self.member_list.fleet)
+        return write_rotation(self.own, self._next, fleet)
 
     def finish_rotation(self) -> None:
         """Change to the next keys, and delete the old ones."""

@@ -2,7 +2,6 @@
 
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,11 +13,8 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-from models.zoo import fsdd_path
 from ternmesh.wire.frame import SEALED_MIN
 from ternmesh_cli import main
-from ternmesh_cli.process import write_toml
-from ternmesh_service.control_socket import ControlError, ask
 from tests.mosquitto import find_mosquitto, free_port, listens
 from transports import batch
 from transports.base import ALL, HOST
@@ -247,11 +243,6 @@ def test_strangers_are_refused(raw, role, password) -> None:
     assert raw(role, password=password).connack == "Not authorized"
 
 
-def test_a_password_is_for_one_account(deployment, raw) -> None:
-    password = read_credentials(deployment.credentials("bob"), "bob").password
-    assert raw("ada", password=password).connack == "Not authorized"
-
-
 def test_a_packet_beyond_the_limit_is_refused_and_ours_stay_below(end, raw, eventually) -> None:
     host, eve = end(HOST), raw("ada", client_id="eve")
     assert host.status().numbers["message_max"] == MESSAGE_MAX
@@ -300,49 +291,3 @@ def test_a_new_certificate_is_from_the_same_authority(deployment, end) -> None:
     assert (deployment.folder / "server.pem").read_bytes() != before
     deployment.process.send_signal(signal.SIGHUP)
     assert end("ada").connected
-
-
-def start(command: str, folder: Path, tables: dict[str, dict[str, object]]) -> subprocess.Popen:
-    folder.mkdir()
-    (folder / "config.toml").write_text(write_toml(tables))
-    arguments = [sys.executable, "-m", "ternmesh_cli.main", command]
-    arguments += ["--insecure", "--config", str(folder / "config.toml")]
-    with (folder / "log").open("wb") as log:
-        return subprocess.Popen(arguments, cwd=ROOT, stdout=log, stderr=log)
-
-
-def test_a_fleet_learns_through_it(deployment, tmp_path, eventually) -> None:
-    def link(role: str) -> dict[str, object]:
-        named = ("url", "fleet", "ca_file", "credentials_file")
-        return {name: getattr(deployment.link(role), name) for name in named}
-
-    def version(role: str) -> int:
-        try:
-            found = ask(tmp_path / role / "control.sock", {"command": "status"}, WAIT_S)
-        except ControlError:
-            return -1
-        return int(found["version"])
-
-    own: dict[str, object] = {"state_dir": ".", "model": "keyword"}
-    run: dict[str, object] = {
-        "rounds": 2,
-        "local_steps": 2,
-        "min_peers": 2,
-        "deadline_s": 600,
-        "announce_s": 1,
-    }
-    tables: dict[str, dict[str, object]] = {"": own, "link": link(HOST), "run": run}
-    processes = [start("host", tmp_path / HOST, tables)]
-    for name, speaker in zip(BOARDS[:2], ("theo", "nicolas"), strict=True):
-        data: dict[str, object] = {"path": str(fsdd_path("train")), "divide_by": 255.0}
-        data |= {"where": {"speaker": speaker}, "arrays": {"features": "x", "target": "y"}}
-        tables = {"": own | {"name": name}, "link": link(name), "data": data}
-        processes.append(start("node", tmp_path / name, tables))
-    try:
-        for role in (HOST, *BOARDS[:2]):
-            eventually(lambda role=role: version(role) == 2, 60.0)
-    finally:
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            process.wait(WAIT_S)

@@ -4,7 +4,6 @@ import json
 import os
 import pty
 import re
-import sys
 import threading
 import time
 from datetime import UTC, datetime, timedelta
@@ -21,7 +20,7 @@ from ternmesh_cli.doctor_checks import OK, WARNING, WRONG
 from ternmesh_cli.main import main
 from ternmesh_service.control_socket import ControlError
 from ternmesh_service.status import UNOPENED, ask_status
-from tests.mosquitto import find_mosquitto, free_port
+from tests.mosquitto import find_mosquitto
 from tests.ternmesh_cli.test_broker_access import Deployment
 from transports.base import TransportStatus
 
@@ -211,14 +210,6 @@ def test_a_certificate_for_another_name(deployed):
     assert (result, "is for another name" in sentence) == (WRONG, True)
 
 
-def test_an_authority_that_did_not_sign(deployed, tmp_path):
-    _, start = deployed
-    names = ["--fleet", "x", "--name", "y"]
-    assert main(["broker", "config", "--dir", str(tmp_path / "other"), *names]) == 0
-    ((result, sentence),) = results(start(authority=tmp_path / "other/authority.pem"), "broker")
-    assert (result, "is signed by no authority" in sentence) == (WRONG, True)
-
-
 def test_a_refused_login(deployed):
     made, start = deployed
     path = start()
@@ -226,14 +217,6 @@ def test_a_refused_login(deployed):
     login.write_text(login.read_text().replace('password = "', 'password = "x'))
     ((result, sentence),) = results(path, "broker")
     assert (result, "check credentials_file" in sentence) == (WRONG, True)
-
-
-def test_no_such_name_nobody_there_and_no_answer(node):
-    for url in ("mqtt://no.such.name.invalid", f"mqtt://127.0.0.1:{free_port()}"):
-        ((result, sentence),) = results(node(f'url = "{url}"'), "broker")
-        assert result == WRONG
-        assert "cannot reach" in sentence or "does not answer" in sentence
-    assert "does the broker run?" in sentence
 
 
 def test_a_port_that_is_there_missing_or_no_port(node, tmp_path):
@@ -266,11 +249,6 @@ def test_the_airtime_of_an_update_against_the_law(node):
     assert "has no duty cycle" in results(node(free), "airtime")[0][1]
     alarms = node(serial.replace("869525000", "868650000"))
     assert "for alarms" in results(alarms, "settings")[0][1]
-
-
-def test_a_board_without_a_radio_needs_no_package_for_one(node, monkeypatch):
-    monkeypatch.setitem(sys.modules, "transports.serial_lora.transport", None)
-    assert results(node(), "airtime") == []
 
 
 def test_a_changed_model_and_data_that_is_missing_or_too_little(node, tmp_path):

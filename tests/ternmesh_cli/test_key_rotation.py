@@ -6,7 +6,6 @@ import os
 import threading
 from collections import deque
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,22 +13,20 @@ import pytest
 from edge import enrolment
 from host import membership
 from host.enrolment import ROTATION_MIN_S
-from ternmesh.errors import SecurityError, WireError
+from ternmesh.errors import SecurityError
 from ternmesh.security.enrolment import (
     ROTATION_ANSWER,
     read_code,
     write_request,
     write_rotation_request,
 )
-from ternmesh.security.identity import Role, quantum_text
-from ternmesh.security.membership import HOST, REVOKED_MAX, ROTATED_MAX, MemberList
-from ternmesh.security.signatures import quantum_key
+from ternmesh.security.identity import Role
+from ternmesh.security.membership import HOST, ROTATED_MAX
 from ternmesh.wire import control
 from ternmesh.wire.frame import Header, open_seal, seal_open
 from ternmesh_cli.keys import enrol_fleet
 from ternmesh_cli.main import main
 from ternmesh_service import keyring as keyring_module
-from ternmesh_service.control_socket import ControlServer
 from ternmesh_service.identity_file import read_identity_file
 from ternmesh_service.keyring import Keyring, SecurityConfig
 from ternmesh_store import files as files_module
@@ -277,19 +274,6 @@ def test_a_refused_code_fails_at_once(fleet, monkeypatch):
         assert join(service.issue(Role.NODE, 1e9, 0.0)).host == host.member_list.host
 
 
-def test_the_desk_hears_a_peer_once_a_second_and_passes_the_rest_on(fleet):  # R9.6-1
-    with fleet.open("host") as host, fleet.open("ada") as ada:
-        service = EnrolmentDesk(host)
-        frame = seal_open(Header(0, 0), write_rotation_request(ada.begin_rotation()))
-        other = seal_open(Header(0, 0), b"\x01hello")
-        for now in (0.0, 0.5, 1.0):
-            service.receive_frames("ada", [frame, other, frame[:-1], b"", b"\xff" * 30], now)
-        assert len(service.frames_to_send()) == 2
-        assert service.refused == {"control": 3, "seal": 3, "length": 3, "version": 3}, "the rest"
-        with pytest.raises(WireError):
-            open_seal(frame[:-1])
-
-
 def test_forged_requests_take_no_place_of_the_board_in_whose_name_they_are(fleet):  # R9.6-4
     with fleet.open("host") as host, fleet.open("ada") as ada:
         service = EnrolmentDesk(host)
@@ -369,14 +353,6 @@ def test_who_has_rotated_as_often_as_it_may_can_still_be_revoked(fleet):
         assert member["revoked"]
 
 
-def test_a_fleet_that_has_revoked_all_it_can_says_so(fleet):  # R9.5-7
-    with fleet.open("host") as host:
-        rows = tuple(number.to_bytes(16, "big") for number in range(REVOKED_MAX))
-        host._member_list = MemberList(replace(host.member_list.state, revoked=rows))
-        answer = membership.answer(host, {"enrol": "revoke", "name": "ada"})
-        assert "found a new fleet" in answer["error"]
-
-
 @pytest.fixture
 def enrol(tmp_path, capsys):
     (tmp_path / "host.toml").write_text(HOST_TOML)
@@ -389,100 +365,6 @@ def enrol(tmp_path, capsys):
         return json.loads(shown.out) if code == 0 else (code, shown.err)
 
     return run
-
-
-def test_the_line_can_be_carried(fleet, enrol, monkeypatch, tmp_path):  # R9.6-7
-    answer = enrol("ada", "--line")
-    assert answer["rotation"].startswith("TM1-ROTATION:")
-    assert enrol("ada", "--line") == answer, "it is the same until the host has answered"
-    (tmp_path / "line.txt").write_text(answer["rotation"])
-    members = enrol("host", str(tmp_path / "line.txt"))["members"]
-    over_link(monkeypatch, fleet, finish)
-    assert members[0]["fingerprint"] == fleet.key_on_disk().fingerprint.hex()
-    assert fleet.key_at_host() == fleet.key_on_disk()
-    code, sentence = enrol("host", answer["rotation"])
-    assert code == 1
-    assert "no member has" in sentence
-
-
-def test_over_a_radio_the_operator_says_when_all_have_the_line(fleet, enrol, tmp_path, caplog):
-    radio = NODE_TOML.replace('fleet = "garden"', 'url = "mqtt://broker"\nmultipath = true')
-    data = '[data]\npath = "clips"\n'
-    (tmp_path / "ada.toml").write_text(radio + data)
-    assert "must be copied by hand" in enrol("ada")[1]
-    assert not (tmp_path / "ada" / "identity.next").exists()
-    old = fleet.key_on_disk()
-    line = enrol("ada", "--line")["rotation"]
-    link = LinkConfig(url="mqtt://broker", multipath=True)
-    with fleet.open("ada") as ada:
-        enrolment.finish_rotation(link, "ada", ada, threading.Event())
-        assert ada.own.public == old, "its own word does not do it"
-    assert "wait" in caplog.text
-    enrol("host", line)
-    assert enrol("ada", "--finish")["fingerprint"] == fleet.key_on_disk().fingerprint.hex()
-    assert fleet.key_at_host() == fleet.key_on_disk() != old
-    assert "no new keys" in enrol("ada", "--finish")[1]
-
-
-def test_what_cannot_be_rotated_is_a_sentence(fleet, enrol, monkeypatch, tmp_path):
-    assert enrol("host", "--finish")[0] == 2
-    assert enrol("host", "TM1-ROTATION:AAAA")[0] == 1
-    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path / "ada"))
-    (tmp_path / "ada" / "identity").rename(tmp_path / "ada" / "ternmesh-identity")
-    code, sentence = enrol("ada", "--line")
-    assert code == 1
-    assert "LoadCredential" in sentence
-
-
-def test_a_board_without_a_fleet_has_nothing_to_rotate(enrol):
-    code, sentence = enrol("ada", "--line")
-    assert code == 1
-    assert "belongs to no fleet" in sentence
-
-
-def test_a_host_gets_a_new_key_and_a_board_takes_its_line_by_hand(fleet, enrol, tmp_path):
-    # R9.5-10, R9.5-12
-    old = enrol("host", "--line")
-    assert (old["rotation"], old["identity"][:4]) == ("", "TM1:")
-    shown = [enrol("host") for _ in range(2)]
-    assert all(one["identity"].startswith("TM1-HOST:") for one in shown)
-    both = enrol("host", "--line")["rotation"].split()
-    assert both == [one["rotation"] for one in shown]
-    for line, one in zip(both, shown, strict=True):
-        assert enrol("ada", line)["fingerprint"] == one["fingerprint"]
-    assert enrol("ada", both[0])["fingerprint"] == shown[-1]["fingerprint"], "it never goes back"
-    with fleet.open("host") as host, fleet.open("ada") as ada:
-        assert ada.member_list.hosts == host.member_list.hosts
-        ada.check_fleet("garden")
-
-
-def test_a_board_takes_all_lines_of_a_file(fleet, enrol, tmp_path):
-    [_, last] = [enrol("host") for _ in range(2)]
-    (tmp_path / "lines.txt").write_text(f"rotation     {enrol('host', '--line')['rotation']}\n")
-    assert enrol("ada", str(tmp_path / "lines.txt"))["fingerprint"] == last["fingerprint"]
-
-
-def test_a_host_that_runs_shows_the_same_line(fleet, enrol, tmp_path, capsys):
-    line = enrol("host")["identity"]
-    with ControlServer(tmp_path / "host" / "control.sock", lambda _: {"name": "host"}):
-        assert main(["enrol", "identity", "--json", "--config", str(tmp_path / "host.toml")]) == 0
-    assert json.loads(capsys.readouterr().out)["identity"] == line
-
-
-def test_a_board_can_be_enrolled_with_a_host_that_has_another_key(fleet, enrol, tmp_path, capsys):
-    # R9.5-12
-    line = enrol("host")["identity"]
-    (tmp_path / "bo.toml").write_text(NODE_TOML.replace("ada", "bo"))
-    config = ["--json", "--config", str(tmp_path / "bo.toml")]
-    assert main(["enrol", "host", *config, line]) == 0
-    bo = json.loads(capsys.readouterr().out)["identity"]
-    add = ["enrol", "add", "--config", str(tmp_path / "host.toml"), bo]
-    assert main(add) == 0
-    with fleet.open("host") as host, fleet.open("bo") as board:
-        assert board.member_list.fleet == host.member_list.fleet
-        assert board.member_list.host == host.own.public
-        board.check_fleet("garden")
-        assert host.member_list.find("bo") == board.own.public
 
 
 def test_the_identity_file_alone_founds_the_same_fleet(fleet, enrol, tmp_path, capsys):
@@ -506,25 +388,6 @@ def test_the_identity_file_alone_founds_the_same_fleet(fleet, enrol, tmp_path, c
         assert (host.member_list.hosts, host.member_list.fleet) == (hosts, name)
 
 
-def test_an_older_state_beside_the_new_identity_follows_it(fleet, enrol, tmp_path):
-    old = (tmp_path / "host" / "state.sqlite").read_bytes()
-    enrol("host")
-    (tmp_path / "host" / "state.sqlite").write_bytes(old)
-    with fleet.open("host") as host:
-        assert host.member_list.host == host.own.public
-        assert len(host.member_list.hosts.rotations) == 1
-
-
-def test_an_older_identity_beside_the_new_state_is_refused(fleet, enrol, tmp_path):
-    old = (tmp_path / "host" / "identity").read_bytes()
-    enrol("host")
-    (tmp_path / "host" / "identity").write_bytes(old)
-    with fleet.open("host") as host, pytest.raises(SecurityError, match="an earlier key"):
-        host.security(HOST, bytes(32), 0)
-    code, sentence = enrol("host")
-    assert (code, "an earlier key" in sentence) == (1, True), "it cannot rotate again either"
-
-
 def test_a_host_that_cannot_write_keeps_its_key(fleet, monkeypatch):
     with fleet.open("host") as host:
         old = host.own
@@ -536,14 +399,3 @@ def test_a_host_that_cannot_write_keeps_its_key(fleet, monkeypatch):
         with pytest.raises(SecurityError, match="the host keeps its key"):
             host.rotate_host()
         assert (host.own, host.member_list.host) == (old, old.public)
-
-
-def test_a_new_key_of_the_host_is_a_new_quantum_key(fleet, enrol, tmp_path):
-    with fleet.open("host") as host:
-        old = quantum_text(quantum_key(host.own).public)
-    config = tmp_path / "host.toml"
-    config.write_text(f'{HOST_TOML}[security]\nquantum = "{old}"\n')
-    shown = enrol("host")
-    with fleet.open("host") as host:
-        assert shown["quantum"] == quantum_text(quantum_key(host.own).public) != old
-    assert "security.quantum" in shown["then"]
