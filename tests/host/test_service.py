@@ -799,7 +799,7 @@ def test_a_membership_list_that_is_an_old_copy_is_found_out(keyed, caplog):  # R
     bench.service.protocol.channel.authenticator._member_list._take(old)  # restored
     announced(bench)
     assert bob.refused[OLD_MEMBERS] == 0, "within one process of the host a number may come late"
-    bob.joining._note_process(b"another process", bench.now)
+    bob.joining._is_restart(b"another process", bench.now)
     with caplog.at_level("ERROR"):
         announced(bench)
     assert bob.refused[OLD_MEMBERS] == 1
