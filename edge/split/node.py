@@ -126,14 +126,14 @@ class SplitNode:
         self._run = self.board.run  # the run of what was learned
         self._under_way: _UnderWay | None = None
         self._events: list[BoardEvent] = []  # to act on, once they are on disk
-        self._asked = 0  # batches of held-out samples so far
+        self._evaluated = 0  # batches of held-out samples so far
         self._hits = 0  # right ones of them
         self._refusals = RefusalLog()
 
     @property
     def is_done(self) -> bool:
         """Whether the run is over and all held-out samples are evaluated."""
-        return self.board.phase == control.FINISHED and self._asked >= self._questions
+        return self.board.phase == control.FINISHED and self._evaluated >= self._question_count
 
     @property
     def accuracy(self) -> float | None:
@@ -219,8 +219,8 @@ class SplitNode:
                 self.learning_traffic = replace(self._traffic)
                 self.save()
             self.board.finish(self._clock())
-        elif self._asked < self._questions:
-            self._ask()
+        elif self._evaluated < self._question_count:
+            self._send_question()
 
     def _offer(self, item: Activation, wanted: int) -> None:
         try:
@@ -228,7 +228,7 @@ class SplitNode:
         except CodecError as error:
             _log.warning("micro-batch %d gives nothing: %s", item.number, error)
             if item.leg == activation.ASK:
-                self._asked += 1
+                self._evaluated += 1
                 self._under_way = None
                 return
             self.board.number = item.number + 1
@@ -266,14 +266,14 @@ class SplitNode:
 
     # Evaluation
 
-    def _ask(self) -> None:
+    def _send_question(self) -> None:
         assert self.held_out is not None
         plan = self._plan
-        start = self._asked * plan.batch
+        start = self._evaluated * plan.batch
         indexes = np.arange(start, min(start + plan.batch, len(self.held_out)))
         inputs, _ = self._batch(self.held_out, indexes)
         self._under_way = _UnderWay(indexes, is_question=True)
-        number = (plan.micro_batches + self._asked) & 0xFFFFFFFF
+        number = (plan.micro_batches + self._evaluated) & 0xFFFFFFFF
         item = Activation(activation.ASK, number, self.first.forward(inputs))
         self._offer(item, activation.ANSWER)
 
@@ -284,14 +284,14 @@ class SplitNode:
         if self.head is not None:
             values = self.head.forward({self.head.package.inputs[0].name: values})
         self._hits += int((np.argmax(values, axis=1)[: len(labels)] == labels).sum())
-        self._asked += 1
+        self._evaluated += 1
         self._under_way = None
-        if self._asked == self._questions:
+        if self._evaluated == self._question_count:
             self.right = self._hits, len(self.held_out)
             _log.info("%d of %d right", *self.right)
 
     @property
-    def _questions(self) -> int:
+    def _question_count(self) -> int:
         return 0 if self.held_out is None else -(-len(self.held_out) // self._plan.batch)
 
     # Inside

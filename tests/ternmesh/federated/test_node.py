@@ -19,6 +19,7 @@ from ternmesh.federated.events import (
     WorkReady,
 )
 from ternmesh.federated.joining import REASONS_MAX
+from ternmesh.federated.node import NodePhase
 from ternmesh.federated.state import NodeState
 from ternmesh.plan import genesis, to_numbers
 from ternmesh.security.membership import HOST
@@ -586,9 +587,11 @@ def test_a_node_whose_adapter_is_damaged_gets_a_snapshot(bench: Any) -> None:  #
     theo.model_q24[7] ^= 64
     both_submit(bench, 1)
     assert (theo.version, bench.host.version) == (1, 2)
+    assert (theo.version, theo.phase) == (1, NodePhase.ADRIFT)
     for _ in range(5):
         bench.wait(2.0)
         bench.exchange()
+    assert (theo.version, theo.phase) == (2, NodePhase.TRAINING)
     assert theo.global_hash == bench.host.global_hash
     assert np.array_equal(theo.model_q24, bench.host.model_q24)
     both_submit(bench, 2)
