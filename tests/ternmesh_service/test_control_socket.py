@@ -2,7 +2,8 @@ import json
 import socket
 import stat
 import threading
-import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,28 +33,15 @@ def raw(path: Path, data: bytes) -> dict:
     return json.loads(answer) if answer else {}
 
 
-def test_an_answer_reaches_its_client(path):
-    with ControlServer(path, echo):
-        for number in range(3):
-            assert ask(path, {"number": number, "text": "ä\n"}) == {
-                "asked": {"number": number, "text": "ä\n"}
-            }
-
-
-def test_only_the_owner_may_connect(path):
-    with ControlServer(path, echo):
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600
-
-
-def test_a_folder_that_is_not_there_is_made_for_its_owner_alone(tmp_path):
+def test_an_answer_reaches_its_client_who_is_the_owner(tmp_path):
     folder = tmp_path / "state"
-    with ControlServer(folder / "control.sock", echo):
-        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-
-
-def test_the_socket_is_gone_when_the_server_is(path):
+    path = folder / "control.sock"
     with ControlServer(path, echo):
-        pass
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        for number in range(3):
+            request = {"number": number, "text": "ä\n"}
+            assert ask(path, request) == {"asked": request}
     assert not path.exists()
     with pytest.raises(ControlError, match=r"no process answers on .*is it running"):
         ask(path, {})
@@ -85,18 +73,21 @@ def test_garbage_is_refused_and_harms_nobody(path, garbage):
         assert ask(path, {}) == {"asked": {}}
 
 
-def test_an_error_of_the_answer_is_a_sentence_for_the_client(path):
-    def fail(request):
-        raise ControlError("the process is busy: ask again")
-
-    with ControlServer(path, fail), pytest.raises(ControlError, match="busy: ask again"):
-        ask(path, {})
+def busy(_: Any) -> Any:
+    raise ControlError("the process is busy: ask again")
 
 
-@pytest.mark.parametrize("answer", [{"x": object()}, {"x": "y" * module.ANSWER_MAX}])
-def test_an_answer_that_cannot_be_sent_is_a_sentence(path, answer):
-    sentence = r"serializable|the answer has more than"
-    with ControlServer(path, lambda request: answer), pytest.raises(ControlError, match=sentence):
+@pytest.mark.parametrize(
+    ("answer", "sentence"),
+    [
+        (busy, "busy: ask again"),
+        (lambda _: {"x": object()}, "serializable"),
+        (lambda _: {"x": "y" * module.ANSWER_MAX}, "the answer has more than"),
+        (Relay(timeout_s=0.01).ask, "busy: ask again"),
+    ],
+)
+def test_what_cannot_be_answered_is_a_sentence_for_the_client(path, answer, sentence):
+    with ControlServer(path, answer), pytest.raises(ControlError, match=sentence):
         ask(path, {})
 
 
@@ -106,46 +97,45 @@ def test_a_large_answer_arrives_whole(path):
         assert ask(path, {}) == answer
 
 
-def test_clients_that_hang_block_nobody(path):
+@pytest.fixture
+def hanging(path) -> Iterator[Callable[[int], list[socket.socket]]]:
+    made = []
+
+    def connect(number: int) -> list[socket.socket]:
+        for _ in range(number):
+            made.append(socket.socket(socket.AF_UNIX))
+            made[-1].settimeout(10.0)
+            made[-1].connect(str(path))
+            made[-1].sendall(b'{"half": ')
+        return made
+
+    yield connect
+    for client in made:
+        client.close()
+
+
+def test_clients_that_hang_block_nobody_until_there_are_too_many(path, hanging):
     with ControlServer(path, echo):
-        hanging = [socket.socket(socket.AF_UNIX) for _ in range(module.CLIENTS_MAX - 1)]
-        for client in hanging:
-            client.connect(str(path))
-            client.sendall(b'{"half": ')
+        hanging(module.CLIENTS_MAX - 1)
         assert ask(path, {}) == {"asked": {}}
-        for client in hanging:
-            client.close()
-
-
-def test_clients_that_hang_are_sent_away(path, monkeypatch, eventually):
-    monkeypatch.setattr(module, "CLIENT_S", 0.1)
-    with ControlServer(path, echo):
-        hanging = [socket.socket(socket.AF_UNIX) for _ in range(module.CLIENTS_MAX)]
-        for client in hanging:
-            client.connect(str(path))
-        for client in hanging:
-            client.settimeout(10.0)
-            assert client.recv(1) == b""
-            client.close()
-
-        def answered() -> bool:
-            try:
-                return ask(path, {}) == {"asked": {}}
-            except ControlError:
-                return False
-
-        eventually(answered)
-
-
-def test_one_client_too_many_is_told_to_come_again(path):
-    with ControlServer(path, echo):
-        hanging = [socket.socket(socket.AF_UNIX) for _ in range(module.CLIENTS_MAX)]
-        for client in hanging:
-            client.connect(str(path))
+        hanging(1)
         with pytest.raises(ControlError, match="gives no answer"):
             ask(path, {})
-        for client in hanging:
-            client.close()
+
+
+def test_clients_that_hang_are_sent_away(path, hanging, monkeypatch, eventually):
+    monkeypatch.setattr(module, "CLIENT_S", 0.1)
+
+    def answered() -> bool:
+        with suppress(ControlError):
+            return ask(path, {}) == {"asked": {}}
+        return False
+
+    with ControlServer(path, echo):
+        assert [client.recv(1) for client in hanging(module.CLIENTS_MAX)] == (
+            [b""] * module.CLIENTS_MAX
+        )
+        eventually(answered)
 
 
 def test_the_socket_of_a_killed_process_is_replaced(path):
@@ -164,38 +154,26 @@ def test_the_socket_of_a_living_process_is_not_taken(path):
         assert ask(path, {}) == {"asked": {}}
 
 
-def test_a_file_in_the_way_is_left_alone(path):
-    path.write_text("precious")
-    with pytest.raises(ControlError, match="in the way"):
-        ControlServer(path, echo).__enter__()
-    assert path.read_text() == "precious"
-
-
-def test_a_path_that_is_too_long_is_a_sentence(tmp_path):
-    path = tmp_path / ("x" * module.PATH_MAX)
-    with pytest.raises(ControlError, match="choose a shorter path"):
-        ControlServer(path, echo).__enter__()
-    with pytest.raises(ControlError, match="shorter path"):
-        ask(path, {})
-
-
-def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path):
-    (tmp_path / "state").symlink_to("nowhere")
-    with pytest.raises(ControlError, match="cannot listen on"):
-        ControlServer(tmp_path / "state" / "control.sock", echo).__enter__()
-
-
-def test_a_server_that_hangs_does_not_hang_its_client(path):
-    with socket.socket(socket.AF_UNIX) as silent:
-        silent.bind(str(path))
-        silent.listen()
-        with pytest.raises(ControlError, match="gives no answer"):
-            ask(path, {}, timeout_s=0.05)
+@pytest.mark.parametrize(
+    ("place", "sentence"),
+    [
+        ("file", "in the way"),
+        ("x" * module.PATH_MAX, "choose a shorter path"),
+        ("link/control.sock", "cannot listen on"),
+    ],
+)
+def test_a_place_that_cannot_be_used_is_a_sentence(tmp_path, place, sentence):
+    (tmp_path / "file").write_text("precious")
+    (tmp_path / "link").symlink_to("nowhere")
+    with pytest.raises(ControlError, match=sentence):
+        ControlServer(tmp_path / place, echo).__enter__()
+    assert (tmp_path / "file").read_text() == "precious"
 
 
 @pytest.mark.parametrize(
     ("answer", "sentence"),
     [
+        (None, "gives no answer"),
         (b"", "gives no answer"),
         (b"nothing\n", "gives no answer"),
         (b"\xff\n", "gives no answer"),
@@ -215,50 +193,35 @@ def test_a_server_that_talks_nonsense_is_a_sentence(path, answer, sentence):
                 client.sendall(answer)
 
         thread = threading.Thread(target=talk)
-        thread.start()
+        if answer is not None:  # else it hangs
+            thread.start()
         with pytest.raises(ControlError, match=sentence):
-            ask(path, {})
-        thread.join()
+            ask(path, {}, timeout_s=0.05 if answer is None else module.ANSWER_S)
+        if answer is not None:
+            thread.join()
 
 
 def test_a_relay_answers_in_the_thread_of_the_owner(path):
     relay, owners, answers = Relay(), [], []
 
-    def answer(request):
+    def answer(request: dict[str, Any]) -> dict[str, Any]:
         owners.append(threading.current_thread())
-        return {"asked": request}
-
-    with ControlServer(path, relay.ask):
-        client = threading.Thread(target=lambda: answers.append(ask(path, {"number": 1})))
-        client.start()
-        deadline = time.monotonic() + 10.0
-        while not owners and time.monotonic() < deadline:
-            relay.serve(answer)
-        client.join()
-    assert answers == [{"asked": {"number": 1}}]
-    assert owners == [threading.current_thread()]
-
-
-def test_an_error_of_one_answer_does_not_reach_the_owner(path):
-    relay, stop = Relay(), threading.Event()
-
-    def answer(request):
         if "path" in request:
             raise UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed")
-        return request
+        return {"asked": request}
 
     def work() -> None:
-        while not stop.wait(0.01):
-            relay.serve(answer)
-
-    owner = threading.Thread(target=work)
-    owner.start()
-    with ControlServer(path, relay.ask):
         with pytest.raises(ControlError, match=r"cannot be answered: Unicode"):
             ask(path, {"path": 1})
-        assert ask(path, {"a": 1}) == {"a": 1}
-    stop.set()
-    owner.join()
+        answers.append(ask(path, {"number": 1}))
+
+    with ControlServer(path, relay.ask):
+        client = threading.Thread(target=work)
+        client.start()
+        while client.is_alive():
+            relay.serve(answer)
+    assert answers == [{"asked": {"number": 1}}]
+    assert set(owners) == {threading.current_thread()}
 
 
 def test_an_error_that_closes_the_state_ends_the_owner_after_the_answer():
@@ -279,22 +242,13 @@ def test_an_error_that_closes_the_state_ends_the_owner_after_the_answer():
     assert replies == [{"error": "cannot write state.sqlite"}]
 
 
-def test_an_owner_that_is_busy_is_a_sentence(path):
-    with (
-        ControlServer(path, Relay(timeout_s=0.01).ask),
-        pytest.raises(ControlError, match="busy: ask again"),
-    ):
-        ask(path, {})
-
-
 def test_requests_that_nobody_waits_for_any_more_do_no_harm():
-    relay = Relay(timeout_s=0.0)
+    relay, served = Relay(timeout_s=0.0), []
     for _ in range(2 * module.CLIENTS_MAX):
         with pytest.raises(ControlError, match="busy"):
             relay.ask({})
-    served = []
 
-    def note(request: dict[str, Any]) -> dict[str, Any]:
+    def note(request):
         served.append(request)
         return {}
 

@@ -4,7 +4,6 @@ import http.client
 import json
 import socket
 import ssl
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -44,6 +43,7 @@ from tests.statuses import (
 )
 
 NAMES = ["ada", "bob", "eve"]
+MUTE = {"boards": "ada", "mute": True}
 
 
 # Alarms
@@ -52,10 +52,6 @@ NAMES = ["ada", "bob", "eve"]
 def told(rounds: list[Any] | None = None, **changes: Any) -> list[Any]:
     found = alarms(host_status(NAMES, **changes), rounds)
     return [(alarm.level, alarm.about, alarm.text) for alarm in found]
-
-
-def test_a_fleet_that_does_well_has_no_alarm() -> None:
-    assert told() == []
 
 
 @pytest.mark.parametrize(
@@ -84,12 +80,10 @@ def test_a_board_that_needs_its_owner_is_an_alarm(changes: Any, alarm: Any) -> N
     assert told(nodes=(board("ada"), replace(bob, revoked=True), board("eve"))) == []
 
 
-def test_a_board_that_the_owner_muted_is_none() -> None:
+def test_a_host_that_just_started_waits_with_alarms() -> None:
+    assert told() == []
     muted = board("bob", weight=0.0, reason="muted by the owner")
     assert told(nodes=(muted, board("ada"))) == []
-
-
-def test_a_host_that_just_started_waits_with_alarms() -> None:
     nodes = tuple(board(name, active=False, heard_s_ago=None) for name in NAMES)
     few = (WARN, "", "0 of the 2 boards that a round needs are here")
     assert told(machine=replace(MACHINE, up_s=5.0), nodes=nodes) == [few]
@@ -170,7 +164,7 @@ def test_a_reader_gets_what_is_new_since_it_read() -> None:
     assert news["parts"].keys() == {"board bob", "round 4"}, "both changes at once"
 
 
-def test_a_board_that_goes_or_another_run_makes_readers_begin_anew() -> None:
+def test_readers_begin_anew_where_something_is_gone_or_was_missed() -> None:
     feed, answer = PageFeed(), host_status(NAMES, 3)
     feed.take_rounds(answer)
     feed.take(parts_of(answer))
@@ -179,15 +173,6 @@ def test_a_board_that_goes_or_another_run_makes_readers_begin_anew() -> None:
     assert feed.take({**parts_of(answer), "fleet": {}})
     assert json.loads(feed.since(number))["anew"]
     assert "board eve" not in feed.since(number)
-    other = host_status(NAMES, 1, run="other")
-    feed.take_rounds(other)
-    assert list(feed.rounds) == [1]
-
-
-def test_rounds_that_were_missed_leave_no_gap() -> None:
-    feed, answer = PageFeed(), host_status(NAMES, 3)
-    feed.take_rounds(answer)
-    feed.take(parts_of(answer))
     number = feed.number
     later = host_status(NAMES, 40)
     later = replace(later, history=later.history[20:])
@@ -196,6 +181,8 @@ def test_rounds_that_were_missed_leave_no_gap() -> None:
     news = json.loads(feed.since(number))
     assert news["anew"]
     assert next(name for name in news["parts"] if name.startswith("round")) == "round 21"
+    feed.take_rounds(host_status(NAMES, 1, run="other"))
+    assert list(feed.rounds) == [1]
 
 
 def test_rounds_are_bounded_and_sliding_is_no_new_beginning() -> None:
@@ -219,27 +206,24 @@ def test_rounds_are_bounded_and_sliding_is_no_new_beginning() -> None:
         (PageConfig(80, "::"), "without TLS"),
         (PageConfig(80, "board.local"), "must be an IP address"),
         (PageConfig(80, certificate_file="a"), "belong together"),
+        (PageConfig(80, "0.0.0.0", certificate_file="a", key_file="b"), None),
+        (PageConfig(80, "0.0.0.0", behind_proxy=True), None),
+        (PageConfig(80, "::1"), None),
+        (PageConfig(0, "0.0.0.0"), None),
     ],
 )
-def test_a_page_that_is_open_without_tls_is_refused(config: PageConfig, sentence: str) -> None:
-    with pytest.raises(ConfigError, match=sentence):
+def test_a_page_is_open_with_tls_or_a_proxy_only(config: PageConfig, sentence: str | None) -> None:
+    if sentence is None:
         check_page(config)
-
-
-def test_tls_or_a_proxy_opens_it() -> None:
-    check_page(PageConfig(80, "0.0.0.0", certificate_file="a", key_file="b"))
-    check_page(PageConfig(80, "0.0.0.0", behind_proxy=True))
-    check_page(PageConfig(80, "::1"))
-    check_page(PageConfig(0, "0.0.0.0"))
+    else:
+        with pytest.raises(ConfigError, match=sentence):
+            check_page(config)
 
 
 def test_a_port_in_use_is_a_sentence(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        config = PageConfig(taken.getsockname()[1])
-        with (
-            pytest.raises(ConfigError, match="cannot be served"),
-            served_page(config, tmp_path, tmp_path),
-        ):
+        page = served_page(PageConfig(taken.getsockname()[1]), tmp_path, tmp_path)
+        with pytest.raises(ConfigError, match="cannot be served"), page:
             pass
 
 
@@ -356,50 +340,47 @@ def test_an_action_reaches_the_process_once(site: Site) -> None:
 
 def test_a_nonce_ends(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "NONCE_S", 0.0)
-    assert site.act({"boards": "ada", "mute": True})[0] == 409
+    assert site.act(MUTE)[0] == 409
     monkeypatch.setattr(server, "NONCES_MAX", 1)
     monkeypatch.setattr(server, "NONCE_S", 60.0)
     first, _ = site.nonce(), site.nonce()
-    assert site.act({"boards": "ada", "mute": True}, first)[0] == 409, "at most so many wait"
+    assert site.act(MUTE, first)[0] == 409, "at most so many wait"
+
+
+NO_ACTIONS: list[Any] = [
+    {"command": "status"},
+    {"backup": "/tmp/x"},
+    {"return_to": 3},
+    {"enrol": "revoke", "name": "ada"},
+    {"boards": "ada", "backup": "/tmp/x"},
+    {"published": "publish"},
+    {"data": "forget", "keys": ["a"]},
+    {},
+    [],
+    None,
+    "boards",
+]
 
 
 @pytest.mark.parametrize(
-    "headers",
+    ("ask", "headers", "code"),
     [
-        {"Origin": "http://evil.example"},
-        {"Origin": "null"},
-        {"Host": "evil.example:80"},
-        {"Host": "127.0.0.1.evil.example"},
-        {"Host": ""},
+        (MUTE, {"Origin": "http://evil.example"}, 403),
+        (MUTE, {"Origin": "null"}, 403),
+        (MUTE, {"Host": "evil.example:80"}, 403),
+        (MUTE, {"Host": "127.0.0.1.evil.example"}, 403),
+        (MUTE, {"Host": ""}, 403),
+        *((ask, {}, 400) for ask in NO_ACTIONS),
     ],
 )
-def test_another_site_can_do_nothing(site: Site, headers: dict[str, str]) -> None:
-    status, answer = site.act({"boards": "ada", "mute": True}, **headers)
-    assert status == 403
+def test_another_site_or_what_is_no_action_is_refused(
+    site: Site, ask: Any, headers: dict[str, str], code: int
+) -> None:
+    status, answer = site.act(ask, **headers)
+    assert status == code
     assert "page" in answer["error"]
     if "Host" in headers:
         assert site.open("GET", "/events", **headers).status == 403, "a name that points here"
-    assert site.asked == []
-
-
-@pytest.mark.parametrize(
-    "ask",
-    [
-        {"command": "status"},
-        {"backup": "/tmp/x"},
-        {"return_to": 3},
-        {"enrol": "revoke", "name": "ada"},
-        {"boards": "ada", "backup": "/tmp/x"},
-        {"published": "publish"},
-        {"data": "forget", "keys": ["a"]},
-        {},
-        [],
-        None,
-        "boards",
-    ],
-)
-def test_what_is_no_action_of_the_page_is_refused(site: Site, ask: Any) -> None:
-    assert site.act(ask)[0] == 400
     assert site.asked == []
 
 
@@ -414,12 +395,9 @@ def test_any_body_is_an_answer(shared: Site, body: bytes) -> None:
     assert json.load(answer)["error"]
 
 
-def test_a_body_without_end_is_cut(site: Site) -> None:
+def test_answers_say_what_a_browser_may_do_with_them(site: Site) -> None:
     body = b"[" * (server.REQUEST_MAX + 1)
     assert site.open("POST", "/act", body, token=site.token).status == 413
-
-
-def test_answers_say_what_a_browser_may_do_with_them(site: Site) -> None:
     for answer in (site.open("GET", "/"), site.open("GET", "/static/page.js")):
         assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'")
         assert answer.headers["X-Content-Type-Options"] == "nosniff"
@@ -462,28 +440,17 @@ def test_a_slow_reader_holds_up_nobody_and_gets_the_newest(start: Any, monkeypat
     assert seen == sorted(seen)
 
 
-def test_so_many_pages_may_be_open(start: Any, monkeypatch: Any) -> None:
+def test_so_many_pages_may_be_open_and_without_one_nobody_asks(
+    start: Any, monkeypatch: Any
+) -> None:
     site = start()
     monkeypatch.setattr(server, "READERS_MAX", 1)
-    first = site.open("GET", "/events")
-    site.news(first)
-    assert site.open("GET", "/events").status == 503
-
-
-def test_while_no_page_is_open_the_process_is_not_asked(start: Any) -> None:
-    site = start()
     time.sleep(0.2)
     assert site.polls == 0
-    site.news(site.open("GET", "/events"))
+    first = site.open("GET", "/events")
+    site.news(first)
     assert site.polls >= 1
-
-
-def test_a_process_that_does_not_answer_is_a_sentence(tmp_path: Path) -> None:
-    site = Site(tmp_path, PageConfig(free_port()))
-    with served_page(site.config, tmp_path / "control.sock", tmp_path):
-        status, answer = site.act({"boards": "ada", "mute": True})
-    assert status == 502
-    assert "is it running" in answer["error"]
+    assert site.open("GET", "/events").status == 503
 
 
 def test_a_status_of_another_kind_is_trouble_that_ends(site: Site) -> None:
@@ -507,19 +474,16 @@ def test_connections_that_say_nothing_are_closed(start: Any, monkeypatch: Any) -
     assert site.open("GET", "/").status == 200
 
 
-def test_its_end_does_not_wait_for_readers(tmp_path: Path) -> None:
+def test_its_end_does_not_wait_for_readers_nor_for_the_process(tmp_path: Path) -> None:
     site = Site(tmp_path, PageConfig(free_port()))
     path = tmp_path / "other.sock"
-
-    def pages() -> int:
-        return [thread.name for thread in threading.enumerate()].count("page")
-
-    before = pages()
-    with ControlServer(path, site.handle), served_page(site.config, path, tmp_path):
-        stream = site.open("GET", "/events")
-        site.news(stream)
-    assert stream.read().strip() == b""
-    assert pages() == before
+    with served_page(site.config, path, tmp_path):
+        with ControlServer(path, site.handle):
+            stream = site.open("GET", "/events")
+            site.news(stream)
+        status, answer = site.act(MUTE)
+        assert (status, "is it running" in answer["error"]) == (502, True)
+    stream.read()  # the end of the stream
 
 
 # TLS and the command

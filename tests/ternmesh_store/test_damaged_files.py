@@ -198,6 +198,7 @@ def trial(image: Path, name: str, seed: int, log: pytest.LogCaptureFixture) -> t
         return done, WHOLE if after == before else "lost in silence"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", [HOST, NAMES[0]])
 def test_no_damage_is_passed_over_in_silence(killed, name, caplog):
     caplog.set_level(logging.WARNING)

@@ -1,12 +1,12 @@
 """Values that nobody wrote: SQLite checks its pages, the stores what they read from them."""
 
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 import pytest
 
 from ternmesh.federated.events import (
+    BoardChanged,
     BodyAccepted,
     CountersReserved,
     GlobalUpdateMade,
@@ -26,13 +26,15 @@ from ternmesh.link.ledger import Moment
 from ternmesh.link.messages import Offer
 from ternmesh.link.regions import REGIONS
 from ternmesh.plan import make_plan
+from ternmesh.wire.control import Silent, write_control
 from ternmesh.wire.global_update import Counted, certify, hash_global_update
-from ternmesh_store.airtime_store import AirtimeStore
-from ternmesh_store.database import StoreError
+from ternmesh_store.airtime_store import SCHEMA, AirtimeStore
+from ternmesh_store.database import Database, StoreError
 from ternmesh_store.host_store import HostStore
 from ternmesh_store.link_store import LinkStore
 from ternmesh_store.node_store import NodeStore
-from ternmesh_store.state_file import STATE, StateFile
+from ternmesh_store.split_store import Checkpoint, SplitStore
+from ternmesh_store.state_file import StateFile
 from ternmesh_store.store import StoredValues, read_floats
 
 MODEL, RUN = bytes(32), b"runrunru"
@@ -42,163 +44,150 @@ NAN = np.full(50, np.nan, "<f4").tobytes()
 KEY = "UPDATE {}_value SET value = ? WHERE key = '{}'"
 
 
-@pytest.fixture
-def file(tmp_path):
-    file = StateFile(tmp_path)
-    file.open()
-    yield file
-    file.close()
-
-
-@pytest.fixture
-def node(file):
-    store = NodeStore(file)
+def node_of(state: StateFile) -> Callable[[], object]:
+    store = NodeStore(state)
     store.load(MODEL, 50)
-    store.record(CountersReserved(4096))
-    store.record(Joined(RUN, 7, PLAN))
-    store.record(UpdateMade(PACKET))
-    return store
+    for event in (CountersReserved(4096), Joined(RUN, 7, PLAN), UpdateMade(PACKET)):
+        store.record(event)
+    return lambda: store.load(MODEL, 50)
 
 
-@pytest.fixture
-def host(file):
-    store = HostStore(file)
+def host_of(state: StateFile) -> Callable[[], object]:
+    store = HostStore(state)
     store.begin(RUN, PLAN, MODEL)
     counted, hashed = Counted(3, 0, b"dige", b"\x01"), hash_global_update(b"content")
     made = (np.zeros(50, np.int32), np.zeros(50, np.float32), (counted,), (), False)
     store.record(CountersReserved(4096))
     store.record(NodeJoined(3, "ada", 10))
     store.record(GlobalUpdateMade(1, hashed, certify(b"content"), *made))
+    store.record(BoardChanged("ada", 1, (), None))
     for body in PACKET.bodies:
         store.record(BodyAccepted(3, 1, body))
-    return store
+    return lambda: (store.load(MODEL), store.history(), store.boards(0.0))
 
 
-@pytest.fixture
-def link(file):
-    store = LinkStore(file)
+def link_of(state: StateFile) -> Callable[[], object]:
+    store = LinkStore(state)
     store.record(LinkCountersReserved(4096))
     for number in range(2):
         store.record(Queued(number, "ada", ("ada",), b"payload", 1))
         store.record(TransferBegun(number, number))
     store.record(SymbolHeld("bob", Offer(3, 1, b"name", 60, 20), 0, bytes(20)))
     store.record(ObjectArrived("bob", b"eman", b"payload"))
-    store.load()
-    return store
+    return store.load
 
 
-def refused(load: Callable[[], object], file: str = STATE) -> None:
-    with pytest.raises(StoreError) as caught:
+def split_of(state: StateFile) -> Callable[[], object]:
+    store = SplitStore(state)
+    store.reserve(4096)
+    store.add_board(1, "theo")
+    store.save(Checkpoint(MODEL, RUN, {"theo": 3}))
+    return lambda: (store.load(()), store.boards(), store.counter())
+
+
+FILLED = {"node": node_of, "host": host_of, "link": link_of, "split": split_of}
+
+
+@pytest.mark.parametrize(
+    ("kind", "sql", "value"),
+    [
+        ("node", "UPDATE node_run SET plan = ?", "[1, 2"),
+        ("node", "UPDATE node_run SET plan = ?", "[0,0,0,0,0,0,0,0,0,0,0]"),
+        ("node", "UPDATE node_run SET plan = ?", "[" * 3000),
+        ("node", KEY.format("node", "residual"), NAN),
+        ("node", KEY.format("node", "residual"), bytes(196)),
+        ("node", KEY.format("node", "model_q24"), bytes(201)),
+        ("node", "DELETE FROM node_value WHERE ? = ''", ""),
+        ("node", "UPDATE node_run SET silences = ?", b"x"),
+        ("node", "UPDATE security_counter SET reserved = ?", -1),
+        ("node", "UPDATE node_run SET address = ?", 1 << 15),
+        ("node", "UPDATE node_run SET global_hash = ?", b""),
+        ("node", "UPDATE node_pending SET round = ?", -1),
+        ("node", "UPDATE node_pending SET digest = ?", b"abcd"),
+        ("node", "UPDATE node_pending_body SET body = ? WHERE position = 0", b""),
+        ("node", "UPDATE node_pending_body SET body = ? WHERE position = 1", bytes(80)),
+        ("host", "UPDATE host_run SET plan = ?", "{}"),
+        ("host", KEY.format("host", "residual"), NAN),
+        ("host", KEY.format("host", "model_q24"), bytes(4)),
+        ("host", "UPDATE host_run SET run = ?", b""),
+        ("host", "UPDATE host_run SET version = ?", -1),
+        ("host", "UPDATE host_run SET version = ?", 1 << 40),
+        ("host", "UPDATE host_run SET global_hash = ?", bytes(16)),
+        ("host", "UPDATE security_counter SET reserved = ?", (1 << 63) - 1),
+        ("host", "UPDATE host_node SET address = ?", 1 << 20),
+        ("host", "UPDATE host_node SET address = ?", 4),
+        ("host", "UPDATE host_node SET name = ?", "no/name"),
+        ("host", "UPDATE host_node SET samples = ?", -1),
+        ("host", "UPDATE host_node SET counted_round = ?", 9),
+        ("host", "UPDATE host_node SET counted_digest = ?", b""),
+        ("host", "UPDATE host_node SET counted_have = ?", b""),
+        ("host", "UPDATE host_chain SET version = ?", 5),
+        ("host", "UPDATE host_chain SET content = ?", b"content"),
+        ("host", "UPDATE host_body SET address = ?", 65539),
+        ("host", "UPDATE host_body SET address = ? WHERE position = 1", 9),
+        ("host", "UPDATE host_body SET body = ? WHERE position = 1", b""),
+        ("host", "UPDATE host_body SET body = ? WHERE position = 2", bytes(90)),
+        ("link", "UPDATE link_outgoing SET receivers = ?", "3"),
+        ("link", "UPDATE link_outgoing SET receivers = ?", "[[]]"),
+        ("link", "UPDATE link_outgoing SET number = ? WHERE slot = 1", 99),
+        ("link", "UPDATE link_outgoing SET payload = ?", b""),
+        ("link", "UPDATE link_outgoing SET repairs = ?", -1),
+        ("link", "UPDATE link_outgoing SET slot = ?", 9),
+        ("link", "UPDATE link_outgoing SET slot = ?", 1),
+        ("link", "UPDATE security_counter SET reserved = ?", -1),
+        ("link", "UPDATE link_number SET next = ?", 0),
+        ("link", "UPDATE link_symbol SET position = ?", 1 << 16),
+        ("link", "UPDATE link_symbol SET slot = ?", 99),
+        ("link", "UPDATE link_symbol SET name = ?", b""),
+        ("link", "UPDATE link_symbol SET size = ?", 0),
+        ("link", "UPDATE link_symbol SET data = ?", b""),
+        ("link", "UPDATE link_arrived SET name = ?", b""),
+        ("host", "UPDATE host_round SET counted = ?", "[1"),
+        ("host", "UPDATE host_board SET settings = ?", "[-1]"),
+        ("host", "UPDATE host_board SET settings = ?", "[0.5]"),
+        ("host", "UPDATE host_board SET settings = ?", "{"),
+        ("host", "UPDATE host_board SET report = ?", write_control(Silent(1))),
+        ("split", "UPDATE split_value SET value = ?", b"{"),
+        ("split", "UPDATE split_value SET value = ?", '{"run": "00"}'),
+        ("split", "UPDATE split_value SET value = ?", '{"run": "00", "model": "", "numbers": {}}'),
+        ("split", "UPDATE split_board SET name = ?", "a b"),
+        ("split", "UPDATE split_board SET address = ?", 40_000),
+        ("split", "UPDATE security_counter SET reserved = ?", "x"),
+    ],
+)
+def test_no_program_begins_with_what_was_never_written(reopen, kind, sql, value) -> None:
+    state = reopen()
+    load = FILLED[kind](state)
+    load()
+    state.write(sql, value)
+    with pytest.raises(StoreError, match=r"that was never written.*the identity stays"):
         load()
-    assert f"{file} holds something that was never written" in str(caught.value)
-    assert "the identity stays" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("sql", "value"),
-    [
-        ("UPDATE node_run SET plan = ?", "[1, 2"),
-        ("UPDATE node_run SET plan = ?", "[0,0,0,0,0,0,0,0,0,0,0]"),
-        ("UPDATE node_run SET plan = ?", "[" * 3000),
-        (KEY.format("node", "residual"), NAN),
-        (KEY.format("node", "residual"), bytes(196)),
-        (KEY.format("node", "model_q24"), bytes(201)),
-        ("DELETE FROM node_value WHERE ? = ''", ""),
-        ("UPDATE node_run SET silences = ?", b"x"),
-        ("UPDATE security_counter SET reserved = ?", -1),
-        ("UPDATE node_run SET address = ?", 1 << 15),
-        ("UPDATE node_run SET global_hash = ?", b""),
-        ("UPDATE node_pending SET round = ?", -1),
-        ("UPDATE node_pending SET digest = ?", b"abcd"),
-        ("UPDATE node_pending_body SET body = ? WHERE position = 0", b""),
-        ("UPDATE node_pending_body SET body = ? WHERE position = 1", bytes(80)),
-    ],
-)
-def test_a_node_does_not_begin_with_it(node, sql, value) -> None:
-    node._database.write(sql, value)
-    refused(lambda: node.load(MODEL, 50))
-
-
-@pytest.mark.parametrize(
-    ("sql", "value"),
-    [
-        ("UPDATE host_run SET plan = ?", "{}"),
-        (KEY.format("host", "residual"), NAN),
-        (KEY.format("host", "model_q24"), bytes(4)),
-        ("UPDATE host_run SET run = ?", b""),
-        ("UPDATE host_run SET version = ?", -1),
-        ("UPDATE host_run SET version = ?", 1 << 40),
-        ("UPDATE host_run SET global_hash = ?", bytes(16)),
-        ("UPDATE security_counter SET reserved = ?", (1 << 63) - 1),
-        ("UPDATE host_node SET address = ?", 1 << 20),
-        ("UPDATE host_node SET address = ?", 4),
-        ("UPDATE host_node SET name = ?", "no/name"),
-        ("UPDATE host_node SET samples = ?", -1),
-        ("UPDATE host_node SET counted_round = ?", 9),
-        ("UPDATE host_node SET counted_digest = ?", b""),
-        ("UPDATE host_node SET counted_have = ?", b""),
-        ("UPDATE host_chain SET version = ?", 5),
-        ("UPDATE host_chain SET content = ?", b"content"),
-        ("UPDATE host_body SET address = ?", 65539),
-        ("UPDATE host_body SET address = ? WHERE position = 1", 9),
-        ("UPDATE host_body SET body = ? WHERE position = 1", b""),
-        ("UPDATE host_body SET body = ? WHERE position = 2", bytes(90)),
-    ],
-)
-def test_nor_does_a_host(host, sql, value) -> None:
-    host._database.write(sql, value)
-    refused(lambda: host.load(MODEL))
-
-
-def test_a_host_does_not_show_a_history_that_is_none(host) -> None:
-    host._database.write("UPDATE host_round SET counted = ?", "[1")
-    refused(host.history)
-
-
-@pytest.mark.parametrize(
-    ("sql", "value"),
-    [
-        ("UPDATE link_outgoing SET receivers = ?", "3"),
-        ("UPDATE link_outgoing SET receivers = ?", "[[]]"),
-        ("UPDATE link_outgoing SET number = ? WHERE slot = 1", 99),
-        ("UPDATE link_outgoing SET payload = ?", b""),
-        ("UPDATE link_outgoing SET repairs = ?", -1),
-        ("UPDATE link_outgoing SET slot = ?", 9),
-        ("UPDATE link_outgoing SET slot = ?", 1),
-        ("UPDATE security_counter SET reserved = ?", -1),
-        ("UPDATE link_number SET next = ?", 0),
-        ("UPDATE link_symbol SET position = ?", 1 << 16),
-        ("UPDATE link_symbol SET slot = ?", 99),
-        ("UPDATE link_symbol SET name = ?", b""),
-        ("UPDATE link_symbol SET size = ?", 0),
-        ("UPDATE link_symbol SET data = ?", b""),
-        ("UPDATE link_arrived SET name = ?", b""),
-    ],
-)
-def test_nor_does_a_link(link, sql, value) -> None:
-    link._database.write(sql, value)
-    refused(link.load)
-
-
-def test_nor_a_ledger_of_airtime(tmp_path) -> None:
+def test_nor_with_a_ledger_of_airtime_that_is_cut(tmp_path) -> None:
     now = Moment("boot", 1.0, None)
     band = next(band for band in REGIONS["EU868"].sub_bands if band.budget_us is not None)
-    for damage in (False, True):
-        store = AirtimeStore(tmp_path / "airtime.sqlite")
-        store.open(now)
-        if damage:
-            store._database.write("UPDATE airtime_ledger SET entries = ?", b"cut")
-            refused(partial(store.reserve, band, now, 1000), "airtime.sqlite")
-        else:
-            assert store.reserve(band, now, 1000)
-        store.close()
+    path = tmp_path / "airtime.sqlite"
+    store = AirtimeStore(path)
+    store.open(now)
+    assert store.reserve(band, now, 1000)
+    store.close()
+    database = Database(path, SCHEMA)
+    database.open()
+    database.write("UPDATE airtime_ledger SET entries = ?", b"cut")
+    database.commit()
+    database.close()
+    store.open(now)
+    with pytest.raises(StoreError, match=r"airtime\.sqlite holds something that was never"):
+        store.reserve(band, now, 1000)
+    store.close()
 
 
-def test_vectors_of_other_lengths_or_without_numbers_are_refused(file) -> None:
+def test_vectors_of_other_lengths_or_without_numbers_are_refused(reopen) -> None:
     for data in (b"abc", NAN):
         with pytest.raises(ValueError, match=r"multiple of|NaN"):
             read_floats(data)
-    values = StoredValues(file, "node_value")
+    values = StoredValues(reopen(), "node_value")
     values.put("model_q24", b"abcde")
     with pytest.raises(ValueError, match="multiple of"):
         values.integers("model_q24")

@@ -5,6 +5,9 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +26,15 @@ SCHEMA = Schema(
         "CREATE TABLE other_value (key TEXT PRIMARY KEY, value BLOB NOT NULL)",
     ),
 )
-OTHER_PROCESS = """
+OTHER_PROCESS = f"""
 import sys
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
-from tests_schema import SCHEMA
-from ternmesh_store.database import Database, StoreError
+from ternmesh_store.database import Database, Schema, StoreError
 try:
-    Database(Path(sys.argv[1]), SCHEMA).open()
+    Database(Path(sys.argv[1]), {SCHEMA!r}).open()
 except StoreError as error:
     print(error)
 """
@@ -57,6 +62,15 @@ def filled(path: Path) -> Database:
     return database
 
 
+def overwritten(at: int, content: bytes) -> Callable[[Path], None]:
+    def damage(path: Path) -> None:
+        with path.open("r+b") as file:
+            file.seek(at)
+            file.write(content)
+
+    return damage
+
+
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "state" / "test.sqlite"
@@ -68,9 +82,8 @@ def items(database: Database) -> list[tuple[str, int]]:
 
 def test_the_file_is_durable_and_has_one_owner(path):
     database = opened(path)
-    assert database.rows("PRAGMA journal_mode") == [("wal",)]
-    assert database.rows("PRAGMA synchronous") == [(2,)], "FULL: an fsync for each commit"
-    assert database.rows("PRAGMA locking_mode") == [("exclusive",)]
+    for name, value in (("journal_mode", "wal"), ("synchronous", 2), ("locking_mode", "exclusive")):
+        assert database.rows(f"PRAGMA {name}") == [(value,)]
     assert path.parent.stat().st_mode & 0o777 == 0o700
     database.close()
 
@@ -96,11 +109,7 @@ def test_what_was_committed_survives_a_kill_and_what_was_not_does_not(path, in_k
 
 def test_a_second_process_is_refused_while_the_first_lives(path):
     database = opened(path)
-    script = OTHER_PROCESS.replace(
-        "from tests_schema import SCHEMA",
-        f"from ternmesh_store.database import Schema; SCHEMA = {SCHEMA!r}",
-    )
-    command = [sys.executable, "-c", script, str(path)]
+    command = [sys.executable, "-c", OTHER_PROCESS, str(path)]
     with pytest.raises(StoreError, match="another process uses"):
         opened(path)  # and it leaves the lock as it was
     refused = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -140,16 +149,24 @@ def test_a_damaged_file_is_replaced_only_where_it_may_be(path, damage, caplog):
     database.close()
 
 
-def test_what_is_whole_in_a_damaged_file_is_kept(path, caplog):
+def overwrite_a_page(path: Path) -> None:
     database = opened(path)
     [(page,)] = database.rows("SELECT rootpage FROM sqlite_master WHERE name = 'other_value'")
     database.close()
+    overwritten(4096 * (page - 1), b"\xff" * 4096)(path)
+
+
+def change_a_bit_of_a_value(path: Path) -> None:
+    overwritten(path.read_bytes().index(bytes([77]) * 100), bytes([76]))(path)
+
+
+@pytest.mark.parametrize("damage", [overwrite_a_page, change_a_bit_of_a_value])
+def test_what_is_whole_in_a_damaged_file_is_kept(path, caplog, damage):
     filled(path)
-    with path.open("r+b") as file:
-        file.seek(4096 * (page - 1))
-        file.write(b"\xff" * 4096)
-    with pytest.raises(DamagedError):
-        opened(path, keep=("other",))
+    damage(path)
+    for keep in (None, ("other",)):
+        with pytest.raises(DamagedError):
+            opened(path, keep=keep)
     with caplog.at_level(logging.ERROR):
         database = opened(path, keep=("item",))
     assert len(items(database)) == 200
@@ -203,20 +220,6 @@ def test_damage_that_shows_later_is_a_sentence(path):
         items(database)
 
 
-def test_a_changed_bit_inside_a_value_is_damage(path, caplog):
-    filled(path)
-    content = path.read_bytes()
-    at = content.index(bytes([77]) * 100)
-    path.write_bytes(content[:at] + bytes([76]) + content[at + 1 :])
-    with pytest.raises(DamagedError, match="the checksum of other_value"):
-        opened(path)
-    with caplog.at_level(logging.ERROR):
-        database = opened(path, keep=("item",))
-    assert caplog.text.strip().endswith("lost: other")
-    assert len(items(database)) == 200
-    database.close()
-
-
 def test_every_kind_of_write_keeps_the_checksums(path):
     database = filled(path)
     database.open()
@@ -234,27 +237,23 @@ def test_every_kind_of_write_keeps_the_checksums(path):
     database.close()
 
 
-@pytest.mark.parametrize(("at", "what"), [(60, "its header"), (68, "its header")])
-def test_a_damaged_header_is_no_other_version(path, at, what):
-    opened(path).close()
-    with path.open("r+b") as file:
-        file.seek(at)
-        file.write(b"\x01\x01")
-    with pytest.raises(DamagedError, match=what):
-        opened(path)
-
-
-def test_damage_that_sqlite_quotes_is_a_sentence(path):
-    opened(path).close()
+def with_broken_text(path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b"CREATE TABLE item", b"CREATE TA\xebLE item"))
-    with pytest.raises(DamagedError):
-        opened(path)
 
 
-def test_an_empty_file_is_no_new_one(path):
-    path.parent.mkdir()
-    path.touch()
-    with pytest.raises(DamagedError, match="it is empty"):
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (overwritten(60, b"\x01\x01"), "its header"),
+        (overwritten(68, b"\x01\x01"), "its header"),
+        (with_broken_text, "is damaged"),  # SQLite quotes text that cannot be decoded
+        (lambda path: os.truncate(path, 0), "it is empty"),
+    ],
+)
+def test_damage_is_neither_another_version_nor_a_new_file(path, damage, reason):
+    opened(path).close()
+    damage(path)
+    with pytest.raises(DamagedError, match=reason):
         opened(path)
 
 
@@ -323,28 +322,34 @@ def test_what_is_left_out_of_a_wal_is_said_once(path, in_killed_process, caplog)
     database.close()
 
 
-def test_a_file_of_another_kind_is_left_alone(path):
-    opened(path).close()
-    with pytest.raises(StoreError, match="is no state of ternmesh"):
-        opened(path, Schema(SCHEMA.application + 1, 1, ()))
-    assert items(opened(path)) == []
-
-
-def test_somebody_elses_database_is_left_alone(path):
+def precious(path: Path) -> None:
     path.parent.mkdir(parents=True)
-    connection = sqlite3.connect(path)
-    connection.execute("CREATE TABLE precious (x)")
-    connection.commit()
-    connection.close()
-    with pytest.raises(StoreError, match="is no state of ternmesh"):
-        opened(path)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("CREATE TABLE precious (x)")
 
 
-@pytest.mark.parametrize("version", [0, 2])
-def test_a_file_of_another_version_is_left_alone(path, version):
-    opened(path, Schema(SCHEMA.application, version, SCHEMA.statements)).close()
-    with pytest.raises(StoreError, match=f"another version of ternmesh .format {version}, this"):
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (precious, "is no state of ternmesh"),
+        (lambda path: opened(path, Schema(7, 1, ())).close(), "is no state of ternmesh"),
+        (
+            lambda path: opened(path, replace(SCHEMA, version=0)).close(),
+            r"another version of ternmesh \(format 0, this",
+        ),
+        (
+            lambda path: opened(path, replace(SCHEMA, version=2)).close(),
+            r"another version of ternmesh \(format 2, this",
+        ),
+    ],
+)
+def test_a_file_of_another_kind_or_version_is_left_alone(path, make, sentence):
+    make(path)
+    content = path.read_bytes()
+    with pytest.raises(StoreError, match=sentence):
         opened(path)
+    assert path.read_bytes() == content
 
 
 def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path):
@@ -373,13 +378,6 @@ def test_a_full_disk_is_a_sentence_and_keeps_what_was_committed(path):
     survivor = values(opened(path)).get("key")
     assert survivor is not None
     assert survivor == bytes([survivor[0]]) * 10_000, "a whole value, not a torn one"
-
-
-def test_a_read_only_file_is_a_sentence(path):
-    database = opened(path)
-    database.rows("PRAGMA query_only = 1")
-    with pytest.raises(StoreError, match="may be written"):
-        values(database).put("key", b"value")
 
 
 def test_after_an_error_nobody_goes_on_with_half_a_transaction(path):

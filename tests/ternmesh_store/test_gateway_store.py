@@ -1,13 +1,9 @@
-"""What a bundling gateway finds again, also after it was killed."""
-
-from collections.abc import Callable
-from pathlib import Path
+"""What a bundling gateway finds again."""
 
 import numpy as np
 
 from ternmesh.federated.events import CountersReserved
 from ternmesh.federated.gateway.partial_aggregate import (
-    GatewayState,
     PartialAggregateMade,
     PartialAggregateSettled,
     RunFollowed,
@@ -18,7 +14,6 @@ from ternmesh.federated.local_update import make_update
 from ternmesh.federated.open_round import UpdateReassembler
 from ternmesh.plan import make_plan
 from ternmesh_store.gateway_store import GatewayStore
-from ternmesh_store.state_file import StateFile
 
 MODEL, DIMENSION = bytes(range(32)), 300
 PLAN = make_plan(DIMENSION, rounds=3, local_steps=1, learning_rate=0.1)
@@ -35,22 +30,8 @@ def partial_aggregate() -> object:
     return make_partial_aggregate(chosen, RESIDUAL, MODEL, 1, PLAN, "ada")
 
 
-def opened(path: Path) -> GatewayStore:
-    file = StateFile(path)
-    file.open()
-    return GatewayStore(file)
-
-
-def load(path: Path, model: bytes = MODEL) -> GatewayState:
-    store = opened(path)
-    try:
-        return store.load(model, DIMENSION)
-    finally:
-        store._database.close()
-
-
-def work(path: Path, *, settle: bool = False, commit: bool = True) -> None:
-    store = opened(path)
+def filled(state, *, settle: bool = False) -> GatewayStore:
+    store = GatewayStore(state)
     store.load(MODEL, DIMENSION)
     store.record(CountersReserved(4096))
     store.record(RunFollowed(b"run-id-8", PLAN))
@@ -59,24 +40,20 @@ def work(path: Path, *, settle: bool = False, commit: bool = True) -> None:
     if settle:
         store.record(PartialAggregateSettled(RESIDUAL, is_counted=True))
         store.record(VersionReached(2))
-    if commit:
-        store.commit()
-    if settle:
-        store._database.close()
+    return store
 
 
-def test_a_new_file_is_empty(tmp_path: Path) -> None:
-    state = load(tmp_path / "state")
+def test_a_new_file_is_empty_and_what_was_not_committed_is_lost(reopen) -> None:
+    filled(reopen())
+    state = GatewayStore(reopen()).load(MODEL, DIMENSION)
     assert (state.plan, state.pending, state.version, state.counter) == (None, None, 0, 0)
     assert not state.residual.any()
     assert state.residual.size == DIMENSION
 
 
-def test_a_bundle_of_unknown_fate_survives_a_kill(
-    tmp_path: Path, in_killed_process: Callable[[Callable[[], None]], None]
-) -> None:
-    in_killed_process(lambda: work(tmp_path / "state"))
-    state = load(tmp_path / "state")
+def test_a_bundle_of_unknown_fate_is_kept(reopen) -> None:
+    filled(reopen()).commit()
+    state = GatewayStore(reopen()).load(MODEL, DIMENSION)
     made = partial_aggregate()
     assert state.pending is not None
     assert state.pending.bodies == made.bodies  # type: ignore[attr-defined]
@@ -87,31 +64,14 @@ def test_a_bundle_of_unknown_fate_survives_a_kill(
     assert state.counter == 4096
 
 
-def test_what_was_not_committed_is_gone(
-    tmp_path: Path, in_killed_process: Callable[[Callable[[], None]], None]
-) -> None:
-    in_killed_process(lambda: work(tmp_path / "state", commit=False))
-    assert load(tmp_path / "state").pending is None
-
-
-def test_a_settled_bundle_leaves_its_residual(tmp_path: Path) -> None:
-    work(tmp_path / "state", settle=True)
-    state = load(tmp_path / "state")
+def test_another_run_or_model_begins_with_nothing_but_the_counter(reopen) -> None:
+    store = filled(reopen(), settle=True)
+    state = store.load(MODEL, DIMENSION)
     assert (state.pending, state.version) == (None, 2)
-    assert np.array_equal(state.residual, RESIDUAL)
-
-
-def test_another_run_or_model_begins_with_nothing_but_the_counter(tmp_path: Path) -> None:
-    path = tmp_path / "state"
-    work(path, settle=True)
-    store = opened(path)
-    store.load(MODEL, DIMENSION)
+    assert np.array_equal(state.residual, RESIDUAL), "a settled bundle leaves it"
     store.record(RunFollowed(b"another!", PLAN))
-    store.commit()
-    store._database.close()
-    state = load(path)
+    state = store.load(MODEL, DIMENSION)
     assert (state.run, state.version, state.counter) == (b"another!", 0, 4096)
     assert not state.residual.any()
-    work(path, settle=True)
-    state = load(path, model=bytes(32))
+    state = filled(reopen(), settle=True).load(bytes(32), DIMENSION)
     assert (state.plan, state.pending, state.counter) == (None, None, 4096)

@@ -25,10 +25,9 @@ from ternmesh.wire.control import Report, Silent, write_control
 from ternmesh.wire.global_update import Counted, certify, hash_global_update
 from ternmesh.wire.update import Contribution, write_contributions
 from ternmesh_store import host_store
-from ternmesh_store.database import StoreError
 from ternmesh_store.files import create_private_file
 from ternmesh_store.host_store import HostStore, StoredRound, Tally
-from ternmesh_store.state_file import STATE, StateFile
+from ternmesh_store.state_file import STATE
 
 MODEL, OTHER_MODEL = bytes(range(32)), bytes(32)
 DIMENSION = 50
@@ -154,63 +153,31 @@ CASES: dict[str, Any] = {
 
 
 @pytest.fixture
-def path(tmp_path):
-    return tmp_path / "state"
-
-
-def opened(path, chain_max: int = 256) -> HostStore:
-    file = StateFile(path)
-    file.open()
-    return HostStore(file, chain_max)
-
-
-@pytest.fixture
-def store(path):
-    store = opened(path, chain_max=3)
+def store(reopen):
+    store = HostStore(reopen(), chain_max=3)
     store.begin(RUN, PLAN, MODEL)
-    yield store
-    store._database.close()
+    return store
 
 
-def load(path) -> HostState:
-    store = opened(path)
+def begin(store: HostStore) -> None:
+    store.begin(RUN, PLAN, MODEL)
+
+
+def read(store: HostStore) -> dict[str, object]:
     stored = store.load(MODEL)
-    store._database.close()
     assert (stored.run, stored.plan) == (RUN, PLAN)
-    return stored.state
+    return plain(stored.state)
 
 
-def test_without_its_wal_a_state_still_knows_the_run(tmp_path) -> None:
-    state = StateFile(tmp_path)
-    state.open()
-    HostStore(state).begin(RUN, PLAN, MODEL)
-    create_private_file(tmp_path / "copy" / STATE, state.path.read_bytes())
-    state.close()
-    copy = StateFile(tmp_path / "copy")
-    copy.open()
-    assert HostStore(copy).load(MODEL).run == RUN
-    copy.close()
+def test_without_its_wal_a_state_still_knows_the_run(store, reopen, tmp_path) -> None:
+    create_private_file(tmp_path / "copy" / STATE, store.path.read_bytes())
+    assert HostStore(reopen(tmp_path / "copy")).load(MODEL).run == RUN
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_each_event_survives_a_kill_after_its_commit_only(name, path, in_killed_process):
+def test_each_event_is_kept_from_its_commit_on(name, check_kept):
     before, event, after = CASES[name]
-
-    def work(commit: bool) -> None:
-        store = opened(path)
-        if not commit:
-            store.begin(RUN, PLAN, MODEL)
-            for earlier in before:
-                store.record(earlier)
-                store.commit()
-        store.record(event)
-        if commit:
-            store.commit()
-
-    in_killed_process(lambda: work(commit=False))
-    assert plain(load(path)) != plain(after)
-    in_killed_process(lambda: work(commit=True))
-    assert plain(load(path)) == plain(after)
+    check_kept(HostStore, begin, read, (before, event, plain(after)))
 
 
 def test_what_needs_no_disk_is_not_written(store):
@@ -219,13 +186,12 @@ def test_what_needs_no_disk_is_not_written(store):
         assert not store.changed
 
 
-def test_a_new_file_holds_no_run_and_another_models_run_is_not_ours(path):
-    store = opened(path)
+def test_a_new_file_holds_no_run_and_another_models_run_is_not_ours(reopen):
+    store = HostStore(reopen())
     assert store.load(MODEL) is None
     store.begin(RUN, PLAN, MODEL)
     assert store.load(OTHER_MODEL) is None
     assert store.load(MODEL) is not None
-    store._database.close()
 
 
 def test_a_new_run_forgets_everything_but_the_frame_counter(store):
@@ -303,70 +269,42 @@ def test_the_history_is_bounded_and_totals_are_not_cut(store, monkeypatch):
         store.charge(version, {"ada": (10, 1)}, 1.0)
         store.record(global_hash(version, missing=()))
     assert [item.version for item in store.history()] == [6, 7, 8]
-    assert store._database.rows("SELECT count(*) FROM host_traffic") == [(3,)]
     assert store.tallies()["ada"] == Tally(8, 0, 80, 8)
 
 
-def test_what_the_owner_has_muted_stays_over_restarts_and_runs(path):
-    store = opened(path)
-    store.begin(RUN, PLAN, MODEL)
+def test_what_the_owner_has_muted_stays_over_restarts_and_runs(store, reopen):
     assert store.muted == []
     store.keep_muted({"bob", "ada"})
     store.begin(b"run-0002", PLAN, MODEL)
     store.commit()
-    store._database.close()
-    assert opened(path).muted == ["ada", "bob"]
-
-
-def test_vectors_are_written_only_when_they_change(store):
-    store.record(ADA)
-    made = global_hash(1, missing=())
-    store.record(made)
-    store.commit()
-    written: list[str] = []
-    store._database.write = lambda sql, *values: written.append(sql)
-    store.record(replace(made, version=2, residual=made.residual + 1))
-    assert len([sql for sql in written if "INTO host_value" in sql]) == 1
+    assert HostStore(reopen()).muted == ["ada", "bob"]
 
 
 REPORT = Report("0.1.0", 3, (2, 0, 0, 0), (5, 0, 7))
 
 
-def test_boards_are_kept_over_restarts_and_runs(path):
-    store = opened(path)
-    store.begin(RUN, PLAN, MODEL)
+def test_boards_are_kept_over_restarts_and_runs(store, reopen):
     store.record(BoardChanged("ada", 3, (2, 0, 0, 0), None))
     store.record(BoardChanged("ada", 4, (0, 9, 0, 0), REPORT))
     store.record(BoardChanged("bob", 0, (), REPORT))
-    store.commit()
     store.begin(b"run-0002", PLAN, MODEL)
     store.commit()
-    store._database.close()
-    store = opened(path)
-    ada, bob = BoardRecord(4, (0, 9, 0, 0), REPORT, 500.0), BoardRecord(0, (), REPORT, 500.0)
-    found = store.boards(500.0)
-    for board in found.values():
+    boards = HostStore(reopen()).boards(500.0)
+    for board in boards.values():
         assert 495.0 < board.reported_at <= 500.0
         board.reported_at = 500.0
-    assert found == {"ada": ada, "bob": bob}
-    store._database.close()
+    assert boards == {
+        "ada": BoardRecord(4, (0, 9, 0, 0), REPORT, 500.0),
+        "bob": BoardRecord(0, (), REPORT, 500.0),
+    }
 
 
-def test_settings_do_not_make_a_report_younger(store):
+def test_settings_do_not_make_a_report_younger(reopen):
+    state = reopen()
+    store = HostStore(state)
     store.record(BoardChanged("ada", 1, (2,), REPORT))
-    store._database.write("UPDATE host_board SET reported_at = reported_at - 100")
+    state.write("UPDATE host_board SET reported_at = reported_at - 100")
     store.record(BoardChanged("ada", 2, (1,), REPORT))
     assert store.boards(500.0)["ada"].reported_at <= 400.0
     store.record(BoardChanged("ada", 2, (1,), replace(REPORT, number=2)))
     assert store.boards(500.0)["ada"].reported_at > 490.0
-
-
-@pytest.mark.parametrize(
-    "row",
-    [(1, "[-1]", None), (1, "[0.5]", None), (1, "{", None), (1, "[]", write_control(Silent(1)))],
-    ids=["negative", "no integer", "no JSON", "no report"],
-)
-def test_a_board_that_no_program_has_written_is_refused(store, row):
-    store._database.insert("host_board", "ada", *row, 0)
-    with pytest.raises(StoreError, match="never written"):
-        store.boards(0.0)

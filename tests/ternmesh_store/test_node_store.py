@@ -22,7 +22,6 @@ from ternmesh.federated.state import NO_RUN, ChainLink, Learned, NodeState, new_
 from ternmesh.plan import genesis, make_plan
 from ternmesh.wire.global_update import certify, hash_global_update
 from ternmesh_store.node_store import NodeStore
-from ternmesh_store.state_file import StateFile
 
 MODEL, OTHER_MODEL = bytes(range(32)), bytes(32)
 DIMENSION = 50
@@ -184,69 +183,26 @@ CASES: dict[str, Any] = {
 }
 
 
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "state"
-
-
-def opened(path) -> NodeStore:
-    file = StateFile(path)
-    file.open()
-    return NodeStore(file)
-
-
-def load(path, model: bytes = MODEL) -> NodeState:
-    store = opened(path)
-    state = store.load(model, DIMENSION)
-    store._database.close()
-    return state
+def read(store: NodeStore) -> dict[str, object]:
+    return plain(store.load(MODEL, DIMENSION))
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_each_event_survives_a_kill_after_its_commit_only(name, path, in_killed_process):
+def test_each_event_is_kept_from_its_commit_on(name, check_kept):
     before, event, after = CASES[name]
-
-    def work(commit: bool) -> None:
-        store = opened(path)
-        store.load(MODEL, DIMENSION)
-        if not commit:
-            for earlier in before:
-                store.record(earlier)
-                store.commit()
-        store.record(event)
-        if commit:
-            store.commit()
-
-    in_killed_process(lambda: work(commit=False))
-    without = plain(load(path))
-    assert without != plain(after)
-    in_killed_process(lambda: work(commit=True))
-    assert plain(load(path)) == plain(after)
+    check_kept(NodeStore, read, read, (before, event, plain(after)))
 
 
-def test_events_of_one_poll_are_one_transaction(path, in_killed_process):
-    def work() -> None:
-        store = opened(path)
-        store.load(MODEL, DIMENSION)
-        for event in (JOINED, UpdateMade(PENDING), ADVANCED, UpdateMade(PENDING)):
-            store.record(event)
-        store.put("moments", b"moments")
-
-    in_killed_process(work)
-    assert plain(load(path)) == plain(EMPTY)
-
-
-def test_what_needs_no_disk_is_not_written(path):
-    store = opened(path)
+def test_what_needs_no_disk_is_not_written(reopen):
+    store = NodeStore(reopen())
     store.load(MODEL, DIMENSION)
     for event in (Refused("host", "seal"), WorkReady(0)):
         store.record(event)
         assert not store.changed
-    store._database.close()
 
 
-def test_another_models_state_is_discarded_but_for_the_counter(path):
-    store = opened(path)
+def test_another_models_state_is_discarded_but_for_the_counter(reopen):
+    store = NodeStore(reopen())
     store.load(MODEL, DIMENSION)
     for event in (JOINED, CountersReserved(8192), ADVANCED, UpdateMade(PENDING)):
         store.record(event)
@@ -256,8 +212,7 @@ def test_another_models_state_is_discarded_but_for_the_counter(path):
     other = store.load(OTHER_MODEL, DIMENSION)
     assert plain(other) == plain(replace(EMPTY, counter=8192))
     assert store.get("moments") is None
-    store._database.close()
-    assert plain(load(path)) == plain(replace(EMPTY, counter=8192)), "it does not come back"
+    assert read(NodeStore(reopen())) == plain(replace(EMPTY, counter=8192)), "it does not return"
     assert other.run == NO_RUN
 
 
@@ -278,40 +233,33 @@ KEY, OTHER_GRAPH, OTHER_START, OTHER_SHAPE = (
     ],
     ids=["another graph", "what was exported", "another shape", "unknown before", "unknown now"],
 )
-def test_another_model_keeps_what_its_adapter_can_take(path, key, other, is_kept):
-    store = opened(path)
+def test_another_model_keeps_what_its_adapter_can_take(reopen, key, other, is_kept):
+    store = NodeStore(reopen())
     store.load(MODEL, DIMENSION, key)
     for event in (JOINED, ADVANCED, UpdateMade(PENDING)):
         store.record(event)
-    store.put("best", b"of the first model")
     store.commit()
     kept = Learned(ADVANCED.model_q24, PENDING.corrected) if is_kept else None
-    for _ in range(2):
-        assert plain(store.load(OTHER_MODEL, DIMENSION, other)) == plain(
-            replace(EMPTY, before=kept)
-        )
-    assert store.get("best") is None
-    assert plain(store.load(MODEL, DIMENSION, key)) == plain(replace(EMPTY, before=kept))
-    store._database.close()
+    expected = plain(replace(EMPTY, before=kept))
+    for model, its_key in ((OTHER_MODEL, other), (OTHER_MODEL, other), (MODEL, key)):
+        assert plain(store.load(model, DIMENSION, its_key)) == expected
 
 
-def test_the_vectors_that_are_loaded_may_be_changed(path):
+def test_the_vectors_that_are_loaded_may_be_changed(reopen):
     for _ in range(2):
-        state = load(path)
+        state = NodeStore(reopen()).load(MODEL, DIMENSION)
         state.model_q24[:] += 1
         state.residual[:] += 1.0
     assert state.model_q24.sum() != 0
 
 
-def test_settings_of_the_host_survive_another_model(path):
-    store = opened(path)
+def test_settings_of_the_host_survive_another_model(reopen):
+    store = NodeStore(reopen())
     store.load(MODEL, DIMENSION)
     assert store.settings() == (0, ())
-    store.record(SettingsTaken(3, (2, 0, 0, 0)))
-    store.record(SettingsTaken(4, (0, 61, 0, 0)))
+    for event in (SettingsTaken(3, (2, 0, 0, 0)), SettingsTaken(4, (0, 61, 0, 0))):
+        store.record(event)
     store.commit()
-    store._database.close()
-    store = opened(path)
+    store = NodeStore(reopen())
     store.load(OTHER_MODEL, DIMENSION)
     assert store.settings() == (4, (0, 61, 0, 0))
-    store._database.close()

@@ -43,6 +43,7 @@ class Fleet:
         self.now = 0.0
         self.boundaries = 0
         self.wire: deque[tuple[str, str, list[bytes]]] = deque()
+        self.files: dict[str, StateFile] = {}
         self.stores: dict[str, HostStore | NodeStore] = {}
         self.ends: dict[str, HostProtocol | NodeProtocol] = {}
         for name in ("host", *names):
@@ -56,8 +57,8 @@ class Fleet:
             self._step()
         else:
             pytest.fail("the fleet does not finish")
-        for store in self.stores.values():
-            store._database.close()
+        for file in self.files.values():
+            file.close()
         return self
 
     def result(self) -> list[tuple[bytes, bytes]]:
@@ -68,11 +69,8 @@ class Fleet:
         return finished and end.version == self.plan.rounds
 
     def _boot(self, name: str) -> None:
-        if name in self.stores:
-            self.stores[
-                name
-            ]._database.close()  # It forgets what was not committed, as a kill does.
-        file = StateFile(self.folder / name)
+        file = self.files.setdefault(name, StateFile(self.folder / name))
+        file.close()  # It forgets what was not committed, as a kill does.
         file.open()
         store: Any
         end: Any
@@ -156,6 +154,7 @@ def one_death(at: int, kind: int, boundary: int) -> int:
     return kind if boundary == at else GO_ON
 
 
+@pytest.mark.nightly
 def test_one_death_at_any_boundary_changes_nothing(folder):
     rounds, names = 2, NAMES[:2]
 
@@ -172,6 +171,7 @@ def test_one_death_at_any_boundary_changes_nothing(folder):
             assert survivor.result() == peaceful.result(), (boundary, kind)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(4))
 def test_many_deaths_change_nothing(folder, seed):
     rng = np.random.default_rng(seed)

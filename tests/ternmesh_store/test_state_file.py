@@ -1,7 +1,5 @@
 """One file and one commit for all that a process stores."""
 
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,12 +10,12 @@ from ternmesh.link.events import LinkCountersReserved, ObjectArrived
 from ternmesh.link.ledger import Moment
 from ternmesh.link.regions import EU868
 from ternmesh.security.session import CloneCount
-from ternmesh_store.database import DamagedError, Database, StoreError
+from ternmesh_store.database import DamagedError, StoreError
 from ternmesh_store.host_store import HostStore
 from ternmesh_store.link_store import LinkStore
 from ternmesh_store.node_store import NodeStore
 from ternmesh_store.security_store import SecurityStore
-from ternmesh_store.state_file import HOST, SCHEMA, SECURITY, STATE, StateFile
+from ternmesh_store.state_file import HOST, SECURITY, STATE, StateFile
 from ternmesh_store.store import END, HOP
 
 MODEL, DIMENSION = bytes(32), 50
@@ -54,33 +52,12 @@ def damage(state: StateFile, table: str) -> None:
 
 
 @pytest.mark.parametrize("commit", [False, True])
-def test_one_commit_makes_all_of_it_durable(
-    tmp_path: Path, in_killed_process: Callable[[Callable[[], None]], None], commit: bool
-) -> None:
-    def work() -> None:
-        state = opened(tmp_path)
-        record_all(state)
-        if commit:
-            state.link().commit()  # that of any store
-
-    in_killed_process(work)
-    state = opened(tmp_path)
-    assert found(state) == ((4096, 64, 1, (CloneCount("ada", 3),)) if commit else (0, 0, 0, ()))
-    state.close()
-
-
-@pytest.mark.parametrize("step", [-1, 1])
-def test_a_state_of_another_version_is_refused_and_stays(tmp_path: Path, step: int) -> None:
-    state = Database(tmp_path / STATE, replace(SCHEMA, version=SCHEMA.version + step))
-    state.open()
-    state.close()
-    content = (tmp_path / STATE).read_bytes()
-    with pytest.raises(
-        StoreError,
-        match=f"another version of ternmesh .format {SCHEMA.version + step}, .*bring back a backup",
-    ):
-        opened(tmp_path)
-    assert (tmp_path / STATE).read_bytes() == content
+def test_one_commit_makes_all_of_it_durable(reopen, commit: bool) -> None:
+    state = reopen()
+    record_all(state)
+    if commit:
+        state.link().commit()  # that of any store
+    assert found(reopen()) == ((4096, 64, 1, (CloneCount("ada", 3),)) if commit else (0, 0, 0, ()))
 
 
 @pytest.mark.parametrize("group", [SECURITY, HOST])
