@@ -23,8 +23,10 @@ from ternmesh_cli.main import main
 from ternmesh_service import rollback, software
 from ternmesh_service.control_socket import ControlServer
 from ternmesh_service.rollback import Failed
+from ternmesh_service.status import SecurityStatus, to_json
 from ternmesh_service.wipe import wipe
 from ternmesh_store.state_file import STATE, StateFile
+from tests.statuses import board_status
 
 OLD, NEW = "1.0+py3", "2.0+py3"
 UNIT = "ternmesh-node.service"
@@ -64,15 +66,13 @@ class Board:
     folder: Path  # of settings, packages and keys
     capsys: pytest.CaptureFixture[str]
 
-    def deb(self, version: str, behaviour: str = "good", **fields: str) -> Path:
+    def deb(self, version: str, behaviour: str = "good", script: str = "", **fields: str) -> Path:
+        """A package; `script` is "NAME COMMAND" for one of dpkg's."""
         tree = self.folder / "tree"
         shutil.rmtree(tree, ignore_errors=True)
-        for name, text in (
-            ("opt/ternmesh/behaviour", behaviour),
-            (f"opt/ternmesh/only-{version}", version),
-        ):
-            (tree / name).parent.mkdir(parents=True, exist_ok=True)
-            (tree / name).write_text(text)
+        (tree / "opt/ternmesh").mkdir(parents=True)
+        (tree / "opt/ternmesh/behaviour").write_text(behaviour)
+        (tree / f"opt/ternmesh/only-{version}").write_text(version)
         (tree / "opt/ternmesh/link").symlink_to("behaviour")
         native = subprocess.check_output(["dpkg", "--print-architecture"], text=True).strip()
         about = {
@@ -83,18 +83,17 @@ class Board:
             "Installed-Size": "1",
             "Depends": f"python3 (>= {software.PYTHON}~)",
             "Description": "small\n of two lines",
-        }
-        scripts = {name: fields.pop(name) for name in ("preinst", "postinst") if name in fields}
-        about |= {name.replace("_", "-"): value for name, value in fields.items()}
-        (tree / "DEBIAN").mkdir(mode=0o755)
-        text = "".join(f"{name}: {value}\n" for name, value in about.items())
-        (tree / "DEBIAN" / "control").write_text(text)
-        for name, script in scripts.items():
-            (tree / "DEBIAN" / name).write_text(f"#!/bin/sh\n{script}\n")
-            (tree / "DEBIAN" / name).chmod(0o755)
+        } | fields
+        control = tree / "DEBIAN"
+        control.mkdir(mode=0o755)
+        (control / "control").write_text("".join(f"{k}: {v}\n" for k, v in about.items()))
+        if script:
+            name, _, command = script.partition(" ")
+            (control / name).write_text(f"#!/bin/sh\n{command}\n")
+            (control / name).chmod(0o755)
         path = self.folder / f"ternmesh_{version}_{about['Architecture']}.deb"
-        command = ["dpkg-deb", "--build", "--root-owner-group", "-Zgzip", tree, path]
-        subprocess.run(list(map(str, command)), check=True, capture_output=True)
+        build = ["dpkg-deb", "--build", "--root-owner-group", "-Zgzip", str(tree), str(path)]
+        subprocess.run(build, check=True, capture_output=True)
         return path
 
     def ternmesh(self, action: str, *rest: object) -> tuple[int, str]:
@@ -176,14 +175,13 @@ def board(
     def answer(_: dict[str, Any]) -> dict[str, Any]:
         if "hang" in (root / "opt/ternmesh/behaviour").read_text():
             raise OSError(errno.ETIMEDOUT, "it hangs")
-        return {"version": 1, "security": {"mode": "insecure"}} | security
+        return to_json(status)
 
-    host = StateFile(tmp_path / "state")
-    host.open()
-    [(fleet,)] = host.rows("SELECT fleet FROM security_fleet")
-    host.close()
+    stored = StateFile(tmp_path / "state").stored_fleet()
+    assert stored is not None
     line = main_line(tmp_path, capsys)
-    security = {"security": {"mode": "keys", "fleet": fleet.hex(), "host": line}}
+    keys = SecurityStatus(mode="keys", fleet=stored.fleet.hex(), host=line)
+    status = board_status(security=keys)
     (root / "pid").write_text("1")
     (root / "units").write_text(UNIT)
     (root / "systemctl.log").touch()
@@ -240,40 +238,37 @@ def test_a_version_that_fails_is_taken_back(board: Board, behaviour: str, why: s
     assert why in board.status()["sentence"]
 
 
-def test_what_was_learned_on_trial_stays(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
-    watch = upgrade.watch
-
-    def learn(*arguments: Any) -> None:
-        state = StateFile(board.state.parent)
-        state.open()
-        state.insert("node_value", "learned", b"on trial")
-        state.commit()
-        state.close()
-        watch(*arguments)
-
-    monkeypatch.setattr(upgrade, "watch", learn)
-    assert board.install(signed(board, board.deb(NEW, "die")))[0] == 1
-    state = StateFile(board.state.parent)
-    state.open()
-    assert state.rows("SELECT value FROM node_value") == [(b"on trial",)]
-    state.close()
+Spoil = Callable[[Board, Path], object]
 
 
-def truncated(path: Path) -> None:
+def truncated(_: Board, path: Path) -> None:
     os.truncate(path, path.stat().st_size - 40)
 
 
-def flipped(path: Path) -> None:
+def flipped(_: Board, path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
 
 
+def unsigned(_: Board, path: Path) -> None:
+    path.with_name(f"{path.name}.sig").unlink()
+
+
 def other_fleet(board: Board, path: Path) -> None:
     (board.folder / "stranger.toml").write_text('state_dir = "stranger"\nmodel = "keyword"\n')
     enrol_fleet("ternmesh", board.folder / "stranger", {})
-    path.with_name(f"{path.name}.sig").unlink()
+    unsigned(board, path)
     signed(board, path, "stranger.toml")
+
+
+def not_running(board: Board, _: Path) -> None:
+    (board.root / "pid").unlink()
+
+
+def one_more_program(board: Board, _: Path) -> None:
+    """It would get the new files untried."""
+    (board.root / "units").write_text(f"{UNIT} ternmesh-gateway.service")
 
 
 @pytest.mark.parametrize(
@@ -284,25 +279,23 @@ def other_fleet(board: Board, path: Path) -> None:
         ({"Depends": "python3 (>= 2.7~)"}, None, (), "is for Python 2.7, and here is"),
         ({"Version": "0.9+py3"}, None, (), f"is 0.9+py3, and {OLD} here is newer"),
         ({"Installed-Size": "99999999999"}, None, (), "are free: make room"),
-        ({}, lambda board, path: truncated(path), (), "is not signed by this fleet, or damaged"),
-        ({}, lambda board, path: truncated(path), ("--insecure",), "is damaged, or no .deb"),
-        ({}, lambda board, path: flipped(path), ("--insecure",), "is damaged, or no .deb"),
-        ({}, lambda board, path: path.write_bytes(b"x" * 99), ("--insecure",), "is damaged"),
-        ({}, lambda board, path: flipped(path), (), "is not signed by this fleet, or damaged"),
+        ({}, truncated, (), "is not signed by this fleet, or damaged"),
+        ({}, truncated, ("--insecure",), "is damaged, or no .deb"),
+        ({}, flipped, ("--insecure",), "is damaged, or no .deb"),
         ({}, other_fleet, (), "is not signed by this fleet"),
-        ({}, lambda board, path: path.with_name(f"{path.name}.sig").unlink(), (), "sig is missing"),
-        ({}, lambda board, path: path.unlink(), (), "No such file"),
-        ({}, lambda board, path: (board.root / "pid").unlink(), (), "does not run with these"),
+        ({}, unsigned, (), "sig is missing"),
+        ({}, not_running, (), "does not run with these"),
+        ({}, one_more_program, (), "ternmesh-gateway.service runs here too: give its --config"),
     ],
 )
 def test_a_file_that_does_not_fit_changes_nothing(
     board: Board,
     fields: dict[str, str],
-    spoil: Callable[[Board, Path], object] | None,
+    spoil: Spoil | None,
     options: tuple[str, ...],
     sentence: str,
 ) -> None:
-    path = signed(board, board.deb(NEW, **{k.replace("-", "_"): v for k, v in fields.items()}))
+    path = signed(board, board.deb(NEW, **fields))
     if spoil is not None:
         spoil(board, path)
     before = board.snapshot()
@@ -316,11 +309,13 @@ def test_a_file_that_does_not_fit_changes_nothing(
     assert not (board.folder / "way" / "kept").exists()
 
 
-def test_an_unsigned_file_is_installed_with_insecure_only(board: Board) -> None:
-    file = board.deb(NEW)
-    assert board.install(file)[0] == 1
+def test_insecure_installs_an_unsigned_file_one_at_a_time(board: Board) -> None:
+    (board.folder / "way").mkdir()
+    with rollback.locked(board.folder / "way"):
+        code, said = board.install(board.deb(NEW), "--insecure")
+    assert (code, "another upgrade goes on" in said) == (1, True)
     assert board.is_at(OLD)
-    assert board.install(file, "--insecure")[0] == 0
+    assert board.install(board.deb(NEW), "--insecure")[0] == 0
     assert board.is_at(NEW)
 
 
@@ -390,7 +385,7 @@ KILL = "kill -9 $(awk '{print $4}' /proc/$PPID/stat) $PPID"
 @pytest.mark.parametrize("script", ["preinst", "postinst"])
 @pytest.mark.parametrize("kill", [KILL, "kill -9 $PPID", "exit 1"], ids=["all", "dpkg", "script"])
 def test_a_dpkg_that_is_cut_is_repaired(board: Board, script: str, kill: str) -> None:
-    file = signed(board, board.deb(NEW, **{script: kill}))
+    file = signed(board, board.deb(NEW, script=f"{script} {kill}"))
     was_cut = in_killed_child(lambda: board.install(file))
     assert was_cut == (kill == KILL)
     if was_cut:
@@ -403,7 +398,7 @@ def test_a_dpkg_that_is_cut_is_repaired(board: Board, script: str, kill: str) ->
 
 
 def test_the_next_upgrade_ends_one_that_was_cut(board: Board) -> None:
-    file = signed(board, board.deb(NEW, preinst=KILL))
+    file = signed(board, board.deb(NEW, script=f"preinst {KILL}"))
     assert in_killed_child(lambda: board.install(file))
     good = signed(board, board.deb("3.0+py3"))
     code, said = board.install(good)
@@ -414,12 +409,70 @@ def test_the_next_upgrade_ends_one_that_was_cut(board: Board) -> None:
     assert board.is_at("3.0+py3")
 
 
-def test_one_upgrade_at_a_time(board: Board) -> None:
-    (board.folder / "way").mkdir()
-    with rollback.locked(board.folder / "way"):
-        code, said = board.install(signed(board, board.deb(NEW)))
-    assert (code, "another upgrade goes on" in said) == (1, True)
+Disturb = Callable[[Board, pytest.MonkeyPatch], object]
+
+
+def half_configured(board: Board, patch: pytest.MonkeyPatch) -> None:
+    """Dpkg refuses until all that was left is configured, and holds its lock at first."""
+    real, configured = rollback.run, []
+
+    def run(*command: object) -> str:
+        if command == ("dpkg", "--configure", "-a"):
+            configured.append(command)
+            if len(configured) == 1:
+                raise Failed("dpkg frontend lock was locked by another process")
+        elif str(command[-1]).endswith("previous.deb") and command[0] == "dpkg" and not configured:
+            assert not (board.folder / "way/kept/new").exists(), "its room may be needed"
+            raise Failed("another package is half configured")
+        return real(*command)
+
+    patch.setattr(rollback, "run", run)
+
+
+def impatient(_: Board, patch: pytest.MonkeyPatch) -> None:
+    """Somebody presses Ctrl-C on trial, and again on the way back."""
+    real = rollback.run
+
+    def run(*command: object) -> str:
+        if command[:2] == ("systemctl", "stop"):
+            for number in SIGNALS:
+                os.kill(os.getpid(), number)
+        return real(*command)
+
+    def watch(*_: object) -> None:
+        patch.setattr(rollback, "run", run)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    patch.setattr(upgrade, "watch", watch)
+
+
+def wiped(board: Board, patch: pytest.MonkeyPatch) -> None:
+    """The host decommissions the board on trial: nothing of its state may come back."""
+
+    def watch(*_: object) -> None:
+        wipe(board.state.parent, board.state.parent / "identity")
+        raise Failed("it ended")
+
+    patch.setattr(upgrade, "watch", watch)
+
+
+@pytest.mark.parametrize(
+    "disturb", [half_configured, impatient, wiped, lambda board, patch: os.umask(0o077)]
+)
+def test_the_way_back_works_whatever_disturbs_it(
+    board: Board, monkeypatch: pytest.MonkeyPatch, disturb: Disturb
+) -> None:
+    file = signed(board, board.deb(NEW, "die"))
+    before = os.umask(0o022)
+    disturb(board, monkeypatch)
+    try:
+        code, said = board.install(file)
+    finally:
+        os.umask(before)
+    assert (code, f"{OLD} is back" in said) == (1, True)
     assert board.is_at(OLD)
+    assert board.commands[-1] == f"start --no-block {UNIT}"
+    assert board.state.exists() == (disturb is not wiped)
 
 
 def test_a_way_back_that_fails_says_what_to_do(
@@ -438,107 +491,3 @@ def test_a_way_back_that_fails_says_what_to_do(
     assert "and so did the way back (the disk is gone)" in said
     assert "systemctl start ternmesh-upgrade" in said
     assert board.commands[-1] == f"start --no-block {UNIT}"
-
-
-def test_what_dpkg_had_not_configured_is_configured_on_the_way_back(
-    board: Board, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, configured = rollback.run, []
-
-    def half(*command: object) -> str:
-        if command == ("dpkg", "--configure", "-a"):
-            configured.append(command)
-        elif str(command[-1]).endswith("previous.deb") and command[0] == "dpkg" and not configured:
-            assert not (board.folder / "way/kept/new").exists(), "its room may be needed"
-            raise Failed("another package is half configured")
-        return real(*command)
-
-    monkeypatch.setattr(rollback, "run", half)
-    code, said = board.install(signed(board, board.deb(NEW, "crash")))
-    assert (code, f"{OLD} is back" in said) == (1, True)
-    assert board.is_at(OLD)
-
-
-def test_a_lock_of_dpkg_is_waited_for(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = iter(["dpkg: error: dpkg frontend lock was locked by another process", ""])
-
-    def busy(*_: object) -> str:
-        if said := next(answers):
-            raise Failed(said)
-        return ""
-
-    monkeypatch.setattr(rollback, "run", busy)
-    rollback.dpkg("--configure", "-a")
-    assert next(answers, None) is None
-
-
-def test_a_full_disk_at_the_end_has_room_for_the_marker(
-    board: Board, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is not needed for the way back goes first: else the next start would go back."""
-    write = rollback.write_marker
-
-    def full(folder: Path, marker: dict[str, Any]) -> None:
-        if marker["step"] == rollback.DONE and (folder / "kept" / "new").exists():
-            raise OSError(errno.ENOSPC, "No space left on device")
-        write(folder, marker)
-
-    monkeypatch.setattr(rollback, "write_marker", full)
-    assert board.install(signed(board, board.deb(NEW)))[0] == 0
-    assert board.status()["step"] == "done"
-
-
-def test_who_presses_ctrl_c_again_does_not_stop_the_way_back(
-    board: Board, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = rollback.run
-
-    def impatient(*command: object) -> str:
-        if command[:2] == ("systemctl", "stop"):
-            for number in SIGNALS:
-                os.kill(os.getpid(), number)
-        return real(*command)
-
-    def interrupted(*_: object) -> None:
-        monkeypatch.setattr(rollback, "run", impatient)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    monkeypatch.setattr(upgrade, "watch", interrupted)
-    code, said = board.install(signed(board, board.deb(NEW)))
-    assert (code, f"failed (interrupted); {OLD} is back" in said) == (1, True)
-    assert board.is_at(OLD)
-    assert board.commands[-1] == f"start --no-block {UNIT}"
-
-
-def test_a_program_that_is_not_named_is_not_upgraded_unseen(board: Board) -> None:
-    """It would get the new files untried."""
-    (board.root / "units").write_text(f"{UNIT} ternmesh-gateway.service")
-    code, said = board.install(signed(board, board.deb(NEW)))
-    assert (code, "ternmesh-gateway.service runs here too: give its --config" in said) == (1, True)
-    assert board.is_at(OLD)
-    assert board.commands[-1].startswith("show")
-
-
-def test_an_umask_of_the_administrator_changes_nothing(board: Board) -> None:
-    file = signed(board, board.deb(NEW, "crash"))
-    before = os.umask(0o077)
-    try:
-        code, said = board.install(file)
-    finally:
-        os.umask(before)
-    assert (code, f"{OLD} is back" in said) == (1, True)
-    assert board.is_at(OLD)
-
-
-def test_a_board_that_was_wiped_on_trial_stays_wiped(
-    board: Board, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def decommissioned(*_: object) -> None:
-        wipe(board.state.parent, board.state.parent / "identity")
-        raise Failed("it ended")
-
-    monkeypatch.setattr(upgrade, "watch", decommissioned)
-    code, said = board.install(signed(board, board.deb(NEW)))
-    assert (code, f"{OLD} is back" in said) == (1, True)
-    kept = [path for path in board.folder.rglob("*") if path.name.startswith(STATE)]
-    assert [path for path in kept if "host" not in path.parts] == []

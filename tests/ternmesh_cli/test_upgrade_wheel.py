@@ -155,39 +155,33 @@ def rewritten(path: Path, name: str, old: str, new: str) -> None:
     copy.replace(path)
 
 
-@pytest.mark.parametrize(
-    ("spoil", "sentence"),
-    [
-        (lambda path: rewritten(path, "METADATA", "Name: ternmesh", "Name: x"), "is x, and not"),
-        (
-            lambda path: path.rename(str(path).replace("py3-none-any", "py3-none-linux_s390x")),
-            "is not a supported wheel on this platform",
-        ),
-        (
-            lambda path: rewritten(path, "METADATA", ">=3.11", ">=3.99"),
-            "requires a different Python",
-        ),
-        (lambda path: os.truncate(path, path.stat().st_size // 2), "is damaged, or no wheel"),
-        (lambda path: path.write_bytes(b""), "is damaged, or no wheel"),
-        (lambda path: flipped(path), "is damaged"),
-    ],
-)
-def test_a_wheel_that_does_not_fit_changes_nothing(
-    environment: Environment, spoil, sentence: str
-) -> None:
-    file, before = environment.wheel(NEW), environment.files()
-    file = spoil(file) or file
-    code, said = environment.install(file)
-    assert code == 1
-    assert sentence in said
-    assert said.count("\n") == 1
-    assert environment.files() == before
-
-
 def flipped(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
+
+
+SPOILT = (
+    (lambda path: rewritten(path, "METADATA", "Name: ternmesh", "Name: x"), "is x, and not"),
+    (
+        lambda path: path.rename(str(path).replace("py3-none-any", "py3-none-linux_s390x")),
+        "is not a supported wheel on this platform",
+    ),
+    (lambda path: rewritten(path, "METADATA", ">=3.11", ">=3.99"), "requires a different Python"),
+    (lambda path: os.truncate(path, path.stat().st_size // 2), "is damaged, or no wheel"),
+    (flipped, "is damaged"),
+)
+
+
+def test_a_wheel_that_does_not_fit_changes_nothing(environment: Environment) -> None:
+    before = environment.files()
+    for spoil, sentence in SPOILT:
+        file = environment.wheel(NEW)
+        code, said = environment.install(spoil(file) or file)
+        assert code == 1
+        assert sentence in said
+        assert said.count("\n") == 1
+        assert environment.files() == before
 
 
 def test_a_checkout_is_not_upgraded_by_a_wheel(tmp_path: Path) -> None:
