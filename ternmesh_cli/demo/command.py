@@ -14,12 +14,12 @@ import time
 import webbrowser
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
+from statistics import fmean as mean
+from typing import Any, TypeVar
 
 from ternmesh.config import ConfigError
 from ternmesh_cli.demo.bearer import BLE, LORA, MQTT, Ble, Radios
-from ternmesh_cli.demo.fleet import BOARDS, DemoError, DemoSettings, Fleet, fleet
-from ternmesh_cli.demo.record import DemoRecord
+from ternmesh_cli.demo.fleet import BOARDS, DemoError, DemoSettings, Fleet, accuracy, fleet
 from ternmesh_cli.process import add_json, add_option, add_uses, number, path, real, refuse_unused
 from ternmesh_cli.workers import Worker
 from ternmesh_service.config_file import control_path
@@ -93,10 +93,13 @@ def run(arguments: argparse.Namespace) -> int:
     # SIGTERM acts like Ctrl-C: it ends the demo and the processes of its fleet.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     folder = _prepare(arguments.out)
+    radios = Radios(
+        arguments.dialect, arguments.loss, arguments.speed, arguments.seed, arguments.service
+    )
     settings = DemoSettings(
         folder=folder.resolve(),
         broker=arguments.broker,
-        radios=_radios(arguments) if arguments.bearer == LORA else None,
+        radios=radios if arguments.bearer == LORA else None,
         ble=Ble(arguments.loss, arguments.seed) if arguments.bearer == BLE else None,
         rounds=arguments.rounds,
         seed=arguments.seed,
@@ -111,28 +114,30 @@ def run(arguments: argparse.Namespace) -> int:
         if settings.page:
             _show_page(processes.host.folder, settings.page)
         host, boards = _watch(processes, settings.rounds, shown, quiet=arguments.json)
-    record = make_record(host, boards, bearer, time.monotonic() - start)
-    _show(record, as_json=arguments.json)
+    result = result_of(host, boards, bearer, time.monotonic() - start)
+    if arguments.json:
+        print(json.dumps(result))
+    else:
+        _show(host, boards, result)
     return 0
 
 
-def make_record(
+def result_of(
     host: HostStatus, boards: Mapping[str, BoardStatus], bearer: str, seconds: float
-) -> DemoRecord:
-    """Return the record of a finished demo, made from the last status of its processes."""
-    accuracy = {
-        name: {entry.version: entry.metric or 0.0 for entry in status.history}
-        for name, status in boards.items()
+) -> dict[str, Any]:
+    """What `--json` prints of a finished demo, by the last status of its processes."""
+    last = host.history[-1].version
+    return {
+        "rounds": last,
+        "accuracy_before": mean(accuracy(board, 0) for board in boards.values()),
+        "accuracy_after": mean(accuracy(board, last) for board in boards.values()),
+        "bytes_per_round": mean(size for item in host.history for size in item.bytes_up.values()),
+        "downlink_bytes_per_round": mean(item.bytes_down for item in host.history),
+        "float32_bytes": 4 * host.plan.dimension,
+        "seconds": seconds,
+        "airtime_s": _airtimes({"host": host, **boards}),
+        "bearer": bearer,
     }
-    return DemoRecord(
-        boards=tuple(boards),
-        accuracy=accuracy,
-        rounds=host.history,
-        dimension=host.plan.dimension,
-        seconds=seconds,
-        bearer=bearer,
-        airtime_s=_airtimes({"host": host, **boards}),
-    )
 
 
 def _free_port() -> int:
@@ -152,16 +157,6 @@ def _airtimes(programs: Mapping[str, HostStatus | BoardStatus]) -> dict[str, flo
     times_us = {name: status.transport.airtime_us for name, status in programs.items()}
     known = {name: us / 1e6 for name, us in times_us.items() if us is not None}
     return known if len(known) == len(times_us) else None
-
-
-def _radios(arguments: argparse.Namespace) -> Radios:
-    return Radios(
-        dialect=arguments.dialect,
-        loss=arguments.loss,
-        speed=arguments.speed,
-        seed=arguments.seed,
-        service=arguments.service,
-    )
 
 
 def _url(text: str) -> str:
@@ -227,30 +222,16 @@ def _has_evaluated(status: BoardStatus, version: int) -> bool:
     return any(entry.version == version for entry in status.history)
 
 
-def _show(record: DemoRecord, *, as_json: bool) -> None:
-    last = record.rounds[-1].version
-    if as_json:
-        content = {
-            "rounds": last,
-            "accuracy_before": record.mean_accuracy(0),
-            "accuracy_after": record.mean_accuracy(last),
-            "bytes_per_round": record.bytes_up,
-            "downlink_bytes_per_round": record.bytes_down,
-            "float32_bytes": record.raw_bytes,
-            "seconds": record.seconds,
-            "airtime_s": record.airtime_s,
-            "bearer": record.bearer,
-        }
-        print(json.dumps(content))
-        return
+def _show(host: HostStatus, boards: Mapping[str, BoardStatus], result: Mapping[str, Any]) -> None:
     from rich.console import Console
 
     from ternmesh_cli.demo.screen import summary
 
     console = Console(file=sys.stdout)
-    console.print(summary(record))
+    console.print(summary(host, boards))
     console.print(
-        f"{record.bytes_up:,.0f} bytes up per board and round (float32: {record.raw_bytes:,}), "
-        f"{record.bytes_down:,.0f} bytes down per round for all boards; "
-        f"{record.seconds:.0f} s in total"
+        f"{result['bytes_per_round']:,.0f} bytes up per board and round "
+        f"(float32: {result['float32_bytes']:,}), "
+        f"{result['downlink_bytes_per_round']:,.0f} bytes down per round for all boards; "
+        f"{result['seconds']:.0f} s in total"
     )

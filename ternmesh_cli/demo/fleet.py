@@ -15,6 +15,7 @@ from ternmesh_cli.demo.bearer import BLE_RUN, Ble, Links, LinkTable, Radios, on_
 from ternmesh_cli.keys import enrol_fleet
 from ternmesh_cli.process import write_toml
 from ternmesh_cli.workers import Worker, python, running
+from ternmesh_service.status import BoardStatus
 
 BOARDS = ("theo", "nicolas", "yweweler")
 HOST = "host"
@@ -56,6 +57,11 @@ class Fleet:
         return [self.host, *self.boards, *([self.gateway] if self.gateway else [])]
 
 
+def accuracy(board: BoardStatus, version: int) -> float:
+    """That of a board with one version of the global adapter."""
+    return {entry.version: entry.metric or 0.0 for entry in board.history}[version]
+
+
 @contextmanager
 def fleet(settings: DemoSettings) -> Iterator[Fleet]:
     """Run a fleet until the block ends."""
@@ -83,16 +89,14 @@ def fleet(settings: DemoSettings) -> Iterator[Fleet]:
 def _links(stack: ExitStack, settings: DemoSettings) -> AbstractContextManager[Links]:
     if settings.radios is not None:
         return on_radio(settings.radios, BOARDS, settings.name)
-    broker = settings.broker or _own_broker(stack)
+    broker = settings.broker
+    if broker is None:
+        from transports.mqtt.embedded_broker import EmbeddedBroker  # needs an optional package
+
+        broker = stack.enter_context(EmbeddedBroker()).url
     if settings.ble is not None:
         return on_ble(settings.ble, BOARDS, broker, settings.name)
     return nullcontext(Links(lambda _role: {"url": broker, "fleet": settings.name}))
-
-
-def _own_broker(stack: ExitStack) -> str:
-    from transports.mqtt.embedded_broker import EmbeddedBroker  # needs an optional package
-
-    return stack.enter_context(EmbeddedBroker()).url
 
 
 def _host_config(settings: DemoSettings, link: LinkTable) -> str:

@@ -1,13 +1,14 @@
 """The live picture of the demo in a terminal (rich)."""
 
 from collections.abc import Mapping
+from statistics import fmean as mean
 
 from rich.console import Group
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ternmesh_cli.demo.record import BOARD_HEADS, DemoRecord
+from ternmesh_cli.demo.fleet import accuracy
 from ternmesh_service.alarms import GOOD, WARN, alarms, board_state, is_over
 from ternmesh_service.status import BoardStatus, HostStatus
 
@@ -39,14 +40,20 @@ def picture(
     return Group(head, table, Text(simulated, "dim"), *shown)
 
 
-def summary(record: DemoRecord) -> Table:
+def summary(host: HostStatus, boards: Mapping[str, BoardStatus]) -> Table:
     table = Table(title="What the boards learned", header_style="bold")
-    for title in BOARD_HEADS:
+    for title in ("board", "before", "after", "bytes sent in all", "rounds missed"):
         table.add_column(title, justify="left" if title == "board" else "right")
-    for row in record.board_rows():
-        table.add_row(*row)
-    before = record.mean_accuracy(0)
-    after = record.mean_accuracy(record.rounds[-1].version)
+    last = host.history[-1].version
+    for name, status in boards.items():
+        table.add_row(
+            name,
+            f"{accuracy(status, 0):.0%}",
+            f"{accuracy(status, last):.0%}",
+            f"{sum(item.bytes_up.get(name, 0) for item in host.history):,}",
+            str(sum(name in item.missing for item in host.history)),
+        )
+    before, after = (mean(accuracy(one, at) for one in boards.values()) for at in (0, last))
     table.add_section()
     table.add_row("mean", f"{before:.1%}", f"[bold]{after:.1%}[/bold]")
     return table
@@ -75,4 +82,4 @@ def _accuracy(status: BoardStatus | None) -> tuple[str, str]:
 
 def _bytes(name: str, host: HostStatus | None) -> str:
     sizes = [r.bytes_up[name] for r in host.history if name in r.bytes_up] if host else []
-    return f"{sum(sizes) / len(sizes):,.0f}" if sizes else ""
+    return f"{mean(sizes):,.0f}" if sizes else ""

@@ -18,7 +18,6 @@ from paho.mqtt.client import Client
 from paho.mqtt.enums import CallbackAPIVersion
 
 from models.zoo import fsdd_path
-from ternmesh.security.identity import parse_identity
 from ternmesh_cli.keys import enrol_fleet
 from ternmesh_cli.main import main
 from ternmesh_service.config_file import load_model_package
@@ -325,41 +324,6 @@ def test_a_node_that_is_revoked_is_out_and_the_others_go_on(new_fleet, capsys):
         fleet.host.start()  # and it stays so
         fleet.boards["theo"].start()
         fleet.wait_for(fleet.boards["theo"], lambda status: "revoked" in status["activity"])
-
-
-def test_a_board_joins_with_a_code(new_fleet, eventually, capsys):
-    with new_fleet() as fleet:
-        fleet.wait_for(fleet.host, lambda status: status["version"] >= 1)
-        newcomer = fleet.host.folder.parent / "nora"
-        newcomer.mkdir()
-        text = (fleet.boards["theo"].folder / "config.toml").read_text()
-        config = newcomer / "config.toml"
-        config.write_text(text.replace('name = "theo"', 'name = "nora"'))
-        host = str(fleet.host.folder / "config.toml")
-
-        def enrol(*arguments: str) -> dict[str, Any]:
-            assert main(["enrol", *arguments, "--json"]) == 0
-            return json.loads(capsys.readouterr().out)
-
-        code = enrol("code", "--config", host, "--minutes", "5")["code"]
-        joined = enrol("join", "--config", str(config), code.lower())
-        listed = enrol("list", "--config", host)
-        assert enrol("identity", "--config", host)["identity"] == listed["host"], "while it runs"
-        assert joined["host"] in {parse_identity(listed["host"]).fingerprint.hex()}
-        assert "nora" in [row["name"] for row in listed["members"]]
-        nora = Process("node", newcomer, config.read_text())
-        nora.start()
-        try:
-            fleet.wait_for(nora, lambda status: status["joined"])
-        finally:
-            nora.kill9()
-        thief = fleet.host.folder.parent / "thief"
-        thief.mkdir()
-        config = thief / "config.toml"
-        config.write_text(text.replace('name = "theo"', 'name = "thief"'))
-        assert main(["enrol", "join", "--config", str(config), code]) == 1
-        assert "the host refuses (code)" in capsys.readouterr().err
-        assert len(enrol("list", "--config", host)["members"]) == 4
 
 
 @pytest.mark.nightly

@@ -1,32 +1,22 @@
 """The programs of a split training: configuration, keys and the pace of the transport."""
 
-import threading
-import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import pytest
 
-import edge.split.node
-import edge.split.service
-import host.split.service
 from edge.enrolment import rotate_keys
 from edge.split.config import read_split_board_config
 from edge.split.part import load_parts
-from edge.split.service import run_split_board
 from host.split.config import read_split_host_config
 from host.split.service import SplitService
-from host.split.stage import TorchStage, load_stage
+from host.split.stage import TorchStage
 from ternmesh.errors import SecurityError, TernmeshError
 from ternmesh.federated.registry import NodeRegistry
-from ternmesh.split.board import SplitBoard
-from ternmesh.split.host import Board, SplitHost, SplitSettings
+from ternmesh.split.host import Board, SplitSettings
 from ternmesh.split.messages import ActivationReassembler
 from ternmesh.split.plan import SplitPlan
-from ternmesh.timers import TimerSettings
 from ternmesh.wire.control import FINISHED
 from ternmesh_cli.keys import enrol_fleet
 from ternmesh_cli.main import main
@@ -34,7 +24,7 @@ from ternmesh_cli.process import ExitCode
 from ternmesh_service.keyring import Keyring, SecurityConfig
 from ternmesh_store.split_store import SplitStore
 from ternmesh_store.state_file import StateFile
-from tests.ternmesh_cli.split.split_training import BATCH, NUMBERS, Clock, make_cut, samples
+from tests.ternmesh_cli.split.split_training import NUMBERS, Clock, make_cut
 from transports.base import Arrival
 from transports.link_config import LinkConfig
 from transports.loopback import LoopbackHub
@@ -164,43 +154,6 @@ def test_wrong_configurations(
     insecure = [] if end == "export" else ["--insecure"]
     assert main(["split", end, "--config", str(config), *insecure]) == ExitCode.MISUSED
     assert sentence in capsys.readouterr().err
-
-
-def test_ends_have_the_pace_of_their_bearer_and_the_clip_of_the_plan(
-    folders: dict[bool, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stop, pace, ends = threading.Event(), TimerSettings(hello_s=77.0, hello_longest_s=777.0), []
-    stop.set()
-    for program in (edge.split.service, host.split.service):
-        monkeypatch.setattr(program, "pace_of", lambda _: pace)
-
-    def noted(make: Callable[..., Any]) -> Callable[..., Any]:
-        def made(*arguments: object, **options: object) -> object:
-            ends.append(make(*arguments, **options))
-            return ends[-1]
-
-        return made
-
-    monkeypatch.setattr(edge.split.node, "SplitBoard", noted(SplitBoard))
-    monkeypatch.setattr(host.split.service, "SplitHost", noted(SplitHost))
-    np.savez(tmp_path / "clips.npz", **samples())  # type: ignore[arg-type]
-    parts = f"model = {str(folders[False])!r}"
-    text = HOST_TOML.replace('model = "parts"', parts) + f"[run]\nbatch = {BATCH}\n"
-    (tmp_path / "host.toml").write_text(text + "clip_norm = 1.6e-6\n")
-    (tmp_path / "board.toml").write_text(BOARD_TOML.replace('model = "parts"', parts))
-    monkeypatch.setattr("host.split.stage.make_cut", lambda *_, **__: make_cut(labels_stay=False))
-    monkeypatch.setattr("host.split.stage.load_middle", lambda *_: None)
-    served_config = read_split_host_config(tmp_path / "host.toml")
-    stage, classes = load_stage(served_config)
-    host.split.service.run_split_host(
-        served_config, lambda _: (stage, classes), stop, insecure=True
-    )
-    config = read_split_board_config(tmp_path / "board.toml")
-    run_split_board(config, stop, insecure=True)
-    served, board = ends
-    assert served._hello_longest_s == pace.hello_longest_s
-    assert stage._clip_norm == served.plan.clip_norm == 2e-6
-    assert board.joining.hello_timer.at - time.monotonic() > 30.0
 
 
 @pytest.mark.parametrize("name", ["host.toml", "board.toml"])

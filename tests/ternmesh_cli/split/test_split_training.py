@@ -14,19 +14,10 @@ from edge.errors import DataError
 from edge.split.node import drawn
 from host.split.stage import TorchStage
 from models.split.cut import HOST, load_middle
-from ternmesh.wire import activation
-from ternmesh.wire.activation import Activation
 from ternmesh_cli.status_text import describe
 from ternmesh_store.state_file import STATE
 from tests.faulty import Faults, FaultyTransport
-from tests.ternmesh_cli.split.split_training import (
-    BATCH,
-    LATENT,
-    LENGTH,
-    Training,
-    make_cut,
-    samples,
-)
+from tests.ternmesh_cli.split.split_training import BATCH, Training, make_cut, samples
 from transports.base import Transport
 
 
@@ -96,24 +87,6 @@ def test_nobody_gets_ahead_of_the_others(train: Callable[..., Training]) -> None
     assert nicolas.counts["lost"] <= 1
 
 
-def test_a_step_waits_no_longer_when_the_other_board_is_gone(
-    train: Callable[..., Training],
-) -> None:
-    training = train()
-    service = training.host(wait_s=1e6)
-    theo, nicolas = training.board("theo"), training.board("nicolas")
-    training.until(lambda: nicolas.counts["learned"] == 2)
-    del training.boards["nicolas"]
-    training.until(lambda: theo.board.number == 20)
-    training.until(lambda: not service.poll(0.0))
-    steps = service._stage.steps
-    service._hold(1, 19, np.zeros((BATCH, LENGTH * LATENT), np.float32))
-    assert service._stage.steps == steps
-    service.host.nodes[2].moved_at = training.clock.now - service.host.settings.silence_s
-    service.poll(0.0)
-    assert service._stage.steps == steps + 1
-
-
 def test_lost_micro_batches_are_skipped_and_counted(train: Callable[..., Training]) -> None:
     training = train()
 
@@ -173,16 +146,6 @@ def test_a_host_that_begins_after_the_end_ends_too(train: Callable[..., Training
     service = training.host()
     assert service.counts["learned"] == service.host.nodes[1].learned == 40
     training.until(service.may_leave)
-
-
-def test_a_board_that_is_stopped_keeps_all_that_it_learned(train: Callable[..., Training]) -> None:
-    training = train()
-    before = training.board("theo")
-    training.until(lambda: before.counts["learned"] == 13)
-    before.save()
-    again = training.board("theo")
-    assert again.counts["learned"] == 13
-    np.testing.assert_array_equal(again.first.vector, before.first.vector)
 
 
 def test_a_stop_in_the_middle_of_a_micro_batch_is_counted(
@@ -250,28 +213,6 @@ def test_labels_count_from_zero(train: Callable[..., Training]) -> None:
     clips = {**samples(), "label": samples()["label"] - 1}
     with pytest.raises(DataError, match="labels count from 0"):
         training.board("theo", clips=clips)
-
-
-def test_a_host_goes_on_after_what_gives_no_gradient(train: Callable[..., Training]) -> None:
-    """The board may send its next; a question whose answer fails lets nobody send two at once."""
-    training = train()
-    board = training.board("theo")
-    training.until(lambda: board.counts["learned"] == 3)
-    middle = cast(TorchStage, training.service._stage)._parameters[0]
-    kept = middle.detach().clone()
-    with torch.no_grad():
-        middle.fill_(torch.nan)
-    training.until(lambda: board.counts["lost"] == 1)
-    with torch.no_grad():
-        middle.copy_(kept)
-    training.until(lambda: board.counts["learned"] == 4)
-    host = training.service.host
-    host.nodes[1].held = 5
-    with torch.no_grad():
-        middle.fill_(torch.nan)
-    question = np.zeros((BATCH, LENGTH * LATENT), np.float32)
-    training.service._compute(1, Activation(activation.ASK, 90, question))
-    assert host.nodes[1].held == 5
 
 
 @given(st.integers(0, 50), st.integers(1, 9), st.integers(1, 13))
