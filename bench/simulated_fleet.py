@@ -164,8 +164,9 @@ def run_fleet(
             AdamSettings(),
             keep_moments=keep_moments,
         )
-        rest = trainer, len(clips), seed, clock, security(name)
-        board = (make_board or Board)(link, name, loaded, *rest)
+        board = (make_board or Board)(
+            link, name, loaded, trainer, len(clips), seed, clock, security(name)
+        )
         if held_out:
             board.judge, board.held_out = Judge(loaded), held_out[index]
         boards.append(board)
@@ -175,14 +176,19 @@ def run_fleet(
         board.driver.transport.open()
         board.member.start(clock.now)
     run_until_finished(host_driver, boards, clock, plan.rounds)
-    per_round = len(boards) * plan.rounds
-    traffic = [board.driver.traffic["host"] for board in boards]
-    up = sum(t.bytes_out for t in traffic) / per_round
-    down = host_driver.traffic["all"].bytes_out / plan.rounds
-    down += sum(host_driver.traffic[b.member.settings.name].bytes_out for b in boards) / per_round
     vector = loaded.initial + to_float(host.model_q24)
     own = tuple(vector + board.member.residual for board in boards)
-    return FleetRun(vector, up, down, own)
+    return FleetRun(vector, *_bytes_of(host_driver, boards, plan.rounds), own)
+
+
+def _bytes_of(
+    host: Driver[HostEvent], boards: "Sequence[Board]", rounds: int
+) -> tuple[float, float]:
+    """The bytes up and down of one board and round."""
+    per_round = len(boards) * rounds
+    up = sum(board.driver.traffic["host"].bytes_out for board in boards) / per_round
+    down = sum(host.traffic[board.member.settings.name].bytes_out for board in boards) / per_round
+    return up, down + host.traffic["all"].bytes_out / rounds
 
 
 def run_until_finished(

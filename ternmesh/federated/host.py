@@ -120,11 +120,7 @@ class HostProtocol:
         self.residual = state.residual
         self.chain = UpdateChain(origin, state.chain, settings.chain_max)
         # The open round
-        # Bodies on disk have a receipt: they count, even if partial aggregates are disabled now.
-        has_aggregates = any(place & PARTIAL_AGGREGATE for place, _ in state.bodies)
-        self.round = self._new_round(may_be_aggregated=has_aggregates)
-        for place, body in state.bodies:
-            self.round.add(place, body)
+        self.round = self._stored_round(state.bodies)
         self.deadline = 0.0  # the caller's clock
         self.is_held = False  # it stays open until its deadline, whatever is here
         # What makes a global update of a round
@@ -407,6 +403,15 @@ class HostProtocol:
             self.nodes if may_be_aggregated else None,
             all_train=all_train,
         )
+
+    def _stored_round(self, bodies: Sequence[tuple[int, bytes]]) -> OpenRound:
+        """The round of the newest version with the bodies on disk."""
+        # They have a receipt: they count, even if partial aggregates are disabled now.
+        has_aggregates = any(place & PARTIAL_AGGREGATE for place, _ in bodies)
+        stored = self._new_round(may_be_aggregated=has_aggregates)
+        for place, body in bodies:
+            stored.add(place, body)
+        return stored
 
     def _open_round(self, now: float) -> None:
         self.deadline = now + self.settings.deadline_s
