@@ -134,7 +134,6 @@ def run_fleet(
 
     With `held_out`, boards report how good global adapters and probes are on it. `make_board` makes
     boards of another kind, with the arguments of `Board`.
-
     Each frame of a packet is lost with the probability `drop`; a round then closes before anything
     is sent again, unless no packet at all could be used. With `keys` all is sealed and signed.
     """

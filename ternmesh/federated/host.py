@@ -120,7 +120,7 @@ class HostProtocol:
         self.residual = state.residual
         self.chain = UpdateChain(origin, state.chain, settings.chain_max)
         # The open round
-        self.round = self._stored_round(state.bodies)
+        self.round = self._new_round(state.bodies)
         self.deadline = 0.0  # the caller's clock
         self.is_held = False  # it stays open until its deadline, whatever is here
         # What makes a global update of a round
@@ -392,26 +392,21 @@ class HostProtocol:
             self._open_round(now)
         self._announce(now)
 
-    def _new_round(self, *, may_be_aggregated: bool = False) -> OpenRound:
-        """The round of the newest version, without any update."""
-        may_be_aggregated |= self.settings.partial_aggregates
+    def _new_round(self, stored: Sequence[tuple[int, bytes]] = ()) -> OpenRound:
+        """The round of the newest version, with the bodies that are on disk."""
+        # These have a receipt: they count, even if partial aggregates are disabled now.
+        is_aggregated = any(place & PARTIAL_AGGREGATE for place, _ in stored)
         all_train = self.plan.rounds == 0 and is_any_counted(self.nodes.values(), self.version - 1)
-        return OpenRound(
+        new_round = OpenRound(
             self.plan,
             self._model_hash[: update.MODEL_SIZE],
             self.version,
-            self.nodes if may_be_aggregated else None,
+            self.nodes if is_aggregated or self.settings.partial_aggregates else None,
             all_train=all_train,
         )
-
-    def _stored_round(self, bodies: Sequence[tuple[int, bytes]]) -> OpenRound:
-        """The round of the newest version with the bodies on disk."""
-        # They have a receipt: they count, even if partial aggregates are disabled now.
-        has_aggregates = any(place & PARTIAL_AGGREGATE for place, _ in bodies)
-        stored = self._new_round(may_be_aggregated=has_aggregates)
-        for place, body in bodies:
-            stored.add(place, body)
-        return stored
+        for place, body in stored:
+            new_round.add(place, body)
+        return new_round
 
     def _open_round(self, now: float) -> None:
         self.deadline = now + self.settings.deadline_s
