@@ -1,4 +1,4 @@
-"""`ternmesh backup` and `restore`: copies of the state of a host or a node."""
+"""`ternmesh backup` and `restore`: copies of the state of a host or a board."""
 
 import argparse
 
@@ -11,13 +11,13 @@ from ternmesh_store.state_file import StateFile
 
 def add_backup_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run_backup)
-    process.add_config(parser, "the configuration of the host or node")
+    process.add_config(parser, "the configuration of the host or board")
     parser.add_argument("out", type=process.path, metavar="OUT", help="a new folder for the copy")
 
 
 def add_restore_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run_restore)
-    process.add_config(parser, "the configuration of the host or node")
+    process.add_config(parser, "the configuration of the host or board")
     what = "the folder of a copy"
     parser.add_argument("source", type=process.path, metavar="FROM", help=what)
     what = "also over a newer state, one of another run, or another identity"
@@ -55,6 +55,6 @@ def run_restore(arguments: argparse.Namespace) -> int:
         end.folder, identity, source, end.name, end.role, force=arguments.force
     )
     stays = "stays as it is" if identity.exists() else "is not there"
-    more = "" if has_key else f"; the copy has no identity, and {identity} {stays}"
-    print(f"{end.folder} holds the state from {arguments.source}{more}")
+    note = "" if has_key else f"; the copy has no identity, and {identity} {stays}"
+    print(f"{end.folder} holds the state from {arguments.source}{note}")
     return 0

@@ -1,4 +1,4 @@
-"""`ternmesh doctor`: what keeps a host, a node or a gateway from its work, and what to do.
+"""`ternmesh doctor`: what keeps a host, a board or a gateway from its work, and what to do.
 
 Each check has a thread of its own and a time limit, so none hides or delays another. Checks only
 read. They use neither the broker's name nor the serial port of the running program.
@@ -31,7 +31,7 @@ Finding = tuple[str, str, str]  # the check, its result, and a sentence that als
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run)
-    what = "settings of the node, host or gateway (default: those of the unit)"
+    what = "settings of the board, host or gateway (default: those of the unit)"
     parser.add_argument("--config", type=process.path, metavar="FILE", help=what)
     process.add_json(parser)
 
@@ -59,13 +59,13 @@ def look(path: Path, now: float) -> Subject:
     try:
         end = keys.read(path)
         config = read_program(end.role.name.lower(), path)
-    except ConfigError as found:
-        error = str(found)
+    except ConfigError as failure:
+        error = str(failure)
     try:
         answer = None if end is None else end.ask({"command": "status"})
         status = None if answer is None else read_status(answer)
-    except ControlError as found:
-        silence = str(found)
+    except ControlError as failure:
+        silence = str(failure)
     return Subject(path, now, end, config, status, error, silence)
 
 

@@ -97,17 +97,17 @@ def disk(subject: Subject) -> Iterator[Result]:
     """The room, and the days until it is used, at the mean rate since the keys were made."""
     folder = subject.end.folder
     place = next(path for path in (folder, *folder.parents) if path.exists())
-    found = os.statvfs(place)
-    free = found.f_bavail * found.f_frsize
+    filesystem = os.statvfs(place)
+    free = filesystem.f_bavail * filesystem.f_frsize
     identity, days = subject.end.security.path(folder), math.inf
     if identity.exists() and (age_s := subject.now - identity.stat().st_mtime) > DAY_S:
         used = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         days = free / max(1, used) * age_s / DAY_S
     when = "" if days > FAR_DAYS else f", full in {days:.0f} days at the rate so far"
-    if found.f_flag & os.ST_RDONLY:
+    if filesystem.f_flag & os.ST_RDONLY:
         yield WRONG, f"{place} is read-only: after errors of a card that is so, so replace the card"
-    elif free < FREE_MIN or (found.f_files and not found.f_favail):
-        yield WRONG, f"{place} has {free >> 20} MiB and {found.f_favail} files left: make room"
+    elif free < FREE_MIN or (filesystem.f_files and not filesystem.f_favail):
+        yield WRONG, f"{place} has {free >> 20} MiB and {filesystem.f_favail} files left: make room"
     elif free < FREE_FEW or days < FULL_DAYS:
         yield WARNING, f"{free >> 20} MiB free{when}: make room"
     else:
@@ -120,13 +120,13 @@ def state(subject: Subject) -> Iterator[Result]:
     if not folder.exists():
         yield WARNING, f"{folder} is not there yet: `ternmesh setup` makes it"
         return
-    found = folder.stat()
+    info = folder.stat()
     mend = f"sudo chown -R USER: {folder}, USER being that of the program"
     if not os.access(folder, os.R_OK | os.W_OK | os.X_OK, effective_ids=True):
-        yield WRONG, f"user {os.geteuid()} may not write {folder} of user {found.st_uid}: {mend}"
-    elif strange := [one for one in folder.iterdir() if one.lstat().st_uid != found.st_uid]:
+        yield WRONG, f"user {os.geteuid()} may not write {folder} of user {info.st_uid}: {mend}"
+    elif strange := [one for one in folder.iterdir() if one.lstat().st_uid != info.st_uid]:
         yield WRONG, f"{strange[0]} belongs to another user than its folder: {mend}"
-    elif found.st_mode & 0o077:
+    elif info.st_mode & 0o077:
         yield WRONG, f"others may use {folder}: chmod 700 {folder}"
     else:
         yield OK, f"{folder} is for its user alone"
@@ -194,8 +194,8 @@ def broker(subject: Subject) -> Iterator[Result]:
             yield WRONG, f"{asked.broker} does not answer: check url, network and firewall"
         else:
             is_far = str(error).startswith("cannot reach")
-            more = ": is [link] right, and does the broker run?" if is_far else ""
-            yield WRONG, f"{error}{more}"
+            advice = ": is [link] right, and does the broker run?" if is_far else ""
+            yield WRONG, f"{error}{advice}"
 
 
 def port(subject: Subject) -> Iterator[Result]:
@@ -205,11 +205,11 @@ def port(subject: Subject) -> Iterator[Result]:
             yield OK, f"{name} is on the network, and is not tried: a bridge has one client"
             continue
         try:
-            found = os.stat(name)
+            device = os.stat(name)
         except OSError as error:
             yield WRONG, f"{name}: {error.strerror}: is the modem plugged in? See ls /dev/tty*"
             continue
-        if not stat.S_ISCHR(found.st_mode):
+        if not stat.S_ISCHR(device.st_mode):
             yield WRONG, f"{name} is no serial port: correct link.serial.port"
         elif subject.is_unit and "dialout" not in _shown(subject).get("SupplementaryGroups", ""):
             yield WRONG, f"the unit may not use {name}: copy {SERIAL} as docs/service.md says"
@@ -316,12 +316,14 @@ def sensors(subject: Subject) -> Iterator[Result]:
         return
     from edge.resources import measure
 
-    found = measure()
-    heat = "no thermal zone" if found.temperature_c is None else f"{found.temperature_c:.0f} C"
-    if found.memory_pressure is None:
+    readings = measure()
+    heat = (
+        "no thermal zone" if readings.temperature_c is None else f"{readings.temperature_c:.0f} C"
+    )
+    if readings.memory_pressure is None:
         yield WARNING, f"{heat}, no memory pressure: try psi=1 on the kernel's command line"
     else:
-        yield OK, f"{heat}, memory pressure {found.memory_pressure:.0f} %"
+        yield OK, f"{heat}, memory pressure {readings.memory_pressure:.0f} %"
 
 
 def _shown(subject: Subject) -> dict[str, str]:

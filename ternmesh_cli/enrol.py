@@ -40,21 +40,21 @@ LINES_MAX = 1 << 19  # bytes of a file with lines of keys
 _EXAMPLE = """\
 to start a fleet:
   ternmesh enrol identity --config host.toml       on the host: prints its public identity
-  ternmesh enrol identity --config node.toml       on each node: prints the node's
-  ternmesh enrol host --config node.toml TM1:...   on each node: trust this host
-  ternmesh enrol add --config host.toml TM1:...    on the host: enrol this node
+  ternmesh enrol identity --config node.toml       on each board: prints the board's
+  ternmesh enrol host --config node.toml TM1:...   on each board: trust this host
+  ternmesh enrol add --config host.toml TM1:...    on the host: enrol this board
 or, with a code to type instead of lines to copy:
   ternmesh enrol code --config host.toml           on the running host: prints a code
-  ternmesh enrol join --config node.toml CODE      on the node: they exchange keys
-a gateway between radios and a broker has keys like a node; its boards get its keys from a file:
+  ternmesh enrol join --config node.toml CODE      on the board: they exchange keys
+a gateway between radios and a broker has keys like a board; its boards get its keys from a file:
   ternmesh enrol export --config host.toml FILE    on the host: its members, signed
   ternmesh enrol import --config node.toml FILE    on the boards of a gateway
-to change the keys of a node:
-  ternmesh enrol rotate --config node.toml         on the node: tells the host over the link
+to change the keys of a board:
+  ternmesh enrol rotate --config node.toml         on the board: tells the host over the link
 or, where radios or a gateway stand between them:
-  ternmesh enrol rotate --config node.toml --line  on the node: prints its line
+  ternmesh enrol rotate --config node.toml --line  on the board: prints its line
   ternmesh enrol rotate --config host.toml TM1-ROTATION:...     likewise on its gateway
-  ternmesh enrol rotate --config node.toml --finish             on the node, at the end
+  ternmesh enrol rotate --config node.toml --finish             on the board, at the end
 to change the key of the host, while it is stopped:
   ternmesh enrol rotate --config host.toml         its boards and gateways follow
   ternmesh enrol rotate --config node.toml TM1-ROTATION:...     or by hand, on each of them
@@ -65,18 +65,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     rows = Subcommands(parser, _EXAMPLE)
     for name, action, summary in (
         ("identity", _identity, "show this end's public identity, and make one if there is none"),
-        ("host", _host, "on a node: trust the host with this public identity"),
-        ("add", _add, "on the host: enrol a node, by its public identity"),
+        ("host", _host, "on a board: trust the host with this public identity"),
+        ("add", _add, "on the host: enrol a board, by its public identity"),
         ("list", _list, "on the host: show the members of the fleet"),
-        ("revoke", _revoke, "on the host: exclude a node for good"),
+        ("revoke", _revoke, "on the host: exclude a board for good"),
         ("export", _export, "on the host: write the list of members, for its gateways"),
-        ("import", _import, "on a gateway, or a node behind one: read the list of members"),
-        ("code", _code, "on a running host: make a one-time code with which a node can join"),
-        ("join", _join, "on a node that is not running: join with the host's one-time code"),
+        ("import", _import, "on a gateway, or a board behind one: read the list of members"),
+        ("code", _code, "on a running host: make a one-time code with which a board can join"),
+        ("join", _join, "on a board that is not running: join with the host's one-time code"),
         (
             "rotate",
             _rotate,
-            "new keys for a node or host that does not run, signed by its old ones",
+            "new keys for a board or host that does not run, signed by its old ones",
         ),
     ):
         row = rows.add(name, summary, run)
@@ -102,7 +102,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             one.add_argument("--line", action="store_true", help="print the line, use no link")
             one.add_argument("--finish", action="store_true", help="the host has accepted the line")
         if name == "revoke":
-            row.add_argument("name", help="of the node")
+            row.add_argument("name", help="of the board")
         if name == "identity":
             row.add_argument("--qr", action="store_true", help="also show it as a QR code")
             what = "of a host: also show its ML-DSA-44 key, for security.quantum"
@@ -149,12 +149,12 @@ def own_identity(config: End) -> dict[str, Any]:
 def _host(arguments: argparse.Namespace) -> dict[str, Any]:
     config = read(arguments.config)
     if config.role is Role.HOST:
-        raise ConfigError(f"{arguments.config} is of a host: give the file of a node")
+        raise ConfigError(f"{arguments.config} is of a host: give the file of a board")
     return trust_host(config, arguments.identity)
 
 
 def trust_host(config: End, identity: str) -> dict[str, Any]:
-    """Make the host with this public identity (or its file) the host of a node. SecurityError."""
+    """Make the host with this public identity (or its file) the host of a board. SecurityError."""
     with keyring_of(config) as keyring:
         [line, *_] = _texts(identity, PUBLIC_MARK, HOST_MARK).values()
         host = parse_host(line)
@@ -214,7 +214,7 @@ def _import(arguments: argparse.Namespace) -> dict[str, Any]:
     config = read(arguments.config)
     if config.role is Role.HOST:
         raise ConfigError(
-            f"{arguments.config} is of a host, which writes this list: give a node's file"
+            f"{arguments.config} is of a host, which writes this list: give a board's file"
         )
     try:
         text = read_text(arguments.file, FLEET_MAX)
@@ -236,7 +236,7 @@ def _join(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def join_fleet(path: Path, text: str) -> dict[str, Any]:
-    """Enrol the node with this configuration with a code of the host. Raises SecurityError."""
+    """Enrol the board with this configuration with a code of the host. Raises SecurityError."""
     from edge.enrolment import join
     from ternmesh.security.enrolment import read_code
 
@@ -267,7 +267,7 @@ def _rotate(arguments: argparse.Namespace) -> dict[str, Any]:
             keyring.finish_rotation()
             return _shown(keyring.own.public)
         line = rotation_text(keyring.begin_rotation())
-        note = "each time the node starts, it asks the host to accept its new keys"
+        note = "each time the board starts, it asks the host to accept its new keys"
         if link is not None:
             from edge.enrolment import rotate_keys
 
@@ -281,7 +281,7 @@ def _rotate(arguments: argparse.Namespace) -> dict[str, Any]:
 def _rotate_host(arguments: argparse.Namespace, config: End) -> dict[str, Any]:
     """Change the key of a host; with --line show its last rotations, for radios and by hand."""
     if arguments.finish:
-        raise ConfigError("--finish is for nodes: a host uses its new key at its next start")
+        raise ConfigError("--finish is for boards: a host uses its new key at its next start")
     if not arguments.line and config.ask({"command": "status"}) is not None:
         raise SecurityError("the host runs: stop it, and change its key then")
     with keyring_of(config) as keyring:
@@ -304,7 +304,7 @@ def _tell_wait(link: LinkConfig) -> None:
 
 
 def _open_link(path: Path, config: End) -> LinkConfig:
-    """The link over which a node can ask the host; SecurityError where radios are in between."""
+    """The link over which a board can ask the host; SecurityError where radios are in between."""
     from edge.enrolment import may_ask
 
     link = link_of(path, config) if config.role is Role.NODE else None
@@ -337,7 +337,7 @@ def ask_host(path: Path, request: dict[str, Any]) -> dict[str, Any]:
 
     config = read(path)
     if config.role is not Role.HOST:
-        raise ConfigError(f"{path} is of a node: give the file of a host")
+        raise ConfigError(f"{path} is of a board: give the file of a host")
     answer = config.ask(request)
     if answer is not None:
         return answer
@@ -375,10 +375,10 @@ def _texts(argument: str, *marks: str) -> dict[str, str]:
             f"{argument!r} does not begin with {marks[0]}, and is no file with such a line: {error}"
         ) from error
     words = ((f"line {number}: ", word.upper()) for number, line in lines for word in line.split())
-    found = {where: word for where, word in words if word.startswith(marks)}
-    if not found:
+    texts = {where: word for where, word in words if word.startswith(marks)}
+    if not texts:
         raise ConfigError(f"{argument} holds no word that begins with {marks[0]}")
-    return found
+    return texts
 
 
 def _show_qr(text: str) -> None:

@@ -45,20 +45,20 @@ def run(arguments: argparse.Namespace) -> int:
     if end.role is Role.GATEWAY:
         raise ConfigError(f"{arguments.config} is of a gateway, which learns nothing")
     if end.role is Role.NODE:
-        found = learned_on(read_program("node", arguments.config), best=arguments.best)
+        learned = learned_on(read_program("node", arguments.config), best=arguments.best)
     elif arguments.best:
         raise ConfigError("--best is for a board with held-out samples: the host has none")
     else:
-        found = _learned_on_host(arguments.config, end)
-    made = export_learned(arguments.out, *found)
+        learned = _learned_on_host(arguments.config, end)
+    made = export_learned(arguments.out, *learned)
     if arguments.peft:
         from models.peft import write_peft
 
-        loaded, vector, _ = found
+        loaded, vector, _ = learned
         made.append(arguments.out / f"{loaded.package.name}-peft")
         write_peft(made[-1], loaded.package, loaded.folder, vector)
     for written in made:
-        print(f"{written} holds the adapter of global update {found[2]}")
+        print(f"{written} holds the adapter of global update {learned[2]}")
     return 0
 
 

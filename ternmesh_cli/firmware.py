@@ -228,21 +228,21 @@ def _hidden(outcome: Outcome) -> dict[str, object]:
 
 
 def _backup(arguments: argparse.Namespace) -> int:
-    found = probe(arguments.port)
-    if not found.settings:
-        raise FirmwareError(f"{found.identity} keeps no settings: there is nothing to back up")
-    print(write_backup(arguments.out, found, Path(found.port).name))
+    modem = probe(arguments.port)
+    if not modem.settings:
+        raise FirmwareError(f"{modem.identity} keeps no settings: there is nothing to back up")
+    print(write_backup(arguments.out, modem, Path(modem.port).name))
     return ExitCode.DONE
 
 
 def _restore(arguments: argparse.Namespace) -> int:
-    found = read_backup(arguments.file)
-    port = arguments.port or found.port
+    kept = read_backup(arguments.file)
+    port = arguments.port or kept.port
 
     def keep(now: Found) -> Path:
         return write_backup(arguments.backups, now, f"before-{arguments.file.stem}"[:200])
 
-    outcome = restore(port, found, keep, is_same=not arguments.other_modem)
+    outcome = restore(port, kept, keep, is_same=not arguments.other_modem)
     print("\n".join(_lines(outcome)))
     return ExitCode.DONE if outcome.is_right else ExitCode.REFUSED
 

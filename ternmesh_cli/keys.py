@@ -1,6 +1,6 @@
 """Keys as commands need them: an end's configuration, its keyring, and a whole fleet's keys.
 
-An end is a host, a node or a gateway. Its configuration is read only as far as keys need it, so
+An end is a host, a board or a gateway. Its configuration is read only as far as keys need it, so
 the rest of the file may still be wrong.
 """
 
@@ -111,7 +111,7 @@ def read(path: Path) -> End:
 
 
 def link_of(path: Path, end: End) -> LinkConfig:
-    """The link of a node, or of a board of a split training; ConfigError."""
+    """The link of a board, or of a board of a split training; ConfigError."""
     from transports.factory import check_link
 
     table = read_end(path).get("link", {})
@@ -124,7 +124,7 @@ def link_of(path: Path, end: End) -> LinkConfig:
 
 
 def fleet_of(path: Path) -> FleetKeys:
-    """The fleet of the host or node with this configuration, running or not; SecurityError."""
+    """The fleet of the host or board with this configuration, running or not; SecurityError."""
     end = read(path)
     answer = end.ask({"command": "status"})
     if answer is not None:
@@ -145,7 +145,7 @@ def host_of(path: Path) -> tuple[Identity, FleetKeys]:
     """The private identity of the host with this configuration, and its fleet; SecurityError."""
     end = read(path)
     if end.role is not Role.HOST:
-        raise ConfigError(f"{path} is of a node: give the file of a host")
+        raise ConfigError(f"{path} is of a board: give the file of a host")
     return read_identity_file(end.security.path(end.folder)), fleet_of(path)
 
 

@@ -16,11 +16,11 @@ from transports.base import NameTaken, TransportError
 
 # The summary of each command, its module in this package, and the function that adds its arguments
 COMMANDS = {
-    "backup": ("copy the state of a host or node", "backup", "add_backup_arguments"),
+    "backup": ("copy the state of a host or board", "backup", "add_backup_arguments"),
     "ble": ("try BLE without hardware", "ble", "add_arguments"),
     "broker": ("deploy a mosquitto for a fleet", "broker.command", "add_arguments"),
     "completion": ("print what a shell needs to complete commands", "completion", "add_arguments"),
-    "data": ("show and delete the samples of a node", "samples", "add_data_arguments"),
+    "data": ("show and delete the samples of a board", "samples", "add_data_arguments"),
     "decommission": (
         "end a board: exclude it on the host, or wipe it",
         "decommission",
@@ -33,10 +33,10 @@ COMMANDS = {
     "firmware": ("set up radio modems and microcontrollers", "firmware", "add_arguments"),
     "gateway": ("join a radio neighbourhood to a broker", "programs", "add_gateway_arguments"),
     "host": ("host a fleet", "programs", "add_host_arguments"),
-    "label": ("label the samples of a node", "samples", "add_label_arguments"),
+    "label": ("label the samples of a board", "samples", "add_label_arguments"),
     "logs": ("show what the services have logged", "logs", "add_arguments"),
     "node": ("take part in a fleet with this board's data", "programs", "add_node_arguments"),
-    "page": ("print the address of a host's or node's web page", "page", "add_arguments"),
+    "page": ("print the address of a host's or board's web page", "page", "add_arguments"),
     "pipeline": ("train a model in stages far apart", "pipeline", "add_arguments"),
     "predict": ("predict with what a board has learned", "predict", "add_arguments"),
     "radio": ("plan a radio channel, and emulate radios", "radio", "add_arguments"),
@@ -49,7 +49,7 @@ COMMANDS = {
     ),
     "setup": ("install a board or a host: settings, keys and service", "setup", "add_arguments"),
     "split": ("train a model cut between boards and host", "split", "add_arguments"),
-    "status": ("ask a running host, node or gateway", "status", "add_arguments"),
+    "status": ("ask a running host, board or gateway", "status", "add_arguments"),
     "wake-word": ("serve a board's words to Home Assistant", "wake_word", "add_arguments"),
     "upgrade": ("install a newer ternmesh, on trial", "upgrade", "add_arguments"),
 }

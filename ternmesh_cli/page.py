@@ -1,4 +1,4 @@
-"""`ternmesh page`: the address of the web page of a host or node, with its token."""
+"""`ternmesh page`: the address of the web page of a host or board, with its token."""
 
 import argparse
 import sys
@@ -12,7 +12,7 @@ from ternmesh_service.page.config import TOKEN, PageConfig, read_token
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run)
-    add_config(parser, "the configuration of a host or node")
+    add_config(parser, "the configuration of a host or board")
     what = "make another token: from the next start on, the old one opens nothing"
     parser.add_argument("--new-token", action="store_true", help=what)
 

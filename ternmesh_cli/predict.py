@@ -1,4 +1,4 @@
-"""`ternmesh predict`: what a running node, or a model and an adapter file, say of samples."""
+"""`ternmesh predict`: what a running board, or a model and an adapter file, say of samples."""
 
 import argparse
 import json
@@ -29,12 +29,12 @@ Named = tuple[str, "Arrays"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run)
-    what = "the node's configuration: [predict] there, and how [data] names the arrays"
+    what = "the board's configuration: [predict] there, and how [data] names the arrays"
     parser.add_argument("--config", type=Path, metavar="FILE", help=what)
-    what = "predict without a node: a shipped model, or a package's folder"
+    what = "predict without a board: a shipped model, or a package's folder"
     parser.add_argument("--model", metavar="PACKAGE", help=what)
     parser.add_argument("--adapter", type=Path, metavar="FILE", help="with this .onnx_adapter")
-    what = "then show what the node predicts of its source, until Ctrl-C"
+    what = "then show what the board predicts of its source, until Ctrl-C"
     parser.add_argument("--follow", action="store_true", help=what)
     add_json(parser, "print each answer as one JSON object")
     what = "an .npz with the arrays of the model's inputs, or a clip (.wav), a picture, an .npy"
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     if is_alone != (arguments.adapter is not None) or (is_alone and arguments.follow):
         raise ConfigError("give --model and --adapter together, without --follow; or neither")
     if not is_alone and arguments.config is None:
-        raise ConfigError("give --config of a node, or --model and --adapter")
+        raise ConfigError("give --config of a board, or --model and --adapter")
     if not arguments.files and not arguments.follow:
         raise ConfigError("name files, or give --follow")
     config = None if arguments.config is None else read_node_config(arguments.config)
@@ -105,7 +105,7 @@ def _alone(predictor: "Predictor", samples: Iterator[Named]) -> Iterator[Answer]
 
 
 def _ask(path: Path, samples: Iterator[Named], follow: bool) -> Iterator[Answer]:
-    """The answers of the node that serves `path`; ControlError where none comes."""
+    """The answers of the board that serves `path`; ControlError where none comes."""
     from edge.predict.messages import as_request
 
     try:
@@ -122,9 +122,9 @@ def _ask(path: Path, samples: Iterator[Named], follow: bool) -> Iterator[Answer]
                 while True:
                     yield json.loads(lines.readline())
     except OSError as error:
-        raise ControlError(f"no node answers on {path} ({error}): is it running?") from error
+        raise ControlError(f"no board answers on {path} ({error}): is it running?") from error
     except ValueError as error:
-        raise ControlError("the node has closed the connection: ask again") from error
+        raise ControlError("the board has closed the connection: ask again") from error
 
 
 def figures_text(figures: PredictStatus) -> Iterator[str]:

@@ -217,10 +217,10 @@ def is_journal(stream: TextIO) -> bool:
     if journal is None:
         return False
     try:
-        found = os.fstat(stream.fileno())
+        info = os.fstat(stream.fileno())
     except (OSError, ValueError):  # it is no file, or closed
         return False
-    return journal == f"{found.st_dev}:{found.st_ino}"
+    return journal == f"{info.st_dev}:{info.st_ino}"
 
 
 def set_up_logging(level: str, log_format: str = "auto") -> None:

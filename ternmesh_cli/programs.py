@@ -30,7 +30,7 @@ def add_host_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--until-finished",
         action="store_true",
-        help="exit when the run is over and the nodes have had time to fetch the last update",
+        help="exit when the run is over and the boards have had time to fetch the last update",
     )
     which = parser.add_mutually_exclusive_group()
     which.add_argument(

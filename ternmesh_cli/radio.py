@@ -148,9 +148,9 @@ def _text(
 def _duration(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.2f} s"
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, remaining_s = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min {rest} s" if hours else f"{minutes} min {rest} s"
+    return f"{hours} h {minutes} min {remaining_s} s" if hours else f"{minutes} min {remaining_s} s"
 
 
 def _emulate(arguments: argparse.Namespace) -> int:

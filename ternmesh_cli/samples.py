@@ -1,4 +1,4 @@
-"""`ternmesh data` and `ternmesh label`: the samples that a node has from its source."""
+"""`ternmesh data` and `ternmesh label`: the samples that a board has from its source."""
 
 import argparse
 import json
@@ -16,7 +16,7 @@ from ternmesh_store.state_file import STATE
 HEADS = ("label", "samples", "bytes", "newest", "its age", "age of the oldest")
 WORST = ("key", "label", "guess", "loss")
 WORST_MAX = 20  # rows that are shown
-CONFIG = "the configuration of the node"
+CONFIG = "the configuration of the board"
 DAY_S = 86_400.0
 
 
@@ -103,7 +103,7 @@ def run_label(arguments: argparse.Namespace) -> int:
 
 
 def _ask(arguments: argparse.Namespace, request: dict[str, Any]) -> Any:
-    """The answer of the running node, or from its state file; ControlError."""
+    """The answer of the running board, or from its state file; ControlError."""
     end = keys.read(arguments.config)
     answer = end.ask(request)
     if answer is None:
@@ -112,7 +112,7 @@ def _ask(arguments: argparse.Namespace, request: dict[str, Any]) -> Any:
 
         answer = answer_stopped(read_node_config(arguments.config), request)
     if DATA not in answer:
-        raise ControlError(answer.get("error", f"{end.name} is no node of this version"))
+        raise ControlError(answer.get("error", f"{end.name} is no board of this version"))
     return answer[DATA]
 
 

@@ -73,11 +73,11 @@ def _sign(arguments: argparse.Namespace) -> int:
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    found = {"sentence": "no upgrade was made here"}
+    last = {"sentence": "no upgrade was made here"}
     for name in (LAST, MARKER):
         with suppress(FileNotFoundError):
-            found = {"sentence": CUT} | json.loads((FOLDER / name).read_text())
-    shown = {name: found[name] for name in SHOWN if name in found}
+            last = {"sentence": CUT} | json.loads((FOLDER / name).read_text())
+    shown = {name: last[name] for name in SHOWN if name in last}
     print(json.dumps(shown, indent=1) if arguments.json else shown["sentence"])
     return 0
 

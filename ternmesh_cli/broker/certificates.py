@@ -59,9 +59,9 @@ def make_server(names: Sequence[str], authority: Certificate, now: datetime) -> 
 
 def names_in(certificate: bytes) -> list[str]:
     """The DNS names and addresses that a PEM certificate is for; ValueError."""
-    found = x509.load_pem_x509_certificate(certificate)
+    parsed = x509.load_pem_x509_certificate(certificate)
     try:
-        names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        names = parsed.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound as error:
         raise ValueError("the certificate names no server") from error
     return [

@@ -24,8 +24,8 @@ _RELOAD = "reload a running mosquitto: systemctl reload mosquitto, or kill -HUP 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     rows = Subcommands(parser)
     config = rows.add("config", "write a folder for a mosquitto of the fleet's own", _config)
-    add = rows.add("add", "give further nodes a password; other passwords stay", _add)
-    remove = rows.add("remove", "remove the accounts of nodes", _remove)
+    add = rows.add("add", "give further boards a password; other passwords stay", _add)
+    remove = rows.add("remove", "remove the accounts of boards", _remove)
     renew = rows.add("renew", "replace the broker's certificate, for the same names", _renew)
     what = "the folder of the deployment"
     for row in (config, add, remove, renew):
@@ -132,7 +132,7 @@ def _add(arguments: argparse.Namespace) -> int:
     folder: Path = arguments.dir
     nodes = _nodes(arguments)
     if not nodes:
-        raise ConfigError("no node to add: name a --node, or a --gateway with boards")
+        raise ConfigError("no board to add: name a --node, or a --gateway with boards")
     try:
         known = disk.known(folder)
         accounts = wanted(_fleet(arguments.fleet, known), nodes, known)
@@ -147,7 +147,7 @@ def _remove(arguments: argparse.Namespace) -> int:
     fleet = _fleet(arguments.fleet, disk.known(folder))
     accounts = [Account(fleet, node) for node in arguments.node]
     if HOST in arguments.node:
-        raise ConfigError("the host needs its account: remove those of nodes alone")
+        raise ConfigError("the host needs its account: remove those of boards alone")
     for account in accounts:
         disk.remove(folder, account)
     removed = [account.username for account in accounts]
@@ -157,7 +157,7 @@ def _remove(arguments: argparse.Namespace) -> int:
 
 
 def drop_account(folder: Path, fleet: str, node: str) -> str:
-    """Remove the account of a node, where there is one; a sentence that says what to do next."""
+    """Remove the account of a board, where there is one; a sentence that says what to do next."""
     disk.known(folder)  # BrokerError where this is no folder of a broker
     disk.clear(folder, Account(fleet, node))
     return f"{folder} has no account of {node} any more. {_note(folder, *disk.ACCOUNTS)}"

@@ -51,7 +51,7 @@ def begin(folder: Path) -> None:
         for name in (CONFIGURATION, *ACCOUNTS, *CERTIFICATE, FIREWALL):
             if (folder / name).exists():
                 raise ConfigError(
-                    f"{folder} has a {name}: add nodes with `ternmesh broker add`, or choose "
+                    f"{folder} has a {name}: add boards with `ternmesh broker add`, or choose "
                     "another --dir"
                 )
         make_private_folder(folder)
@@ -94,8 +94,8 @@ def place(folder: Path) -> PurePosixPath:
     """Return the folder in which the broker reads the files: that of its password file."""
     path = folder / CONFIGURATION
     text = _text(path) if path.exists() else ""
-    found = re.search(r"^password_file (.+)$", text, re.MULTILINE)
-    return PurePosixPath(found[1]).parent if found else PurePosixPath(folder)
+    match = re.search(r"^password_file (.+)$", text, re.MULTILINE)
+    return PurePosixPath(match[1]).parent if match else PurePosixPath(folder)
 
 
 def known(folder: Path) -> list[Account]:
@@ -138,18 +138,18 @@ def _remove_credentials(folder: Path, account: Account) -> None:
     """Remove an account from its credentials file; delete the file if no account is left."""
     for path in sorted((folder / CREDENTIALS).glob("*.toml")):
         try:
-            found = tomllib.loads(_text(path))
+            tables = tomllib.loads(_text(path))
             rows = {
-                role: Credentials(row["username"], row["password"]) for role, row in found.items()
+                role: Credentials(row["username"], row["password"]) for role, row in tables.items()
             }
         except (ValueError, RecursionError, TypeError, KeyError) as error:
             raise BrokerError(f"{path} is damaged ({error}): remove it by hand") from error
-        rest = {role: own for role, own in rows.items() if own.username != account.username}
-        if not rest:
+        remaining = {role: own for role, own in rows.items() if own.username != account.username}
+        if not remaining:
             with _writing(path):
                 path.unlink(missing_ok=True)
-        elif len(rest) < len(rows):
-            write(path, write_credentials(rest))
+        elif len(remaining) < len(rows):
+            write(path, write_credentials(remaining))
 
 
 def hand_out(folder: Path, made: NewAccounts, gateways: Mapping[str, Sequence[str]]) -> list[Path]:

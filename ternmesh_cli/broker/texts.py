@@ -31,7 +31,7 @@ _HEAD_MAX = packet_max(MqttSettings("mqtt://broker", "x" * NAME_MAX, HOST), 0)
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The account of a node, or of HOST. `settings` checks the names."""
+    """The account of a board, or of HOST. `settings` checks the names."""
 
     fleet: str
     role: str
@@ -91,7 +91,7 @@ max_queued_bytes {64 << 20}
 max_keepalive 600
 memory_limit {512 << 20}
 
-# Sessions survive a restart. A power cut loses messages since the last save, so nodes keep each
+# Sessions survive a restart. A power cut loses messages since the last save, so boards keep each
 # update until the host has confirmed it.
 persistence true
 persistence_location {folder / DATA}
@@ -186,12 +186,12 @@ def without_line(text: str, account: Account) -> str:
 
 def accounts(text: str) -> list[Account]:
     """The fleets' accounts in a password file; other lines are ignored."""
-    found = []
+    listed = []
     for username in map(_username, text.splitlines()):
         fleet, separator, role = username.partition(SEPARATOR)
         if separator and not username.startswith("#"):
-            found.append(Account(fleet, role))
-    return found
+            listed.append(Account(fleet, role))
+    return listed
 
 
 def _username(line: str) -> str:
@@ -202,15 +202,15 @@ def _username(line: str) -> str:
 
 def wanted(fleet: str, nodes: Iterable[str], known: Iterable[Account]) -> list[Account]:
     """The accounts to add for `nodes`, and for the host of a new fleet; ValueError."""
-    found = [Account(fleet, node) for node in nodes]
-    for account in found:
+    new = [Account(fleet, node) for node in nodes]
+    for account in new:
         if account.role == HOST:
-            raise ValueError(f"{account.username} is the host's account: name the nodes alone")
+            raise ValueError(f"{account.username} is the host's account: name the boards alone")
         if account in known:
             raise ValueError(f"{account.username} has an account: remove it first, or name another")
         account.settings  # noqa: B018  (checks the names)
-    if len(set(found)) < len(found):
-        raise ValueError("a node is named twice: name each once")
+    if len(set(new)) < len(new):
+        raise ValueError("a board is named twice: name each once")
     host = Account(fleet, HOST)
     host.settings  # noqa: B018
-    return found if host in known else [host, *found]
+    return new if host in known else [host, *new]

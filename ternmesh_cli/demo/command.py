@@ -141,8 +141,8 @@ def result_of(
 
 
 def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
 
 
 def _show_page(folder: Path, port: int) -> None:
@@ -155,8 +155,8 @@ def _show_page(folder: Path, port: int) -> None:
 
 def _airtimes(programs: Mapping[str, HostStatus | BoardStatus]) -> dict[str, float] | None:
     times_us = {name: status.transport.airtime_us for name, status in programs.items()}
-    known = {name: us / 1e6 for name, us in times_us.items() if us is not None}
-    return known if len(known) == len(times_us) else None
+    times_s = {name: us / 1e6 for name, us in times_us.items() if us is not None}
+    return times_s if len(times_s) == len(times_us) else None
 
 
 def _url(text: str) -> str:

@@ -101,7 +101,7 @@ def test_follow_shows_live_predictions_until_the_node_ends(
         ((), 2, "give --config"),
         (("--config", "node.toml"), 2, "name files, or give --follow"),
         (("--model", "keyword"), 2, "give --model and --adapter together"),
-        (("--config", "node.toml", "no.npz"), 1, "no node answers on"),
+        (("--config", "node.toml", "no.npz"), 1, "no board answers on"),
         (("--config", "off.toml", "clips.npz"), 2, "write enabled = true under [predict]"),
         (("--model", "keyword", "--adapter", "x", "clips.npz"), 1, "clips.npz has no array"),
         (

@@ -79,7 +79,7 @@ def test_a_running_node_is_asked(config, capsys) -> None:
             assert "are files" in capsys.readouterr().err
             answers[0] = {"role": "host"}
             assert run("data", "list", "--config", config) == 1
-            assert "no node of this version" in capsys.readouterr().err
+            assert "no board of this version" in capsys.readouterr().err
 
 
 def test_the_worst_samples_as_a_table(config, capsys) -> None:
