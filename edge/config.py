@@ -35,7 +35,7 @@ class DataConfig(NpzSettings):
     in the folder `source_path`. The source is made with `options` and polled every `poll_s`. Its
     samples wait on disk for their labels, and stay there after: at most `replay_samples_max`
     samples and `replay_bytes_max` bytes, and for at most `keep_days` (0: no limit). Beside files,
-    a quarter of what is drawn is from the source (`edge.data.replay.Rehearsal`).
+    a quarter of what is drawn is from the source (`edge.data.feed.Rehearsal`).
 
     >>> DataConfig(path="clips.npz", arrays={"features": "x"}, divide_by=255).poll_s
     1.0

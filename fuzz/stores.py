@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from edge.data.replay import ReplayBuffer
+from edge.data.buffer import ReplayBuffer
 from edge.data.sources import Label, Sample
 from fuzz import federated, security, wire
 from fuzz.target import Target, number, same, settle

@@ -216,7 +216,7 @@ class SourceStatus:
     failures: int
     floods: int
     last_failure: str | None
-    counters: Mapping[str, int]  # of `edge.data.replay.ReplayCounters`
+    counters: Mapping[str, int]  # of `edge.data.buffer.ReplayCounters`
     live: LiveStatus | None
 
 

@@ -67,11 +67,11 @@ _NODE = (
     "CREATE TABLE node_settings (number INTEGER NOT NULL, settings TEXT NOT NULL)",
 )
 # added_at: seconds since 1970, 0 where the clock was not set
-# certainty: 0 to 1; 1.5: had a label before; 2: unknown
+# certainty: 0 to 1, NULL where nothing has rated the sample
 _REPLAY = (
     """CREATE TABLE replay_sample (
         id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, added_at INTEGER NOT NULL,
-        certainty REAL NOT NULL, targets BLOB, inputs BLOB NOT NULL
+        certainty REAL, had_label INTEGER NOT NULL, targets BLOB, inputs BLOB NOT NULL
     )""",
     "CREATE TABLE replay_value (key TEXT PRIMARY KEY, value BLOB NOT NULL)",
 )
@@ -128,7 +128,7 @@ _SPLIT = (
 )
 SCHEMA = Schema(
     application=0x544D5354,  # "TMST"
-    version=7,
+    version=8,
     statements=(*_SECURITY, *_LINK, *_NODE, *_REPLAY, *_GATEWAY, *_HOST, *_SPLIT),
     advice="bring back a backup of this format (`ternmesh restore --force`), or rename that file "
     "and enrol again",

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.data.replay import KEY_MAX, RATED_MAX, UNKNOWN, ReplayBuffer
+from edge.data.buffer import KEY_MAX, RATED_MAX, ReplayBuffer
 from edge.data.sources import Label, class_names, label_arrays, one_class
 from edge.errors import DataError, ModelError
 from edge.evaluation import softmax
@@ -81,8 +81,8 @@ def begin_rows(
                 row["certainty"] = float(shares[best[0]])
         order = list(range(len(shown)))
         if is_queue:
-            sure = [UNKNOWN if row["certainty"] is None else row["certainty"] for row in shown]
-            order.sort(key=sure.__getitem__)
+            certainties = [row["certainty"] for row in shown]
+            order.sort(key=lambda at: math.inf if certainties[at] is None else certainties[at])
         images = next(iter(inputs.values()))
         return {"rows": [shown[at] | image(images[at]) for at in order[:limit]], **head}
 

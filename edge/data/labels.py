@@ -7,7 +7,7 @@ from typing import Any
 
 from edge.config import NodeConfig
 from edge.data import label_queue
-from edge.data.replay import ReplayBuffer
+from edge.data.buffer import ReplayBuffer
 from edge.data.sources import Label, class_names, label_arrays, one_class
 from edge.errors import DataError, EdgeError
 from ternmesh_service.config_file import load_model_package

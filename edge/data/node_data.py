@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edge.config import NodeConfig
+from edge.data.buffer import DAY_S, ReplayBuffer
 from edge.data.buttons import Buttons
+from edge.data.feed import Feed, Rehearsal
 from edge.data.probe_set import ProbeSet, open_probe_set
-from edge.data.replay import DAY_S, Feed, Rehearsal, ReplayBuffer
 from edge.data.sources import make_source, open_folder
 from edge.errors import DataError
 from edge.knowledge import BoardKnowledge

@@ -1,4 +1,4 @@
-"""Serves predictions on a Unix socket, to other threads, and of live samples: in one thread.
+"""Serves predictions on a Unix socket and to other threads, in one thread of its own.
 
 Requests that wait together run as one batch. Each line of a client is a request and gets one
 answer. Each queue has a limit, beyond which the answer is to try later.
@@ -11,7 +11,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -33,18 +33,19 @@ CLIENTS_MAX = 16
 QUEUE_MIN, QUEUE_MAX, QUEUE_BYTES_MAX = 16, 256, 32 << 20  # requests that wait, and their arrays
 SHARE = 4  # one client has at most one of so many parts of the queue
 POSTED_MAX = 64  # messages of other threads on their way
+LIVE_MAX = 128  # samples of one poll of the source that are predicted
 OUT_MAX = 1 << 20  # bytes of answers that a client has not read
 LINE_BYTES, NUMBER_BYTES = 4096, 32  # of a request, and for each number in it
 RECENT_MAX = 1000  # answers in the latency
 # `failed`: NaN, wrong shapes, a fault of the model. `refused`: told to try later, or no request.
-COUNTS = ("count", "failed", "refused", "clients_refused", "clients_dropped", "live_skipped")
+COUNTS = ("count", "failed", "refused", "clients_refused", "clients_dropped")
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
 class Asker:
-    """Who asks: a client, MQTT or the source. `send` gets the answers, in our thread."""
+    """Who asks: a client or MQTT. `send` gets the answers, in our thread."""
 
     send: Callable[[Answer], None]
     queued: int = 0  # samples that wait for their batch
@@ -74,7 +75,6 @@ class PredictionServer:
         self._seconds: deque[float] = deque(maxlen=RECENT_MAX)  # from a request to its answer
         self._path = path
         self._batch_max = batch_max
-        self._source = Asker(self._publish)
         self._specs = input_specs(predictor.package)
         numbers = sum(math.prod(spec.shape[1:]) for spec in self._specs)
         self.line_max = LINE_BYTES + NUMBER_BYTES * numbers
@@ -103,10 +103,20 @@ class PredictionServer:
         """Pass on a request from any thread; False where too many wait."""
         return self._post(partial(self.take, line, asker))
 
-    def predict_live(self, samples: Sequence[Sample]) -> None:
-        """Predict samples of the source, in its thread. Those that come too fast are skipped."""
-        for sample in samples:
-            self._unposted += not self._post(partial(self._take_live, *self._copied(sample)))
+    def predict_live(self, samples: Sequence[Sample]) -> dict[str, float]:
+        """Predict samples of the source, in its thread; returns how certain it is, by key.
+
+        Those that come too fast are skipped.
+        """
+        self._unposted += max(0, len(samples) - LIVE_MAX)
+        certainties = {}
+        for start in range(0, len(samples := samples[-LIVE_MAX:]), self._batch_max):
+            for key, seconds, found in self._predicted(samples[start : start + self._batch_max]):
+                if isinstance(found, Prediction) and found.top:
+                    certainties[key] = found.top[0][1]
+                content = answer(key, found, seconds)
+                self._unposted += not self._post(partial(self._take_live, content, seconds))
+        return certainties
 
     def status(self) -> PredictStatus:
         """The counts, the latency and the newest live prediction, for `ternmesh status`."""
@@ -119,7 +129,7 @@ class PredictionServer:
         found = {
             **self.counts,
             **latency,
-            "live_skipped": self.counts["live_skipped"] + self._unposted,
+            "live_skipped": self._unposted,
             "clients": len(self.clients),
             "version": self.predictor.version,
             "bad_adapters": self.predictor.bad_adapters,
@@ -137,14 +147,21 @@ class PredictionServer:
         self._thread.call(function)
         return True
 
-    def _copied(self, sample: Sample) -> tuple[str, Arrays | Exception]:
-        """The key and the arrays of a sample, whose source may use its arrays again."""
-        key = "?"
-        try:
-            key = str(sample.key)[:ID_MAX]
-            return key, read_sample(sample.inputs, self._specs)
-        except Exception as error:  # noqa: BLE001  (the user's code may give anything)
-            return key, error
+    def _predicted(
+        self, samples: Sequence[Sample]
+    ) -> Iterator[tuple[str, float, Prediction | Exception]]:
+        """For each sample its key, and the seconds and the prediction of this batch."""
+        began, good = time.monotonic(), {}
+        for sample in samples:
+            key = "?"
+            try:
+                key = str(sample.key)[:ID_MAX]
+                good[key] = read_sample(sample.inputs, self._specs)
+            except Exception as error:  # noqa: BLE001  (the user's code may give anything)
+                yield key, 0.0, error
+        predictions = self._run([*good.values()]) if good else []
+        seconds = time.monotonic() - began
+        yield from ((key, seconds, one) for key, one in zip(good, predictions, strict=True))
 
     # In our thread
 
@@ -180,14 +197,9 @@ class PredictionServer:
             self.counts[kind] += 1
             asker.send(answer(request_id, error, 0.0))
 
-    def _take_live(self, key: str, sample: Arrays | Exception) -> None:
-        if isinstance(sample, Exception):
-            self.counts["failed"] += 1
-            self._publish(answer(key, sample, 0.0))
-        elif self._is_full(self._source):
-            self.counts["live_skipped"] += 1
-        else:
-            self._enqueue(key, sample, self._source)
+    def _take_live(self, content: Answer, seconds: float) -> None:
+        self._count(content, seconds)
+        self._publish(content)
 
     def _is_full(self, asker: Asker) -> bool:
         return max(len(self._queue), SHARE * asker.queued) >= self._queue_max
@@ -206,11 +218,14 @@ class PredictionServer:
         for waiting, found in zip(batch, self._run([one.sample for one in batch]), strict=True):
             seconds = time.monotonic() - waiting.since
             content = answer(waiting.id, found, seconds)
-            self.counts["failed" if "error" in content else "count"] += 1
-            if "error" not in content:
-                self._seconds.append(seconds)
+            self._count(content, seconds)
             waiting.asker.queued -= 1
             waiting.asker.send(content)
+
+    def _count(self, content: Answer, seconds: float) -> None:
+        self.counts["failed" if "error" in content else "count"] += 1
+        if "error" not in content:
+            self._seconds.append(seconds)
 
     def _run(self, samples: Sequence[Arrays]) -> list[Prediction | Exception]:
         """The prediction of each sample, or its error. One bad sample must not fail the others."""

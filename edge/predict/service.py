@@ -43,7 +43,7 @@ def predicting(config: NodeConfig, loaded: LoadedModel, node: Node) -> Iterator[
             topics.open()
             stack.callback(topics.close)
         if (feed := node.data.feed) is not None:
-            feed.on_samples = server.predict_live
+            feed.predict = server.predict_live
             feed.buffer.certainty = predictor.certainty
         yield lambda: replace(server.status(), topics=None if topics is None else topics.status())
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edge.data.buffer import ReplayBuffer
 from edge.data.labels import answer_data
-from edge.data.replay import ReplayBuffer
 from edge.data.sources import Label, Sample
 from ternmesh_cli.main import main
 from ternmesh_service.config_file import load_model_package

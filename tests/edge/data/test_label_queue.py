@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from edge.data import label_queue, labels
+from edge.data.buffer import ReplayBuffer
 from edge.data.label_queue import IMAGE_MAX, PresentModel, image
 from edge.data.labels import answer_data, finish_data
-from edge.data.replay import ReplayBuffer
 from edge.data.sources import Label, Sample
 from edge.errors import ModelError
 from edge.onnx.session import Inference, load_model
@@ -204,9 +204,8 @@ def test_any_request_has_an_answer_or_a_sentence(buffer, what, values) -> None:
 
 def test_what_is_undone_is_kept_and_asked_for_next(state) -> None:
     buffer = new_buffer(state, 4)
-    buffer.certainty = lambda inputs: np.full(len(inputs["features"]), 0.2)
     buffer.add([Sample("wrong", {"features": np.zeros((50, 32))}), target("wrong", 1)])
-    buffer.add(clips(3))
+    buffer.add(clips(3), dict.fromkeys(("0", "1", "2", "noise"), 0.2))
     ask(buffer, "unlabel", keys=["wrong"])
     assert [ask(buffer, "queue", limit=4)["rows"][0]["key"], buffer.waiting] == ["wrong", 4]
     assert buffer.counters.expired == 1

@@ -1,5 +1,6 @@
 """Labels of people: who waits, who makes room, what is deleted, what a request is answered."""
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -8,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge.data import replay as replay_module
+from edge.data.buffer import CLOCK_SET, DAY_S, EXPIRE_S, RATED_MAX, ReplayBuffer
+from edge.data.feed import ITEMS_MAX, Feed
 from edge.data.labels import answer_data
-from edge.data.replay import CLOCK_SET, DAY_S, EXPIRE_S, ITEMS_MAX, RATED_MAX, Feed, ReplayBuffer
 from edge.data.sources import Label, Sample
 from edge.errors import ModelError
 from ternmesh.model_package import ModelPackage
@@ -23,15 +24,13 @@ class Clock:
     def __init__(self) -> None:
         self.now = float(CLOCK_SET)
 
-    def time(self) -> float:
+    def __call__(self) -> float:
         return self.now
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    monkeypatch.setattr(replay_module, "time", made)
-    return made
+def clock() -> Clock:
+    return Clock()
 
 
 @pytest.fixture
@@ -42,15 +41,17 @@ def state(tmp_path: Path) -> Iterator[StateFile]:
     made.close()
 
 
-def new_buffer(state: StateFile, package: ModelPackage, samples_max: int = 4) -> ReplayBuffer:
-    buffer = ReplayBuffer(state, package, samples_max, 1 << 30)
+def new_buffer(
+    state: StateFile, package: ModelPackage, samples_max: int = 4, clock: Any = time.time
+) -> ReplayBuffer:
+    buffer = ReplayBuffer(state, package, samples_max, 1 << 30, clock)
     buffer.load()
     return buffer
 
 
 @pytest.fixture
 def buffer(state: StateFile, classes: ModelPackage, clock: Clock) -> ReplayBuffer:
-    return new_buffer(state, classes)
+    return new_buffer(state, classes, clock=clock)
 
 
 def sample(name: str, value: float = 0.0) -> Sample:
@@ -74,16 +75,12 @@ def ages(buffer: ReplayBuffer) -> list[float | None]:
     return [buffer.age_s(row) for row in reversed(rows)]
 
 
-def first_value(inputs: Any) -> Any:
-    return inputs["x"][:, 0]
-
-
 def test_the_most_certain_sample_makes_room(state, buffer, classes) -> None:
-    buffer.certainty = first_value
-    buffer.add([sample(str(n), n / 10) for n in (1, 9, 2, 8)])
-    buffer.add([sample("7", 0.7), sample("3", 0.3)])
+    certainties = {str(n): n / 10 for n in range(10)}
+    buffer.add([sample(key) for key in "1928"], certainties)
+    buffer.add([sample("7"), sample("3")], certainties)
     assert [buffer.key(row) for row in buffer.least_certain()] == ["1", "2", "3", "7"]
-    buffer = new_buffer(state, classes)
+    buffer = new_buffer(state, classes, clock=Clock())
     buffer.add([sample("u")])  # without a certainty: it would go first, and it is the only one
     assert keys(buffer, labelled=False) == {"1", "2", "3", "7"}
     assert buffer.counters.expired == 1
@@ -97,13 +94,15 @@ def test_without_a_certainty_the_oldest_go(buffer, values, caplog) -> None:
         return np.resize(values, len(inputs["x"]))
 
     buffer.certainty = certainty
-    buffer.add([sample(str(n)) for n in range(6)])
+    buffer.add([sample(str(n)) for n in range(4)])
+    buffer.rate()
+    buffer.add([sample("4"), sample("5")])
     assert keys(buffer, labelled=False) == {"2", "3", "4", "5"}
     assert ("no model" in caplog.text) == isinstance(values, ModelError)
 
 
 def test_a_new_model_rates_a_bounded_number_of_the_newest(state, classes, clock) -> None:
-    buffer = new_buffer(state, classes, 1000)
+    buffer = new_buffer(state, classes, 1000, Clock())
     buffer.add([sample(str(n)) for n in range(300)])
     asked: list[int] = []
 
@@ -168,7 +167,7 @@ class Flood:
 
 
 def test_a_flood_is_cut_and_counted(state, classes, clock) -> None:
-    buffer = new_buffer(state, classes, 100_000)
+    buffer = new_buffer(state, classes, 100_000, Clock())
     feed = Feed(Flood(), buffer, 1.0)
     feed.poll(0.0)
     assert (buffer.waiting, feed.floods) == (ITEMS_MAX, 1)
@@ -208,7 +207,7 @@ def test_labels_by_name_or_number(buffer, monkeypatch) -> None:
 
 
 def test_a_model_without_classes_is_not_labelled_by_hand(tiny, state) -> None:
-    buffer = new_buffer(state, tiny.package)
+    buffer = new_buffer(state, tiny.package, clock=Clock())
     buffer.add([sample("a"), Label("a", {"t": np.zeros(3)}), sample("b")])
     assert "is no label of tiny" in ask(buffer, "label", key="b", label="0")
     assert [group["label"] for group in ask(buffer, "list")] == [None, "labelled"]
@@ -270,7 +269,7 @@ def test_what_was_deleted_is_in_no_file(state, classes, tmp_path, size) -> None:
 
 def test_requests_do_not_read_all_rows(state, classes, clock) -> None:
     """The loop of the node answers: a walk over a million rows would stop its traffic."""
-    buffer = new_buffer(state, classes, 1000)
+    buffer = new_buffer(state, classes, 1000, Clock())
     for start in range(0, 600, 200):
         items: list[Sample | Label] = [sample(str(start + n)) for n in range(200)]
         buffer.add(items + [label(str(start + n), n % 3) for n in range(100)])

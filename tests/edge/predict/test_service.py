@@ -19,7 +19,7 @@ from edge.config import (
     check_config,
     read_node_config,
 )
-from edge.data.replay import Feed
+from edge.data.feed import Feed
 from edge.data.sources import Sample
 from edge.predict.service import predicting
 from edge.service import run_node
@@ -73,7 +73,7 @@ def node() -> Any:
         def poll(self, now: float) -> list[Sample]:
             return [Sample("k1", {"x": np.zeros(6, np.float32)})]
 
-    buffer: Any = SimpleNamespace(add=lambda items: np.arange(len(items)))
+    buffer: Any = SimpleNamespace(add=lambda items, certainties: np.arange(len(items)))
     return SimpleNamespace(
         management=SimpleNamespace(settings={}),
         data=SimpleNamespace(feed=Feed(Source(), buffer, 1.0)),

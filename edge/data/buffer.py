@@ -1,4 +1,4 @@
-"""Samples of a source: a bounded buffer on disk where they wait for their labels, and its feed.
+"""Samples of a source: a bounded buffer on disk, where they wait for their labels.
 
 Arrays are stored as their raw bytes, whose layout follows from the model package. Samples that
 were stored for other tensors are deleted.
@@ -7,11 +7,11 @@ were stored for other tensors are deleted.
 import bisect
 import json
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from edge.data.sources import (
     Label,
     Sample,
-    Source,
     convert,
     input_specs,
     label_classes,
@@ -29,25 +28,20 @@ from edge.data.sources import (
     target_specs,
 )
 from edge.errors import DataError, ModelError
-from edge.trainer import Dataset
 from ternmesh.model_package import ModelPackage, TensorSpec
-from ternmesh_service.status import LiveStatus
 from ternmesh_store.database import Database
 from ternmesh_store.store import StoredValues
 
 KEY_MAX = 128  # characters
 ID_MAX = 1 << 62
-ITEMS_MAX = 4096  # of one poll; the rest is left out
 RATED_MAX = 128  # samples whose certainty is computed at once
-UNKNOWN = 2.0  # in place of the certainty of samples that nothing has rated: they go first
-KNOWN = 1.5  # the same, on disk, of samples that had a label: the model may have learned them
 CLOCK_SET = 1_735_689_600  # 2025, in seconds since 1970: a clock that is behind was not set
 EXPIRE_S, DAY_S = 3600.0, 86_400.0  # time between two looks for samples that are too old
 _TENSORS = "tensors"
 
 Array = NDArray[Any]
-Labels = Callable[[Sequence[Sample | Label], float], list[Label]]
 Certainty = Callable[[Mapping[str, Array]], NDArray[np.floating[Any]]]
+NOT_RATED: Mapping[str, float] = {}
 
 _log = logging.getLogger(__name__)
 
@@ -77,7 +71,12 @@ class ReplayBuffer:
     """
 
     def __init__(
-        self, database: Database, package: ModelPackage, samples_max: int, bytes_max: int
+        self,
+        database: Database,
+        package: ModelPackage,
+        samples_max: int,
+        bytes_max: int,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self.capacity = min(samples_max, bytes_max // sample_bytes(package))
         self.counters = ReplayCounters()
@@ -86,6 +85,7 @@ class ReplayBuffer:
         self.certainty: Certainty | None = None
         self.package = package
         self.keep_s = 0.0  # the age at which samples are deleted; 0: no limit
+        self._clock = clock  # seconds since 1970
         self._expired_at = 0.0
         self._inputs = input_specs(package)
         self._targets = target_specs(package)
@@ -93,9 +93,9 @@ class ReplayBuffer:
         self._database = database
         self._labelled: list[int] = []  # ids, oldest first
         self.classes: dict[int, int] = {}  # of labelled samples by id; -1: the model has none
-        self._waiting: dict[int, float] = {}  # certainties, oldest first
+        self._waiting: dict[int, float | None] = {}  # certainties, oldest first; None: not rated
         self._fresh: list[int] = []  # ids that got a label since the last `add`
-        self._known: set[int] = set()  # ids that wait and had a label: no later one is fresh
+        self._relabelled: set[int] = set()  # ids that wait and had a label: a later one is no news
         self._values = StoredValues(database, "replay_value")
         self._id = 0  # of the newest sample
 
@@ -116,13 +116,17 @@ class ReplayBuffer:
             self._database.write("DELETE FROM replay_sample")
             self._values.put(_TENSORS, tensors)
         self._drop_damaged()
-        rows = self._database.rows("SELECT id, certainty, targets FROM replay_sample ORDER BY id")
-        self.classes = {row: self._class_of(found) for row, _, found in rows if found is not None}
+        samples = self._database.rows(
+            "SELECT id, certainty, had_label, targets FROM replay_sample ORDER BY id"
+        )
+        self.classes = {
+            row: self._class_of(targets) for row, _, _, targets in samples if targets is not None
+        }
         self._labelled = list(self.classes)
-        waiting = {row: certainty for row, certainty, found in rows if found is None}
-        self._known = {row for row, certainty in waiting.items() if certainty == KNOWN}
-        self._waiting = waiting | dict.fromkeys(self._known, 0.0)
-        self._id = rows[-1][0] if rows else 0
+        waiting = [sample for sample in samples if sample[0] not in self.classes]
+        self._relabelled = {row for row, _, had_label, _ in waiting if had_label}
+        self._waiting = {row: 0.0 if had else certainty for row, certainty, had, _ in waiting}
+        self._id = samples[-1][0] if samples else 0
         self._trim()  # the settings may allow less than before
         self._database.commit()
 
@@ -134,22 +138,19 @@ class ReplayBuffer:
         """Samples without a label."""
         return len(self._waiting)
 
-    def add(self, items: Sequence[Sample | Label]) -> NDArray[np.int64]:
+    def add(
+        self, items: Sequence[Sample | Label], certainties: Mapping[str, float] = NOT_RATED
+    ) -> NDArray[np.int64]:
         """Store items in one commit; returns the indexes of the samples that got a label.
 
-        Items that do not fit the model are counted and left out.
+        Items that do not fit the model are counted and left out. `certainties` are by key.
         """
-        first = self._id
         for item in items:
-            self._take(item)
-        fresh = [row for row in range(first + 1, self._id + 1) if row in self._waiting]
-        self.rate(fresh)
-        for row in fresh:
-            sql = "UPDATE replay_sample SET certainty = ? WHERE id = ?"
-            self._database.write(sql, self._waiting[row], row)
+            self._take(item, certainties)
         self._trim()
-        if self.keep_s and abs(time.time() - self._expired_at) >= EXPIRE_S:
-            self._expired_at = time.time()
+        now = self._clock()
+        if self.keep_s and abs(now - self._expired_at) >= EXPIRE_S:
+            self._expired_at = now
             self.counters.outdated += self._delete(self.older_than(self.keep_s))
         self._database.commit()
         labelled = sorted(row for row in self._fresh if row in self.classes)
@@ -157,21 +158,20 @@ class ReplayBuffer:
         places = [bisect.bisect_left(self._labelled, row) for row in labelled]
         return np.array(places, np.int64)
 
-    def rate(self, rows: Iterable[int] | None = None) -> None:
-        """Compute the certainty of the newest of `rows`, by default of all that wait.
+    def rate(self) -> None:
+        """Compute the certainty of the newest samples that wait, for another adapter.
 
         It stays in memory: a write for each of them in each round would wear a disk out.
         """
-        rows = [*(self._waiting if rows is None else rows)][-RATED_MAX:]
+        rows = [*self._waiting][-RATED_MAX:]
         if self.certainty is None or not rows:
             return
         try:
             values = self.certainty(self.inputs(rows))
         except ModelError as error:
-            _log.warning("the certainty of new samples is unknown: %s", error)
+            _log.warning("the certainty of samples is not computed anew: %s", error)
             return
-        known = ((row, float(v)) for row, v in zip(rows, values, strict=True) if 0 <= v <= 1)
-        self._waiting.update(known)
+        self._waiting |= {row: float(v) for row, v in zip(rows, values, strict=True) if 0 <= v <= 1}
 
     def label(self, *labels: Label) -> int:
         """Take labels in one commit, also in place of others; how many have a sample. DataError."""
@@ -185,19 +185,19 @@ class ReplayBuffer:
         These samples are the next to be asked for, and make no room. A later label of one is no
         news for the evaluation, unless the one before was not read yet.
         """
-        gone = {row for row in rows if row in self.classes}
-        unread = gone.intersection(self._fresh)
-        for row in gone:
-            sql = "UPDATE replay_sample SET targets = NULL, certainty = ? WHERE id = ?"
-            self._database.write(sql, UNKNOWN if row in unread else KNOWN, row)
+        unlabelled = {row for row in rows if row in self.classes}
+        unread = unlabelled.intersection(self._fresh)
+        for row in unlabelled:
+            sql = "UPDATE replay_sample SET targets = NULL, certainty = NULL, had_label = ? "
+            self._database.write(sql + "WHERE id = ?", row not in unread, row)
             del self.classes[row]
         self._labelled = [row for row in self._labelled if row in self.classes]
         self._fresh = [row for row in self._fresh if row not in unread]
-        self._known |= gone - unread
-        self._waiting = dict(sorted((self._waiting | dict.fromkeys(gone, 0.0)).items()))
+        self._relabelled |= unlabelled - unread
+        self._waiting = dict(sorted((self._waiting | dict.fromkeys(unlabelled, 0.0)).items()))
         self._trim()
         self._database.commit()
-        return len(gone)
+        return len(unlabelled)
 
     def forget(self, rows: Iterable[int]) -> int:
         """Delete samples, and all their bytes in the file and its WAL; returns their number."""
@@ -223,72 +223,81 @@ class ReplayBuffer:
 
     def find(self, key: str) -> int:
         """The id of the sample with this key; 0 where there is none."""
-        found = self._database.rows("SELECT id FROM replay_sample WHERE key = ?", key)
-        return found[0][0] if found else 0
+        rows = self._database.rows("SELECT id FROM replay_sample WHERE key = ?", key)
+        return rows[0][0] if rows else 0
 
     def age_s(self, row: int) -> float | None:
         """Where the clock was not set, a sample is as old as the next one at least."""
-        now = time.time()
-        found = now >= CLOCK_SET and self._database.rows(
+        now = self._clock()
+        times = now >= CLOCK_SET and self._database.rows(
             "SELECT added_at FROM replay_sample WHERE id >= ? AND added_at ORDER BY id LIMIT 1", row
         )
-        return max(0.0, now - found[0][0]) if found else None
+        return max(0.0, now - times[0][0]) if times else None
 
     def older_than(self, age_s: float) -> list[int]:
         """The ids of older samples; none while the clock is not set."""
-        limit, is_older, found = time.time() - age_s, False, []
-        if time.time() >= CLOCK_SET:
+        now, is_older, older = self._clock(), False, []
+        if now >= CLOCK_SET:
             sql = "SELECT id, added_at FROM replay_sample ORDER BY id DESC"
             for row, added_at in self._database.rows(sql):
-                is_older = added_at < limit if added_at else is_older
-                found += [row] * is_older
-        return found
+                # Without a time of its own, a sample is as old as the next one at least.
+                is_older = added_at < now - age_s if added_at else is_older
+                if is_older:
+                    older.append(row)
+        return older
 
     def certainty_of(self, row: int) -> float | None:
         """That of the prediction for a sample that waits; None where it is unknown."""
-        return None if self._waiting[row] == UNKNOWN else self._waiting[row]
+        return self._waiting[row]
 
     def least_certain(self) -> list[int]:
         """The ids of waiting samples, the least certain and then the newest first."""
-        return sorted(reversed(self._waiting), key=self._waiting.__getitem__)
+        certainties = self._waiting
+        # One that nothing has rated comes after all others: it makes room first.
+        return sorted(reversed(certainties), key=lambda row: _or_most(certainties[row]))
 
     def inputs(self, rows: Sequence[int]) -> dict[str, Array]:
         """The inputs of samples by name, with a batch axis."""
-        sql = "SELECT inputs FROM replay_sample WHERE id = ?"
-        return _unpack([self._database.rows(sql, row)[0][0] for row in rows], self._inputs)
+        return _unpack([inputs for inputs, _ in self._packed(rows)], self._inputs)
 
     def batch(self, indexes: NDArray[np.int64]) -> dict[str, Array]:
         """The arrays of samples by name, with a batch axis. Index 0 is the oldest sample."""
-        rows = [self._labelled[index] for index in indexes]
-        parts = [
-            self._database.rows("SELECT inputs, targets FROM replay_sample WHERE id = ?", row)[0]
-            for row in rows
-        ]
-        inputs = _unpack([inputs for inputs, _ in parts], self._inputs)
-        return inputs | _unpack([targets for _, targets in parts], self._targets)
+        packed = self._packed([self._labelled[index] for index in indexes])
+        inputs = _unpack([inputs for inputs, _ in packed], self._inputs)
+        return inputs | _unpack([targets for _, targets in packed], self._targets)
 
-    def _take(self, item: Sample | Label) -> None:
+    def _packed(self, rows: Sequence[int]) -> list[tuple[bytes, bytes]]:
+        """The stored inputs and targets of samples."""
+        sql = (
+            "SELECT id, inputs, targets FROM replay_sample "
+            "WHERE id IN (SELECT value FROM json_each(?))"
+        )
+        packed = {row: parts for row, *parts in self._database.rows(sql, json.dumps(rows))}
+        return [packed[row] for row in rows]
+
+    def _take(self, item: Sample | Label, certainties: Mapping[str, float]) -> None:
         try:
             if isinstance(item, Label):
                 self._take_label(item)
             elif isinstance(item, Sample):
-                self._take_sample(item)
+                self._take_sample(item, certainties)
             else:
                 raise DataError(f"a source yields Sample and Label, not {item!r:.100}")
         except (DataError, TypeError, ValueError) as error:  # the source is the user's code
             self.counters.refused += 1
             self.last_refusal = str(error)
 
-    def _take_sample(self, sample: Sample) -> None:
+    def _take_sample(self, sample: Sample, certainties: Mapping[str, float]) -> None:
         packed = _pack(sample.key, sample.inputs, self._inputs, {})
         if self.find(sample.key):
             self.counters.repeated += 1
             return
         self._id += 1
-        added_at = int(time.time()) if time.time() >= CLOCK_SET else 0
-        row = (self._id, sample.key, added_at, UNKNOWN, None, packed)
+        now, certainty = self._clock(), certainties.get(sample.key)
+        added_at = int(now) if now >= CLOCK_SET else 0
+        row = (self._id, sample.key, added_at, certainty, False, None, packed)
         self._database.insert("replay_sample", *row)
-        self._waiting[self._id] = UNKNOWN
+        self._waiting[self._id] = certainty
         self.counters.samples += 1
 
     def _take_label(self, label: Label, *, corrects: bool = False) -> bool:
@@ -305,8 +314,8 @@ class ReplayBuffer:
         if is_new:
             del self._waiting[row]
             bisect.insort(self._labelled, row)
-            if row in self._known:
-                self._known.remove(row)
+            if row in self._relabelled:
+                self._relabelled.remove(row)
             else:
                 self._fresh.append(row)
         self.counters.labels += is_new
@@ -322,7 +331,7 @@ class ReplayBuffer:
         self._database.write(
             "DELETE FROM replay_sample WHERE length(inputs) != ? OR length(targets) != ? "
             "OR id NOT BETWEEN 1 AND ? OR typeof(added_at) != 'integer' "
-            "OR certainty NOT BETWEEN 0 AND 2",
+            "OR certainty NOT BETWEEN 0 AND 1 OR had_label NOT IN (0, 1)",
             _layout(self._inputs).itemsize,
             _layout(self._targets).itemsize,
             ID_MAX,
@@ -340,15 +349,19 @@ class ReplayBuffer:
 
     def _delete(self, rows: Iterable[int]) -> int:
         """Delete samples; returns their number."""
-        gone = set(rows)
-        for row in gone:
+        deleted = set(rows)
+        for row in deleted:
             self._database.write("DELETE FROM replay_sample WHERE id = ?", row)
             self._waiting.pop(row, None)
             self.classes.pop(row, None)
-            self._known.discard(row)
+            self._relabelled.discard(row)
         if len(self._labelled) != len(self.classes):
             self._labelled = [row for row in self._labelled if row in self.classes]
-        return len(gone)
+        return len(deleted)
+
+
+def _or_most(certainty: float | None) -> float:
+    return math.inf if certainty is None else certainty
 
 
 def _pack(
@@ -379,93 +392,3 @@ def _unpack(packed: Sequence[bytes], specs: Sequence[TensorSpec]) -> dict[str, A
 def _layout(specs: Sequence[TensorSpec]) -> np.dtype[Any]:
     """The layout of one sample's bytes."""
     return np.dtype([(spec.name, spec.dtype, spec.shape[1:]) for spec in specs])
-
-
-class Rehearsal:
-    """Labelled samples of a source, with those of files beside them, so that none is forgotten.
-
-    The samples of the source come first. While they are few, each stands for several: a quarter of
-    all that is drawn is theirs.
-    """
-
-    def __init__(self, live: Dataset, files: Dataset) -> None:
-        self._live = live
-        self._files = files
-
-    def __len__(self) -> int:
-        return self._count + len(self._files)
-
-    @property
-    def _count(self) -> int:
-        live = len(self._live)
-        return live and max(live, len(self._files) // 3)
-
-    def batch(self, indexes: NDArray[np.int64]) -> dict[str, Array]:
-        """The arrays of samples by name, with a batch axis: first those of the source."""
-        is_live = indexes < self._count
-        parts = [self._files.batch(indexes[~is_live] - self._count)]
-        if is_live.any():
-            parts.insert(0, self._live.batch(indexes[is_live] % len(self._live)))
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-
-class Feed:
-    """Polls `source` every `poll_s` and stores its items in `buffer`.
-
-    An error of the source is counted, and the source is polled again: a sensor may recover.
-    `labels` gives more labels to the samples of a poll (`edge.data.buttons`).
-    """
-
-    def __init__(
-        self, source: Source, buffer: ReplayBuffer, poll_s: float, labels: Labels | None = None
-    ) -> None:
-        self.buffer = buffer
-        self.failures = 0
-        self.floods = 0  # polls with more than `ITEMS_MAX` items, of which the others were left out
-        self.last_failure = ""
-        self._source = source
-        self._labels = labels
-        self._poll_s = poll_s
-        self._due: float | None = None
-        self.on_samples: Callable[[list[Sample]], None] | None = None  # gets each new sample
-
-    def poll(self, now: float) -> NDArray[np.int64]:
-        """Poll the source if it is time; returns the buffer's indexes of newly labelled samples."""
-        if self.wait_s(now) > 0.0:
-            return np.empty(0, dtype=np.int64)
-        self._due = now + self._poll_s
-        try:
-            items = list(islice(self._source.poll(now), ITEMS_MAX + 1))
-            self.floods += len(items) > ITEMS_MAX
-            del items[ITEMS_MAX:]
-        except Exception as error:  # noqa: BLE001  (the user's code may raise anything)
-            failure = f"{type(error).__name__}: {error}"
-            if failure != self.last_failure:
-                _log.warning("the source failed: %s", failure)
-            self.failures += 1
-            self.last_failure = failure
-            items = []
-        if self._labels is not None:
-            items += self._labels(items, now)
-        if self.on_samples is not None:
-            self.on_samples([item for item in items if isinstance(item, Sample)])
-        return self.buffer.add(items)
-
-    def status(self) -> LiveStatus | None:
-        """The source's own status, where it has one."""
-        from edge.data.live.base import LiveSource  # not where the samples are files alone
-
-        return self._source.status() if isinstance(self._source, LiveSource) else None
-
-    def close(self) -> None:
-        """Close the source, if it can be closed."""
-        close = getattr(self._source, "close", None)
-        try:
-            if callable(close):
-                close()
-        except Exception:  # noqa: BLE001  (the user's code may raise anything)
-            _log.exception("the source could not be closed")
-
-    def wait_s(self, now: float) -> float:
-        """Seconds until the source is polled again."""
-        return 0.0 if self._due is None else max(0.0, self._due - now)

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edge.data.replay import Rehearsal, ReplayBuffer
+from edge.data.buffer import ReplayBuffer
+from edge.data.feed import Rehearsal
 from edge.data.sources import Label, Sample, sample_bytes
 from edge.errors import DataError
 from edge.onnx.session import LoadedModel
@@ -200,7 +201,7 @@ WRITER = """
 import sys
 from pathlib import Path
 import numpy as np
-from edge.data.replay import ReplayBuffer
+from edge.data.buffer import ReplayBuffer
 from edge.onnx.session import load_model
 from edge.data.sources import Label, Sample
 from ternmesh_store.state_file import StateFile

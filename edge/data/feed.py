@@ -1,0 +1,111 @@
+"""What a source brings, poll by poll, and its samples beside those of files."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.data.buffer import NOT_RATED, Array, ReplayBuffer
+from edge.data.sources import Label, Sample, Source
+from edge.trainer import Dataset
+from ternmesh_service.status import LiveStatus
+
+ITEMS_MAX = 4096  # of one poll; the others are left out
+
+Labels = Callable[[Sequence[Sample | Label], float], list[Label]]
+
+_log = logging.getLogger(__name__)
+
+
+class Rehearsal:
+    """Labelled samples of a source, with those of files beside them, so that none is forgotten.
+
+    The samples of the source come first. While they are few, each stands for several: a quarter of
+    all that is drawn is theirs.
+    """
+
+    def __init__(self, live: Dataset, files: Dataset) -> None:
+        self._live = live
+        self._files = files
+
+    def __len__(self) -> int:
+        return self._count + len(self._files)
+
+    @property
+    def _count(self) -> int:
+        live = len(self._live)
+        return live and max(live, len(self._files) // 3)
+
+    def batch(self, indexes: NDArray[np.int64]) -> dict[str, Array]:
+        """The arrays of samples by name, with a batch axis: first those of the source."""
+        is_live = indexes < self._count
+        parts = [self._files.batch(indexes[~is_live] - self._count)]
+        if is_live.any():
+            parts.insert(0, self._live.batch(indexes[is_live] % len(self._live)))
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+class Feed:
+    """Polls `source` every `poll_s` and stores its items in `buffer`.
+
+    An error of the source is counted, and the source is polled again: a sensor may recover.
+    `labels` gives more labels to the samples of a poll (`edge.data.buttons`).
+    """
+
+    def __init__(
+        self, source: Source, buffer: ReplayBuffer, poll_s: float, labels: Labels | None = None
+    ) -> None:
+        self.buffer = buffer
+        self.failures = 0
+        self.floods = 0  # polls with more than `ITEMS_MAX` items, of which the others were left out
+        self.last_failure = ""
+        self._source = source
+        self._labels = labels
+        self._poll_s = poll_s
+        self._due: float | None = None
+        # Predicts new samples: how certain it is of them, by key
+        self.predict: Callable[[list[Sample]], Mapping[str, float]] | None = None
+
+    def poll(self, now: float) -> NDArray[np.int64]:
+        """Poll the source if it is time; returns the buffer's indexes of newly labelled samples."""
+        if self.wait_s(now) > 0.0:
+            return np.empty(0, dtype=np.int64)
+        self._due = now + self._poll_s
+        try:
+            items = list(islice(self._source.poll(now), ITEMS_MAX + 1))
+            self.floods += len(items) > ITEMS_MAX
+            del items[ITEMS_MAX:]
+        except Exception as error:  # noqa: BLE001  (the user's code may raise anything)
+            failure = f"{type(error).__name__}: {error}"
+            if failure != self.last_failure:
+                _log.warning("the source failed: %s", failure)
+            self.failures += 1
+            self.last_failure = failure
+            items = []
+        if self._labels is not None:
+            items += self._labels(items, now)
+        certainties = NOT_RATED
+        if self.predict is not None:
+            certainties = self.predict([item for item in items if isinstance(item, Sample)])
+        return self.buffer.add(items, certainties)
+
+    def status(self) -> LiveStatus | None:
+        """The source's own status, where it has one."""
+        from edge.data.live.base import LiveSource  # not where the samples are files alone
+
+        return self._source.status() if isinstance(self._source, LiveSource) else None
+
+    def close(self) -> None:
+        """Close the source, if it can be closed."""
+        close = getattr(self._source, "close", None)
+        try:
+            if callable(close):
+                close()
+        except Exception:  # noqa: BLE001  (the user's code may raise anything)
+            _log.exception("the source could not be closed")
+
+    def wait_s(self, now: float) -> float:
+        """Seconds until the source is polled again."""
+        return 0.0 if self._due is None else max(0.0, self._due - now)
