@@ -14,7 +14,7 @@ from edge.data.knowledge import OWN_SHARE, WithKnowledge
 from edge.data.node_data import open_data, with_knowledge
 from edge.data.probe_set import ProbeSet, open_probe_set, predict
 from edge.data.sources import NpzSettings
-from edge.errors import DataError, OutOfMemory
+from edge.errors import DataError
 from edge.knowledge import BoardKnowledge, open_probe_predictions
 from edge.node import Node
 from edge.onnx.session import Inference, LoadedModel, load_model
@@ -22,7 +22,6 @@ from models.zoo import fsdd_path, package_path
 from ternmesh.codec.soft_labels import quantise
 from ternmesh.config import ConfigError
 from ternmesh.errors import WireError
-from ternmesh.federated import knowledge
 from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.state import HostSettings, new_host_state
 from ternmesh.model_package import TensorSpec
@@ -109,17 +108,6 @@ def test_each_round_draws_anew() -> None:
     for samples.round in range(20):
         drawn |= set(samples.batch(np.array([2]))["t"])
     assert drawn == {0, 1}
-
-
-def test_what_has_no_label_is_never_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    samples = WithKnowledge(Rows(x=np.zeros(1), t=np.zeros(1)), {"x": np.arange(3.0)}, TARGET)
-    samples.teach(np.array([[8, 0], [0, 8], [0, 0]], np.uint8), np.array([1, 1 - 5e-7, 1]))
-    last = SimpleNamespace(
-        random=lambda count: np.full(count, 1 - 1e-9),  # above the sum of the weights
-        integers=lambda low, high, count: np.full(count, low),
-    )
-    monkeypatch.setattr(np.random, "default_rng", lambda _: last)
-    assert list(samples.batch(np.array([1, 2]))["t"]) == [0, 1]
 
 
 def test_a_sample_of_weight_zero_is_never_drawn() -> None:
@@ -290,42 +278,6 @@ def test_a_node_learns_what_its_host_broadcasts(
     assert fleet.knowledge.status().number == 1
     assert fleet.host.nodes[1].samples == OWN  # its weight is that of its own samples
     assert not fleet.node.protocol.refused
-
-
-def test_a_board_that_can_evaluate_weighs_nothing_before(
-    fleet: Fleet, clips: dict[str, Any], probe: ProbeSet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fleet.node.data = replace(fleet.node.data, held_out=fleet.node.data.training)
-    fleet.node.evaluation.held_out = fleet.node.data.training
-    weighed = []
-
-    def weigh(*arguments: Any) -> Any:
-        weighed.append(arguments[3])
-        return knowledge.weigh(*arguments)
-
-    monkeypatch.setattr("edge.knowledge.weigh", weigh)
-    monkeypatch.setattr("edge.global_evaluation.SLICE_S", 0.0)  # training begins before its end
-    for _ in range(200):
-        fleet.time.now += not fleet.poll()
-    assert weighed
-    assert None not in weighed
-
-
-def test_a_board_short_of_memory_waits_before_it_asks_its_model_again(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = []
-
-    def predict(*_: Any, **_options: Any) -> Any:
-        asked.append(fleet.time.now)
-        raise OutOfMemory("too little")
-
-    monkeypatch.setattr("edge.knowledge.predict", predict)
-    for _ in range(200):
-        fleet.poll()
-        fleet.time.now += 0.1
-    assert asked[0] + 10 <= asked[1] < asked[0] + 11
-    assert len(asked) == 2
 
 
 def test_a_damaged_part_changes_nothing(probe: ProbeSet, store: NodeStore) -> None:

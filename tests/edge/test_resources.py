@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -235,17 +234,6 @@ def test_what_was_learned_before_a_pause_counts_when_the_round_ends(world: World
     assert ada.protocol.version not in known, "an evaluation waits, too"
 
 
-def test_memory_is_free_at_once_where_it_is_short(world: World) -> None:
-    readings = [Readings(60.0, 0.0)]
-    node = add(world, readings)
-    world.until(lambda: node.trainer.progress[0] == 2)
-    readings.append(Readings(60.0, 30.0))
-    world.now += 1.0
-    world.turn()
-    assert status(node).activity == SHORT_OF_MEMORY
-    assert (node._step._session, node._inference._session) == (None, None)
-
-
 class Starved:
     """A training step without memory, `times` times."""
 
@@ -348,85 +336,3 @@ def error_of(node: Node, adapter: Any) -> float:
     write_adapter(node.config.adapter_path, node.package, adapter, 0)
     node._inference.use_adapter(node.config.adapter_path)
     return float(np.abs(node._inference.predict({"x": whole["x"]})["y"] - whole["t"]).mean())
-
-
-def test_an_evaluation_shrinks_its_batches_and_waits_where_one_sample_is_too_many(
-    world: World,
-) -> None:
-    node = add(world, [Readings(60.0, 0.0)])
-    predict, room, runs = node._inference.predict, [2, 2, 0, 0, 0, 1], []
-
-    def small(inputs: Any) -> Any:
-        runs.append(len(inputs["x"]))
-        if runs[-1] > (room.pop(0) if len(room) > 1 else room[0]):
-            raise OutOfMemory("too many")
-        return predict(inputs)
-
-    node._inference.predict = small  # type: ignore[method-assign]
-    world.until(lambda: bool(node.throttle.causes))
-    assert runs == [1, 2, 4, 2, 1], "two batches, and no room for the next"
-    world.until(lambda: node.protocol.finished)
-    first = next(iter(node.evaluation.history))
-    node._inference.predict = predict  # type: ignore[method-assign]
-    error = error_of(node, node._initial)
-    assert first.version == 0
-    assert first.metric == pytest.approx(error, rel=1e-5), "each sample counts once"
-
-
-def test_an_evaluation_that_never_gets_memory_is_tried_seldom(world: World) -> None:
-    node, tries = add(world, [Readings(60.0, 0.0)]), []
-
-    def starved(inputs: Any) -> Any:
-        tries.append(world.now)
-        raise OutOfMemory("too many")
-
-    node._inference.predict = starved  # type: ignore[method-assign]
-    while len(tries) < FAILURES + 1:
-        world.turn()
-        world.now += 1.0
-    waits = [b - a for a, b in pairwise(tries)]
-    assert waits == [pytest.approx(wait, abs=1.5) for wait in (RETRY_S, RETRY_S, REST_S)]
-
-
-@pytest.mark.parametrize("share", [1.0, 0.05])
-def test_the_evaluation_of_new_labels_keeps_to_its_share(world: World, share: float) -> None:
-    node = add(world, [Readings(60.0, 0.0)], make(rounds=2, steps=1000), cpu_share=share)
-    world.until(lambda: node.trainer.round is not None)
-    predict, spent, began = node._inference.predict, [], world.now
-    steps = node.trainer.progress[0]
-
-    def slow(inputs: Any) -> Any:
-        spent.append(0.1)
-        world.now += spent[-1]
-        return predict(inputs)
-
-    node._inference.predict = slow  # type: ignore[method-assign]
-    feed = Quiet()
-    feed.poll = lambda now: np.arange(3)  # type: ignore[method-assign]
-    node.data = replace(node.data, feed=feed, held_out=None)  # type: ignore[arg-type]
-    while world.now < began + 20.0:
-        node.turn(0.0)
-        world.now += 0.01
-    assert sum(spent) <= share * (world.now - began) + 0.2
-    assert len(spent) > 5
-    assert node.trainer.progress[0] > steps + 5, "training is not kept from its turn"
-
-
-class Quiet:
-    """A feed without news."""
-
-    buffer = SimpleNamespace(rate=lambda: None)
-
-    def poll(self, now: float) -> Any:
-        return np.empty(0, np.int64)
-
-    def wait_s(self, now: float) -> float:
-        return 1.0
-
-
-def test_a_lack_of_memory_costs_no_round_with_a_source_either(world: World) -> None:
-    node = add(world, [Readings(60.0, 0.0)])
-    node.data = replace(node.data, feed=Quiet())  # type: ignore[arg-type]
-    node.trainer._step = Starved(node._step, 2)
-    world.until(lambda: node.protocol.finished)
-    assert node.diverged == 0

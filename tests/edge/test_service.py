@@ -14,14 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge.config import (
-    DataConfig,
-    EvaluateConfig,
-    LabelConfig,
-    NodeConfig,
-    ReleasesConfig,
-    TrainingConfig,
-)
+from edge.config import DataConfig, EvaluateConfig, NodeConfig, ReleasesConfig, TrainingConfig
 from edge.data.sources import Label, Sample
 from edge.errors import DataError
 from edge.onnx.session import LoadedModel, adapter_version, load_model
@@ -108,6 +101,7 @@ def status_of(config: Path) -> Any:
         return None
 
 
+@pytest.mark.nightly
 def test_kill_9_in_mid_run_and_a_clean_end(host, url, tiny, tiny_data, tmp_path, eventually):
     np.savez(tmp_path / "ada.npz", **tiny_data)
     config = write_config(tmp_path, url, tiny)
@@ -182,31 +176,6 @@ class Sensor:
 
     def poll(self, now: float) -> list[Sample | Label]:
         return [*(Sample(key, {"x": np.zeros(6)}) for key in "ab"), Label("a", {"t": np.zeros(3)})]
-
-
-def test_a_node_answers_about_its_samples(tiny, tiny_data, tmp_path, eventually, monkeypatch):
-    monkeypatch.setitem(sys.modules, "sensors", SimpleNamespace(Sensor=Sensor))
-    source = DataConfig(source="sensors:Sensor", keep_days=30.0)
-    label = LabelConfig(device=str(tmp_path / "no-device"))
-    config = replace(config_of(tiny, tmp_path), data=source, label=label)
-    socket = tmp_path / "state" / "control.sock"
-    with running(config) as thread:
-        eventually(lambda: (status_of(tmp_path / "node.toml") or {"samples": 0})["samples"] == 1)
-        waiting, labelled = ask(socket, {"data": "list"})["data"]
-        assert (waiting["newest"], labelled["newest"]) == ("b", "a")
-        whiches: list[Any] = [3, {"lable": "1"}, {"older_s": ""}]
-        forgets = [{"data": "forget", "which": which} for which in whiches]
-        wrongs: list[dict[str, Any]] = [{"data": "label"}, {"data": ["list"]}, *forgets]
-        for wrong in wrongs:
-            with pytest.raises(ControlError, match=r"cannot be answered|does not know"):
-                ask(socket, wrong)
-        assert ask(socket, {"data": "forget", "which": {"key": "b"}}) == {"data": 1}
-        assert thread.is_alive()
-    np.savez(tmp_path / "ada.npz", **tiny_data)
-    with running(config_of(tiny, tmp_path)):
-        eventually(lambda: status_of(tmp_path / "node.toml") is not None)
-        with pytest.raises(ControlError, match="are files"):
-            ask(socket, {"data": "list"})
 
 
 class Recordings:

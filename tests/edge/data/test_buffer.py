@@ -167,6 +167,7 @@ def test_samples_of_another_model_are_deleted(tiny, tmp_path) -> None:
 CAPACITY = 4
 
 
+@pytest.mark.nightly
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -220,6 +221,7 @@ while True:
 """
 
 
+@pytest.mark.nightly
 def test_what_was_committed_survives_kill_9(tiny, tmp_path) -> None:
     for _ in range(2):
         writer = subprocess.Popen(

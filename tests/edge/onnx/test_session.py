@@ -39,7 +39,9 @@ def random_vector(tiny: LoadedModel, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(tiny.initial.size).astype(np.float32)
 
 
-@pytest.mark.parametrize("module", ["edge.onnx.session", "models.export"])
+@pytest.mark.parametrize(
+    "module", ["edge.onnx.session", pytest.param("models.export", marks=pytest.mark.nightly)]
+)
 def test_onnxruntime_neither_keeps_a_device_id_nor_reports(module: str, tmp_path: Path) -> None:
     if module == "models.export":
         pytest.importorskip("onnx_ir", reason="onnx_ir is not installed: nothing to export with")

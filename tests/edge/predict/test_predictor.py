@@ -157,6 +157,7 @@ def test_a_file_that_is_replaced_while_it_is_read_is_read_again(
     assert predictor.predict(X)[0].version == 7
 
 
+@pytest.mark.nightly
 def test_threads_never_see_half_a_swap(tiny, adapter, write) -> None:
     """Each prediction is that of one adapter, and its version is the right one."""
     expected = {}
