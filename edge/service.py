@@ -31,7 +31,7 @@ from ternmesh_service.backup import answer_backup
 from ternmesh_service.config_file import control_path, package_folder
 from ternmesh_service.control_socket import BACKUP, DATA, INSTALLED, ControlServer, Relay
 from ternmesh_service.keyring import Keyring, NoKeyring, choose_keyring, hop_keys, opened
-from ternmesh_service.machine import Machine, certificates
+from ternmesh_service.machine import Machine
 from ternmesh_service.metrics import served_metrics
 from ternmesh_service.mqtt_health import served_health
 from ternmesh_service.notify import ServiceManager
@@ -167,7 +167,7 @@ def _serve(
             incoming = None if releases is None else _intake(node, loaded, keyring, releases)
             transport.open()
             node.start()
-            machine = Machine(state.folder, *certificates(config.page, config.link))
+            machine = Machine(state.folder, config.page, config.link)
             parts: dict[str, Callable[[], Any]] = {
                 "machine": machine.status,
                 "transport": transport.status,

@@ -41,7 +41,7 @@ from ternmesh_service.control_socket import (
 )
 from ternmesh_service.experiment_log import written_logs
 from ternmesh_service.keyring import Keyring, NoKeyring, choose_keyring, hop_keys, opened
-from ternmesh_service.machine import Machine, certificates
+from ternmesh_service.machine import Machine
 from ternmesh_service.metrics import served_metrics
 from ternmesh_service.mqtt_health import served_health
 from ternmesh_service.notify import ServiceManager
@@ -391,7 +391,7 @@ def _host_model(
             shown = service.status(int(request.get("since", 0)))
             return _whole(shown, config, package.name, releases, transport, machine)
 
-        machine = Machine(state.folder, *certificates(config.page, config.link))
+        machine = Machine(state.folder, config.page, config.link)
         path = control_path(config.state_dir, config.control_socket)
         with _observed(config, path):
             return _serve(service, releases, transport, path, answer, stop, until_finished, manager)

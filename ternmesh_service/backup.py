@@ -112,10 +112,10 @@ def _check_age(state: StateFile, kept: StateContent, source: Path, *, force: boo
         )
     for run, version in content.runs.items():
         if version > kept.runs.get(run, 0):
-            found = f"global update {kept.runs[run]}" if run in kept.runs else "nothing of it"
+            held = f"global update {kept.runs[run]}" if run in kept.runs else "nothing of it"
             raise StoreError(
                 f"{state.path} has reached global update {version} of run {run.hex()}, and the "
-                f"copy in {source} holds {found}: take a newer copy, or give --force"
+                f"copy in {source} holds {held}: take a newer copy, or give --force"
             )
 
 

@@ -40,22 +40,22 @@ class Topics:
         return f"{own}/boards/{board}" if board else own
 
 
-def _show(platform: str, name: str, value: str, **more: str | int | list[str]) -> Document:
-    return {"platform": platform, "name": name, "value_template": f"{{{{ {value} }}}}", **more}
+def _show(platform: str, name: str, value: str, **options: str | int | list[str]) -> Document:
+    return {"platform": platform, "name": name, "value_template": f"{{{{ {value} }}}}", **options}
 
 
-def _text(name: str, key: str, **more: str | list[str]) -> Document:
-    return _show("sensor", name, f"value_json.{key}", **more)
+def _text(name: str, key: str, **options: str | list[str]) -> Document:
+    return _show("sensor", name, f"value_json.{key}", **options)
 
 
-def _number(name: str, key: str, **more: str | int) -> Document:
-    return _show("sensor", name, f"value_json.{key}", state_class="measurement", **more)
+def _number(name: str, key: str, **options: str | int) -> Document:
+    return _show("sensor", name, f"value_json.{key}", state_class="measurement", **options)
 
 
-def _percent(name: str, key: str, **more: str) -> Document:
+def _percent(name: str, key: str, **options: str) -> Document:
     value = f"None if value_json.{key} is none else (100 * value_json.{key}) | round(1)"
     unit = {"state_class": "measurement", "unit_of_measurement": "%"}
-    return _show("sensor", name, value, **unit, **more)
+    return _show("sensor", name, value, **unit, **options)
 
 
 def _binary(name: str, key: str, device_class: str) -> Document:

@@ -331,9 +331,9 @@ class Keyring:
     def _take_over(self) -> None:
         """On a host: make the fleet follow the identity file, also after a kill in between."""
         hosts = read_host_file(self._path)
-        known = self._member_list
-        if hosts is not None and known is not None and known.host.fingerprint in hosts.before:
-            known.take_over(hosts)
+        members = self._member_list
+        if hosts is not None and members is not None and members.host.fingerprint in hosts.before:
+            members.take_over(hosts)
             self.store.forget_peers()  # sessions of the old key
             self.keep_member_list()
 
@@ -468,10 +468,10 @@ def warn_of_git(folder: Path) -> None:
     """Warn where `git add` would take the files in a state folder, private keys among them."""
     command = ["git", "-C", str(folder), "check-ignore", "--quiet", IDENTITY]
     try:
-        found = subprocess.run(command, stderr=subprocess.DEVNULL, timeout=GIT_S, check=False)
+        done = subprocess.run(command, stderr=subprocess.DEVNULL, timeout=GIT_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return  # no git on this machine
-    if found.returncode == NOT_IGNORED:
+    if done.returncode == NOT_IGNORED:
         _log.warning(
             "%s is in a git repository that does not ignore it, and holds private keys: name it in "
             ".gitignore, or choose another state_dir",

@@ -13,16 +13,12 @@ from ternmesh_service.status import MachineStatus
 from transports.link_config import LinkConfig
 
 
-def certificates(page: PageConfig, link: LinkConfig) -> tuple[str | None, ...]:
-    """The files of certificates that a page and a link use."""
-    return page.certificate_file, link.ca_file, link.certificate_file
-
-
 class Machine:
-    """Looks at the disk of a state folder, and at certificates; None among them is no file."""
+    """Looks at the disk of a state folder, and at the certificates of a page and a link."""
 
-    def __init__(self, folder: Path, *certificates: str | None) -> None:
+    def __init__(self, folder: Path, page: PageConfig, link: LinkConfig) -> None:
         self._folder = folder
+        certificates = (page.certificate_file, link.ca_file, link.certificate_file)
         self._certificates = [Path(path) for path in certificates if path]
         self._began = time.monotonic()
 

@@ -44,12 +44,15 @@ def newest_reports(history: Sequence[StoredRound]) -> dict[str, tuple[float | No
 
     A report may lack either: it has another value in place of the accuracy in some rounds.
     """
-    found: dict[str, tuple[float | None, float | None]] = {}
+    newest: dict[str, tuple[float | None, float | None]] = {}
     for row in history:
         for name, (loss, accuracy) in {**row.reports, "": (row.loss, row.accuracy)}.items():
-            old = found.get(name, (None, None))
-            found[name] = old[0] if loss is None else loss, old[1] if accuracy is None else accuracy
-    return found
+            old = newest.get(name, (None, None))
+            newest[name] = (
+                old[0] if loss is None else loss,
+                old[1] if accuracy is None else accuracy,
+            )
+    return newest
 
 
 def _observe(
@@ -59,7 +62,7 @@ def _observe(
     since: bool,
     stop: threading.Event,
 ) -> None:
-    version, run, said = 0, None, ""
+    version, run, last_error = 0, None, ""
     while not stop.wait(every_s):
         try:
             status = ask_status(socket, version)
@@ -70,10 +73,10 @@ def _observe(
                     assert isinstance(status, Observed)
                 run = status.run
             take(status)
-            version, said = status.version if since else 0, ""
+            version, last_error = status.version if since else 0, ""
         except ControlError:
             continue  # it starts, ends or is busy
         except Exception as error:  # noqa: BLE001  (of a library or a server: it must stop nothing)
-            if str(error) != said:
-                said = str(error)
+            if str(error) != last_error:
+                last_error = str(error)
                 _log.warning("%s: %s", type(error).__name__, error)

@@ -59,10 +59,10 @@ def _read_deb(path: Path) -> Package:
         f"is for Python {python and python[1]}, and here is {PYTHON}",
     )  # fmt: skip
     try:
-        found = run("dpkg-query", "--show", "--showformat=${Version} ${Installed-Size}", NAME)
+        versions = run("dpkg-query", "--show", "--showformat=${Version} ${Installed-Size}", NAME)
     except Failed as error:
         raise Failed(f"{NAME} was not installed from a .deb here: give a .whl ({error})") from error
-    installed, _, installed_size = found.partition(" ")
+    installed, _, installed_size = versions.partition(" ")
     try:
         run("dpkg", "--compare-versions", version, "ge", installed)
     except Failed as error:
@@ -86,8 +86,8 @@ def _read_wheel(path: Path) -> Package:
     from pip._vendor.packaging.version import Version
 
     # pip refuses a wheel for another system or Python.
-    [found] = json.loads(_pip("--quiet", "--dry-run", "--report", "-", path))["install"]
-    name, version = found["metadata"]["name"], found["metadata"]["version"]
+    [planned] = json.loads(_pip("--quiet", "--dry-run", "--report", "-", path))["install"]
+    name, version = planned["metadata"]["name"], planned["metadata"]["version"]
     _require(path, name == NAME, f"is {name}, and not {NAME}")
     installed = metadata.version(NAME)
     if Version(version) < Version(installed):
@@ -102,9 +102,9 @@ def _pip(*options: object) -> str:
 
 def keep(package: Package, folder: Path) -> dict[str, Any]:
     """Keep what is installed in `folder`. Returns what a marker says of it."""
-    known = {"old": package.installed, "new": package.version, "previous": None}
+    about = {"old": package.installed, "new": package.version, "previous": None}
     if package.path.suffix != ".whl":
-        return {**known, "previous": str(_repack(folder))}
+        return {**about, "previous": str(_repack(folder))}
     site = Path(str(metadata.distribution(NAME).locate_file("")))
     parts = [file.parts for file in metadata.files(NAME) or ()]
     names = {p[0] if p[0] != ".." else os.path.normpath(site.joinpath(*p)) for p in parts}
@@ -112,7 +112,7 @@ def keep(package: Package, folder: Path) -> dict[str, Any]:
     for name, place in kept.items():
         copy(Path(name), Path(place))
     added = [str(site / name) for name in set(package.names) - names]
-    return {**known, "files": kept, "added": added, "site": str(site)}
+    return {**about, "files": kept, "added": added, "site": str(site)}
 
 
 def install(package: Package) -> None:

@@ -54,11 +54,11 @@ class AirtimeStore(Store):
         self._database.open(keep=())
         went_back = self._database.went_back
         if went_back:
-            self._database.write("DELETE FROM airtime_ledger")
+            self._database.clear("airtime_ledger")
         if went_back or not self._database.rows("SELECT begun FROM airtime_begun"):
             if existed:
                 self._keep(UNKNOWN, fully_spent(HOUR_US, now.now_s).settle(), now)
-            self._database.write("INSERT INTO airtime_begun VALUES (1)")
+            self._database.insert("airtime_begun", 1)
             self.commit()
 
     def close(self) -> None:
@@ -104,10 +104,10 @@ class AirtimeStore(Store):
     @checked
     def _load(self, name: str, budget_us: int, now: Moment) -> Ledger:
         sql = "SELECT boot, now_s, wall_s, ahead_us, entries FROM airtime_ledger WHERE band = ?"
-        found = self._database.rows(sql, name) or self._database.rows(sql, UNKNOWN)
-        if not found:
+        rows = self._database.rows(sql, name) or self._database.rows(sql, UNKNOWN)
+        if not rows:
             return Ledger(budget_us)
-        boot, now_s, wall_s, ahead_us, blob = found[0]
+        boot, now_s, wall_s, ahead_us, blob = rows[0]
         entries = tuple(Entry(*fields) for fields in _ENTRY.iter_unpack(blob))
         times = (now_s, wall_s or 0.0, *(entry.end_s for entry in entries))
         if not all(map(isfinite, times)) or not 0 <= ahead_us <= budget_us:
@@ -118,9 +118,7 @@ class AirtimeStore(Store):
         blob = b"".join(_ENTRY.pack(entry.end_s, entry.airtime_us) for entry in record.entries)
         row = (name, now.boot, now.now_s, now.wall_s, record.ahead_us, blob)
         try:
-            self._database.write(
-                "INSERT OR REPLACE INTO airtime_ledger VALUES (?, ?, ?, ?, ?, ?)", *row
-            )
+            self._database.insert("airtime_ledger", *row, replace=True)
             self.commit()
         except StoreError:
             # The ledgers would go on with airtime that is not reserved on disk.

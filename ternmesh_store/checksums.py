@@ -52,7 +52,7 @@ def _call(row: str, columns: Iterable[Column]) -> str:
 
 def _row_checksum(*values: object) -> int:
     """The CRC-32 of a row. 2^31 of them add up to an integer of SQLite."""
-    found = 0
+    checksum = 0
     for value in values:
-        found = zlib.crc32(value if isinstance(value, bytes) else repr(value).encode(), found)
-    return found
+        checksum = zlib.crc32(value if isinstance(value, bytes) else repr(value).encode(), checksum)
+    return checksum

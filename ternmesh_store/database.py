@@ -8,7 +8,7 @@ users' samples and keys of the fleet: only their owner may read them.
 
 import logging
 import sqlite3
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,8 +44,8 @@ class DamagedError(StoreError):
     """The file is no sound database. The arguments are its path and what was found."""
 
     def __str__(self) -> str:
-        path, found = self.args
-        return f"{path} is damaged ({found}): {WITHOUT}"
+        path, reason = self.args
+        return f"{path} is damaged ({reason}): {WITHOUT}"
 
 
 class FormatError(StoreError):
@@ -116,9 +116,22 @@ class Database:
         self._begin()
         self._execute(sql, values)
 
-    def insert(self, table: str, *values: object) -> None:
-        """Write a row: a value for each column of the table."""
-        self.write(f"INSERT INTO {table} VALUES ({', '.join('?' * len(values))})", *values)
+    def insert(self, table: str, *values: object, replace: bool = False) -> None:
+        """Write a row: a value for each column; with `replace`, also over one with its key."""
+        verb = "INSERT OR REPLACE" if replace else "INSERT"
+        self.write(f"{verb} INTO {table} VALUES ({', '.join('?' * len(values))})", *values)
+
+    def update(
+        self, table: str, changes: Mapping[str, object], where: str = "true", *values: object
+    ) -> None:
+        """Change columns of the rows for which `where` holds, with `values` in its places."""
+        columns = ", ".join(f"{name} = ?" for name in changes)
+        self.write(f"UPDATE {table} SET {columns} WHERE {where}", *changes.values(), *values)
+
+    def clear(self, *tables: str) -> None:
+        """Delete all rows of tables."""
+        for table in tables:
+            self.write(f"DELETE FROM {table}")
 
     def commit(self) -> None:
         """Make everything that was written durable. Does nothing if nothing was written."""
@@ -235,10 +248,10 @@ class Database:
         self._follow_rows()
         self.commit()
 
-    def _refuse(self, found: object, wanted: object, what: str = "") -> None:
-        if found != wanted:
+    def _refuse(self, actual: object, expected: object, what: str = "") -> None:
+        if actual != expected:
             self.close()
-            raise DamagedError(self.path, what or found)
+            raise DamagedError(self.path, what or actual)
 
     def _check_wal(self) -> None:
         """Say what SQLite leaves out without a word: the WAL from its first bad frame on."""
@@ -260,11 +273,11 @@ class Database:
         """Refuse a file of another kind or format; a new one gets its tables."""
         application = self.rows("PRAGMA application_id")[0][0]
         version: int = self.rows("PRAGMA user_version")[0][0]
-        found = self._statements()
-        if application == version == 0 and not found:
+        statements = self._statements()
+        if application == version == 0 and not statements:
             self._create()
             return
-        if checksums.TABLE in found:
+        if checksums.TABLE in statements:
             [(kind,)] = self.rows(f"SELECT value FROM {checksums.NAME} WHERE name = ''") or [(0,)]
             self._refuse(application << 32 | version, kind, "its header")
         if application != self._schema.application:

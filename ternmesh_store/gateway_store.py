@@ -36,11 +36,11 @@ class GatewayStore(Store):
         The seal counter stays even then: it must never go back.
         """
         sql = "SELECT run, plan, version FROM gateway_run WHERE model = ? AND dimension = ?"
-        found = self._database.rows(sql, model_hash, dimension)
-        if not found:
+        rows = self._database.rows(sql, model_hash, dimension)
+        if not rows:
             self._begin(model_hash, dimension)
-            found = self._database.rows(sql, model_hash, dimension)
-        run, plan, version = found[0]
+            rows = self._database.rows(sql, model_hash, dimension)
+        run, plan, version = rows[0]
         state = GatewayState(
             residual=self._values.floats(_RESIDUAL),
             run=run,
@@ -54,13 +54,13 @@ class GatewayStore(Store):
 
     def record(self, event: GatewayEvent) -> None:
         """Write what must survive of an event. `commit` makes it durable."""
-        write = self._database.write
+        update = self._database.update
         match event:
             case CountersReserved():
                 self._reserve_counters(END, event.limit)
             case RunFollowed():
                 plan = json.dumps(to_numbers(event.plan))
-                write("UPDATE gateway_run SET run = ?, plan = ?, version = 0", event.run, plan)
+                update("gateway_run", {"run": event.run, "plan": plan, "version": 0})
                 self._empty(event.plan.dimension)
             case PartialAggregateMade(made):
                 self._drop_pending()
@@ -72,11 +72,11 @@ class GatewayStore(Store):
                 self._drop_pending()
                 self._values.put_floats(_RESIDUAL, event.residual)
             case VersionReached():
-                write("UPDATE gateway_run SET version = ?", event.version)
+                update("gateway_run", {"version": event.version})
 
     def _begin(self, model_hash: bytes, dimension: int) -> None:
         self._values.forget()
-        self._database.write("DELETE FROM gateway_run")
+        self._database.clear("gateway_run")
         run = new_gateway_state(dimension).run
         self._database.insert("gateway_run", model_hash, dimension, run, "", 0)
         self._empty(dimension)
@@ -87,14 +87,13 @@ class GatewayStore(Store):
         self._values.put_floats(_RESIDUAL, new_gateway_state(dimension).residual)
 
     def _drop_pending(self) -> None:
-        self._database.write("DELETE FROM gateway_pending")
-        self._database.write("DELETE FROM gateway_pending_body")
+        self._database.clear("gateway_pending", "gateway_pending_body")
 
     def _pending(self) -> PartialAggregate | None:
-        found = self._database.rows("SELECT round, board FROM gateway_pending")
-        if not found:
+        pending = self._database.rows("SELECT round, board FROM gateway_pending")
+        if not pending:
             return None
-        [(round_number, board)] = found
+        [(round_number, board)] = pending
         rows = self._database.rows("SELECT body FROM gateway_pending_body ORDER BY position")
         wanted = self._values.floats(_WANTED)
         return read_partial_aggregate(round_number, board, wanted, [body for (body,) in rows])

@@ -94,14 +94,14 @@ class HostStore(Store):
     @checked
     def load(self, model_hash: bytes) -> StoredRun | None:
         """The run of the last commit; None where there is none of this model."""
-        found = self._database.rows(
+        rows = self._database.rows(
             "SELECT run, plan, version, global_hash, started, finished, is_first FROM host_run "
             "WHERE model = ?",
             model_hash,
         )
-        if not found:
+        if not rows:
             return None
-        run, plan, version, global_hash, started, finished, is_first = found[0]
+        run, plan, version, global_hash, started, finished, is_first = rows[0]
         state = HostState(
             model_q24=self._values.integers(_MODEL),
             residual=self._values.floats(_RESIDUAL),
@@ -130,17 +130,17 @@ class HostStore(Store):
 
     def learned_run(self) -> tuple[bytes, int, bytes] | None:
         """The run, its version and model, if it has learned or taken along anything."""
-        found = self._database.rows("SELECT run, version, model FROM host_run")
-        return found[0] if found and (found[0][1] > 0 or self.carried_from) else None
+        rows = self._database.rows("SELECT run, version, model FROM host_run")
+        return rows[0] if rows and (rows[0][1] > 0 or self.carried_from) else None
 
     @checked
     def learned(self) -> LearnedRun | None:
         """What that run has learned or taken along."""
-        found = self.learned_run()
-        if found is None:
+        row = self.learned_run()
+        if row is None:
             return None
         learned = Learned(self._values.integers(_MODEL), self._values.floats(_RESIDUAL))
-        return LearnedRun(*found, self._values.get(_KEY), learned)
+        return LearnedRun(*row, self._values.get(_KEY), learned)
 
     @property
     def carried_from(self) -> str:
@@ -170,8 +170,7 @@ class HostStore(Store):
 
         `carried` is what it takes along from that run.
         """
-        for table in _RUN_TABLES:
-            self._database.write(f"DELETE FROM {table}")
+        self._database.clear(*_RUN_TABLES)
         self._database.write(
             "INSERT INTO host_run (model, run, plan, is_first) VALUES (?, ?, ?, ?)",
             model_hash,
@@ -206,7 +205,7 @@ class HostStore(Store):
                     event.samples,
                 )
             case RoundOpened():
-                self._database.write("UPDATE host_run SET started = 1")
+                self._database.update("host_run", {"started": 1})
             case BodyAccepted():
                 self._database.write(
                     "INSERT INTO host_body (address, body) VALUES (?, ?)", event.address, event.body
@@ -218,8 +217,8 @@ class HostStore(Store):
             case BoardChanged():
                 self._put_board(event)
             case RunAdopted():
-                self._database.write("UPDATE host_run SET run = ?, is_first = 0", event.run)
-                self._database.write("DELETE FROM host_body")
+                self._database.update("host_run", {"run": event.run, "is_first": 0})
+                self._database.clear("host_body")
             case _:
                 pass  # Nothing of the other events must survive.
 
@@ -253,12 +252,32 @@ class HostStore(Store):
     @checked
     def history(self, rounds_max: int = ROUNDS_MAX) -> list[StoredRound]:
         """The newest closed rounds, oldest first."""
-        found = self._database.rows(
-            "SELECT version, counted, missing, seconds, loss, accuracy, evaluations "
-            "FROM host_round WHERE counted IS NOT NULL ORDER BY version DESC LIMIT ?",
+        rows = self._database.rows(
+            "SELECT version, counted, missing, seconds, loss, accuracy, evaluations, "
+            "useful_bytes, reports FROM host_round JOIN host_report USING (version) "
+            "WHERE counted IS NOT NULL ORDER BY version DESC LIMIT ?",
             rounds_max,
         )
-        return [self._round(*row) for row in reversed(found)]
+        rounds = []
+        for version, counted, missing, seconds, loss, accuracy, nodes, useful, reports in rows:
+            traffic = self._database.rows(
+                "SELECT peer, bytes_up, bytes_down FROM host_traffic WHERE version = ?", version
+            )
+            row = StoredRound(
+                version=version,
+                counted=tuple(json.loads(counted)),
+                missing=tuple(json.loads(missing)),
+                bytes_up={peer: up for peer, up, _ in traffic if up},
+                bytes_down=sum(down for _, _, down in traffic),
+                seconds=seconds,
+                loss=loss,
+                accuracy=accuracy,
+                evaluations=nodes,
+                useful_bytes=useful,
+                reports=_read_reports(reports),
+            )
+            rounds.append(row)
+        return rounds[::-1]
 
     @checked
     def boards(self, now: float) -> dict[str, BoardRecord]:
@@ -267,13 +286,13 @@ class HostStore(Store):
             "SELECT name, number, settings, report, max(0, strftime('%s', 'now') - reported_at) "
             "FROM host_board"
         )
-        found = {}
+        boards = {}
         for name, number, wanted, body, age_s in rows:
             report = None if body is None else read_control(body)
             if not isinstance(report, Report | None):
                 raise ValueError("a report")
-            found[name] = BoardRecord(int(number), read_numbers(wanted), report, now - age_s)
-        return found
+            boards[name] = BoardRecord(int(number), read_numbers(wanted), report, now - age_s)
+        return boards
 
     def _put_board(self, event: BoardChanged) -> None:
         body = None if event.report is None else write_control(event.report)
@@ -303,18 +322,14 @@ class HostStore(Store):
             self._values.put(_STANDINGS, event.standings)
         if event.mean:
             self._values.put(_MEAN, event.mean)
-        write(
-            "UPDATE host_run SET version = ?, global_hash = ?, finished = ?",
-            event.version,
-            event.global_hash,
-            event.finished,
-        )
+        reached = {"version": event.version, "global_hash": event.global_hash}
+        self._database.update("host_run", reached | {"finished": event.finished})
         previous = event.version - 1  # not there if a node has given the host a newer adapter
         write("DELETE FROM host_chain WHERE ? NOT IN (SELECT version FROM host_chain)", previous)
         self._database.insert("host_chain", event.version, event.global_hash, event.content)
         write("DELETE FROM host_chain WHERE version <= ?", event.version - self._chain_max)
         self._close_round(event)
-        write("DELETE FROM host_body")
+        self._database.clear("host_body")
         for entry in event.counted:
             write(
                 "UPDATE host_node SET rounds_counted = rounds_counted + 1, counted_round = ?, "
@@ -326,13 +341,8 @@ class HostStore(Store):
                 entry.address,
             )
         for address, row in event.partial_aggregates:
-            write(
-                "UPDATE host_node SET aggregate_address = ?, aggregate_digest = ? "
-                "WHERE address = ?",
-                row.address,
-                row.digest,
-                address,
-            )
+            lead = {"aggregate_address": row.address, "aggregate_digest": row.digest}
+            self._database.update("host_node", lead, "address = ?", address)
         for address in event.missing:
             write(
                 "UPDATE host_node SET rounds_missed = rounds_missed + 1 WHERE address = ?", address
@@ -363,36 +373,6 @@ class HostStore(Store):
             oldest = event.version - ROUNDS_MAX
             self._database.write(f"DELETE FROM {table} WHERE version <= ?", oldest)
 
-    def _round(
-        self,
-        version: int,
-        counted: str,
-        missing: str,
-        seconds: float,
-        loss: float | None,
-        accuracy: float | None,
-        evaluations: int,
-    ) -> StoredRound:
-        traffic = self._database.rows(
-            "SELECT peer, bytes_up, bytes_down FROM host_traffic WHERE version = ?", version
-        )
-        [(useful, found)] = self._database.rows(
-            "SELECT useful_bytes, reports FROM host_report WHERE version = ?", version
-        )
-        return StoredRound(
-            version,
-            tuple(json.loads(counted)),
-            tuple(json.loads(missing)),
-            {peer: up for peer, up, _ in traffic if up},
-            sum(down for _, _, down in traffic),
-            seconds,
-            loss,
-            accuracy,
-            evaluations,
-            useful,
-            _read_reports(found),
-        )
-
     def _nodes(self) -> Iterable[NodeRecord]:
         rows = self._database.rows(
             "SELECT address, name, samples, counted_round, counted_digest, counted_have, "
@@ -412,8 +392,8 @@ def _write_reports(
 ) -> bytes:
     """Loss and accuracy by name, in units of the wire; -1 for what a node has not reported."""
     rows = [
-        [names[address], _units(found.loss, LOSS_UNIT), _units(found.accuracy, ACCURACY_UNIT)]
-        for address, found in evaluations
+        [names[address], _units(own.loss, LOSS_UNIT), _units(own.accuracy, ACCURACY_UNIT)]
+        for address, own in evaluations
     ]
     written: bytes = cbor2.dumps(rows)
     return written

@@ -46,32 +46,23 @@ class LinkStore(Store):
 
     def record(self, event: LinkEvent) -> None:
         """Write what must survive of an event. `commit` makes it durable."""
-        write = self._database.write
+        update, write = self._database.update, self._database.write
         match event:
             case LinkCountersReserved():
                 self._reserve_counters(HOP, event.limit)
             case Queued():
                 self._queue(event)
             case TransferBegun():
-                write(
-                    "UPDATE link_outgoing SET slot = ? WHERE number = ?", event.slot, event.number
-                )
+                update("link_outgoing", {"slot": event.slot}, "number = ?", event.number)
             case RepairsReserved():
-                write(
-                    "UPDATE link_outgoing SET repairs = ? WHERE number = ?",
-                    event.limit,
-                    event.number,
-                )
+                update("link_outgoing", {"repairs": event.limit}, "number = ?", event.number)
             case Delivered() | GaveUp():
                 write("DELETE FROM link_outgoing WHERE number = ?", event.number)
             case SymbolHeld():
                 self._hold(event)
             case IncomingDropped():
-                write(
-                    "DELETE FROM link_symbol WHERE peer = ? AND slot = ?",
-                    event.peer,
-                    event.offer.slot,
-                )
+                symbols = "DELETE FROM link_symbol WHERE peer = ? AND slot = ?"
+                write(symbols, event.peer, event.offer.slot)
             case ObjectArrived():
                 self._arrive(event)
             case _:
@@ -88,7 +79,7 @@ class LinkStore(Store):
         self._database.write("DELETE FROM link_inbox WHERE place = ?", place)
 
     def _queue(self, event: Queued) -> None:
-        self._database.write("DELETE FROM link_number")
+        self._database.clear("link_number")
         self._database.insert("link_number", event.number + 1)
         ends = (event.peer, json.dumps(event.receivers))
         content = (event.payload, event.priority)
@@ -96,16 +87,8 @@ class LinkStore(Store):
 
     def _hold(self, event: SymbolHeld) -> None:
         offer = event.offer
-        self._database.write(
-            "INSERT OR REPLACE INTO link_symbol VALUES (?, ?, ?, ?, ?, ?, ?)",
-            event.peer,
-            offer.slot,
-            offer.number,
-            offer.name,
-            offer.size,
-            event.index,
-            event.data,
-        )
+        row = (event.peer, offer.slot, offer.number, offer.name, offer.size)
+        self._database.insert("link_symbol", *row, event.index, event.data, replace=True)
 
     def _arrive(self, event: ObjectArrived) -> None:
         write = self._database.write
@@ -121,23 +104,25 @@ class LinkStore(Store):
         )
 
     def _outgoing(self) -> tuple[OutRecord, ...]:
-        found = self._database.rows(
+        rows = self._database.rows(
             "SELECT number, peer, receivers, payload, priority, repairs, slot "
             "FROM link_outgoing ORDER BY number"
         )
         return tuple(
-            OutRecord(Queued(number, peer, tuple(json.loads(names)), *rest), repairs, slot)
-            for number, peer, names, *rest, repairs, slot in found
+            OutRecord(
+                Queued(number, peer, tuple(json.loads(names)), payload, priority), repairs, slot
+            )
+            for number, peer, names, payload, priority, repairs, slot in rows
         )
 
     def _incoming(self) -> tuple[InRecord, ...]:
-        found = self._database.rows(
+        rows = self._database.rows(
             "SELECT peer, slot, number, name, size, position, data FROM link_symbol "
             "ORDER BY peer, slot, position"
         )
         records = []
-        for (peer, slot), rows in groupby(found, key=lambda row: row[:2]):
-            held = list(rows)
+        for (peer, slot), held_rows in groupby(rows, key=lambda row: row[:2]):
+            held = list(held_rows)
             _, _, number, name, size, _, data = held[0]
             offer = Offer(slot, number, name, size, len(data))
             symbols = tuple((position, data) for *_, position, data in held)

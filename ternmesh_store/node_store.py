@@ -27,6 +27,7 @@ _MODEL, _RESIDUAL, _CORRECTED, _OWN = "model_q24", "residual", "corrected", "own
 _BEFORE = "before."  # before the keys of the vectors of the run before
 _KEY = "adapter_key"  # of the model
 _PROGRAM = "program."  # before the keys of `get` and `put`
+_PENDING = ("node_pending", "node_pending_body")
 
 
 class NodeStore(Store):
@@ -48,20 +49,20 @@ class NodeStore(Store):
         self._model = model_hash
         self._dimension = dimension
         counter = self._read_counter(END)
-        found = self._database.rows(
+        rows = self._database.rows(
             "SELECT run, address, plan, version, global_hash, finished, silent, silences "
             "FROM node_run WHERE model = ? AND dimension = ?",
             model_hash,
             dimension,
         )
-        if not found:
+        if not rows:
             fits = keeps_adapter(self._values.get(_KEY), adapter_key)
             empty = replace(new_node_state(dimension), before=self._learned() if fits else None)
             self._begin(empty)
             self._values.put(_KEY, adapter_key)
             self.commit()
             return replace(empty, counter=counter)
-        run, address, plan, version, global_hash, finished, silent, silences = found[0]
+        run, address, plan, version, global_hash, finished, silent, silences = rows[0]
         pending, received = self._pending()
         state = NodeState(
             model_q24=self._values.integers(_MODEL),
@@ -100,18 +101,16 @@ class NodeStore(Store):
                 self._advance(event)
             case UpdateMade():
                 self._put_pending(event.pending)
-                self._database.write("UPDATE node_run SET silent = 0, silences = 0")
+                self._database.update("node_run", {"silent": 0, "silences": 0})
             case UpdateReceived():
-                self._database.write(
-                    "UPDATE node_pending SET received = 1 WHERE round = ?", event.round
-                )
+                self._database.update("node_pending", {"received": 1}, "round = ?", event.round)
             case ResidualChanged():
                 self._values.put_floats(_RESIDUAL, event.residual)
             case FellSilent():
                 self._values.put_floats(_RESIDUAL, event.residual)
-                self._database.write("UPDATE node_run SET silent = 1, silences = ?", event.in_a_row)
+                self._database.update("node_run", {"silent": 1, "silences": event.in_a_row})
             case SettingsTaken():
-                self._database.write("DELETE FROM node_settings")
+                self._database.clear("node_settings")
                 settings = json.dumps(event.settings)
                 self._database.insert("node_settings", event.number, settings)
             case _:
@@ -120,8 +119,8 @@ class NodeStore(Store):
     @checked
     def settings(self) -> tuple[int, Numbers]:
         """The settings of the host and their number, whatever the model is; 0 for none."""
-        found = self._database.rows("SELECT number, settings FROM node_settings")
-        return (int(found[0][0]), read_numbers(found[0][1])) if found else (0, ())
+        rows = self._database.rows("SELECT number, settings FROM node_settings")
+        return (int(rows[0][0]), read_numbers(rows[0][1])) if rows else (0, ())
 
     def get(self, key: str) -> bytes | None:
         """The bytes that the node's program has put under `key` for this model."""
@@ -133,9 +132,7 @@ class NodeStore(Store):
 
     def _begin(self, empty: NodeState) -> None:
         self._values.forget()
-        self._drop_pending()
-        self._database.write("DELETE FROM node_chain")
-        self._database.write("DELETE FROM node_run")
+        self._database.clear(*_PENDING, "node_chain", "node_run")
         begin = (empty.run, 0, "", 0, empty.global_hash)  # without an address or a plan
         self._database.insert("node_run", self._model, self._dimension, *begin, 0, 0, 0)
         self._put_vectors(empty)
@@ -146,34 +143,25 @@ class NodeStore(Store):
         [(run, plan)] = self._database.rows("SELECT run, plan FROM node_run")
         if run != event.run or _read_plan(plan) != event.plan:
             self._begin_run(event.run, event.plan)
-        self._database.write("UPDATE node_run SET address = ?", event.address)
+        self._database.update("node_run", {"address": event.address})
 
     def _begin_run(self, run: bytes, plan: Plan) -> None:
         if (learned := self._learned()) is not None:
             self._put_vectors(learned, _BEFORE)
-        self._drop_pending()
-        self._database.write("DELETE FROM node_chain")
+        self._database.clear(*_PENDING, "node_chain")
         self._put_vectors(new_node_state(self._dimension))
         self._values.put(_OWN, b"")
-        self._database.write(
-            "UPDATE node_run SET run = ?, plan = ?, version = 0, global_hash = ?, finished = 0, "
-            "silent = 0, silences = 0",
-            run,
-            json.dumps(to_numbers(plan)),
-            genesis(self._model, run, plan),
-        )
+        begin = {"run": run, "plan": json.dumps(to_numbers(plan)), "version": 0, "finished": 0}
+        begin |= {"global_hash": genesis(self._model, run, plan), "silent": 0, "silences": 0}
+        self._database.update("node_run", begin)
 
     def _advance(self, event: Advanced) -> None:
-        self._drop_pending()
+        self._database.clear(*_PENDING)
         self._put_vectors(event)
         own = b"" if event.own_q24 is None else event.own_q24.astype("<i4").tobytes()
         self._values.put(_OWN, own)
-        self._database.write(
-            "UPDATE node_run SET version = ?, global_hash = ?, finished = ?, silent = 0",
-            event.version,
-            event.global_hash,
-            event.finished,
-        )
+        reached = {"version": event.version, "global_hash": event.global_hash}
+        self._database.update("node_run", reached | {"finished": event.finished, "silent": 0})
         if event.content:
             self._database.insert("node_chain", event.version, event.global_hash, event.content)
         oldest = event.version + 1 if event.oldest is None else event.oldest
@@ -197,22 +185,18 @@ class NodeStore(Store):
         return Learned(model_q24, self._values.floats(_BEFORE + _RESIDUAL))
 
     def _put_pending(self, pending: Pending) -> None:
-        self._drop_pending()
+        self._database.clear(*_PENDING)
         self._values.put_floats(_CORRECTED, pending.corrected)
         self._database.insert("node_pending", pending.round, pending.digest, False)
         for row in enumerate(pending.bodies):
             self._database.insert("node_pending_body", *row)
 
-    def _drop_pending(self) -> None:
-        self._database.write("DELETE FROM node_pending")
-        self._database.write("DELETE FROM node_pending_body")
-
     def _pending(self) -> tuple[Pending | None, bool]:
         """The pending update, and whether the host has received it."""
-        found = self._database.rows("SELECT round, digest, received FROM node_pending")
-        if not found:
+        rows = self._database.rows("SELECT round, digest, received FROM node_pending")
+        if not rows:
             return None, False
-        round_number, digest, received = found[0]
+        round_number, digest, received = rows[0]
         bodies = self._database.rows("SELECT body FROM node_pending_body ORDER BY position")
         pending = Pending(
             round=round_number,

@@ -32,11 +32,11 @@ class SecurityStore(Store):
 
     def member_list(self) -> MemberList | None:
         """Who belongs to the fleet; None where this end belongs to none."""
-        found = self._database.rows("SELECT fleet, host, number FROM security_fleet")
-        if not found:
-            return None
-        [(fleet, host, number)] = found
         rows = self._database.rows
+        fleets = rows("SELECT fleet, host, number FROM security_fleet")
+        if not fleets:
+            return None
+        [(fleet, host, number)] = fleets
         members = rows("SELECT identity FROM security_member ORDER BY name")
         revoked = [row for (row,) in rows("SELECT fingerprint FROM security_revoked ORDER BY 1")]
         rotated = rows("SELECT name, fingerprint FROM security_rotated ORDER BY 1, 2")
@@ -54,8 +54,9 @@ class SecurityStore(Store):
     def keep_member_list(self, state: MemberListState) -> None:
         """Write the membership in place of the last one."""
         insert = self._database.insert
-        for table in ("fleet", "member", "revoked", "rotated"):
-            self._database.write(f"DELETE FROM security_{table}")
+        self._database.clear(
+            "security_fleet", "security_member", "security_revoked", "security_rotated"
+        )
         insert("security_fleet", state.fleet, write_host_keys(state.hosts), state.number)
         for member in state.members:
             insert("security_member", member.name, write_identity(member))
@@ -80,23 +81,19 @@ class SecurityStore(Store):
 
     def forget_peers(self) -> None:
         """Delete the state of all seals: this end has new keys, and so has every session."""
-        self._database.write("DELETE FROM security_peer")
-        self._database.write("DELETE FROM security_broadcast")
+        self._database.clear("security_peer", "security_broadcast")
 
     def record(self, layer: str, changes: Iterable[Change]) -> None:
         """Write what has changed in a layer. `commit` makes it durable."""
-        write = self._database.write
+        insert, write = self._database.insert, self._database.write
         for change in changes:
             match change:
                 case PeerState():
-                    sql = "INSERT OR REPLACE INTO security_peer VALUES (?, ?, ?)"
-                    write(sql, layer, change.name, write_peer(change))
+                    insert("security_peer", layer, change.name, write_peer(change), replace=True)
                 case CloneCount():
-                    sql = "INSERT OR REPLACE INTO security_clone VALUES (?, ?, ?)"
-                    write(sql, layer, change.name, change.count)
+                    insert("security_clone", layer, change.name, change.count, replace=True)
                 case GroupState():
-                    sql = "INSERT OR REPLACE INTO security_broadcast VALUES (?, ?)"
-                    write(sql, layer, write_group(change))
+                    insert("security_broadcast", layer, write_group(change), replace=True)
                 case ListNumber():
                     write("UPDATE security_fleet SET number = ?", change.number)
                 case HostRotated():

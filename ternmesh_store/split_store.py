@@ -58,17 +58,17 @@ class SplitStore(Store):
         content = self._values.get(_CHECKPOINT)
         if content is None:
             return None
-        found = json.loads(content)
+        progress = json.loads(content)
         numbers, counts = (
-            {str(name): int(number) for name, number in found[table].items()}
+            {str(name): int(number) for name, number in progress[table].items()}
             for table in ("numbers", "counts")
         )
-        run = bytes.fromhex(found["run"])
+        run = bytes.fromhex(progress["run"])
         if len(run) != RUN_SIZE or min((*numbers.values(), *counts.values()), default=0) < 0:
             raise ValueError("its run, its numbers or its counts")
         learned = {name: self._values.get(_LEARNED + name) for name in names}
         return Checkpoint(
-            model=bytes.fromhex(found["model"]),
+            model=bytes.fromhex(progress["model"]),
             run=run,
             numbers=numbers,
             learned={name: value for name, value in learned.items() if value is not None},
@@ -90,4 +90,4 @@ class SplitStore(Store):
     def forget(self) -> None:
         """Delete everything but the seal counter, which must never go back."""
         self._values.forget()
-        self._database.write("DELETE FROM split_board")
+        self._database.clear("split_board")

@@ -207,8 +207,8 @@ class StateFile(Database):
         uri = f"{self.path.absolute().as_uri()}?mode=ro&immutable=1"
         try:
             with closing(sqlite3.connect(uri, uri=True)) as connection:
-                found = connection.execute("SELECT fleet, host FROM security_fleet").fetchone()
-            return StoredFleet(found[0], read_host_keys(found[1])) if found else None
+                row = connection.execute("SELECT fleet, host FROM security_fleet").fetchone()
+            return StoredFleet(row[0], read_host_keys(row[1])) if row else None
         except (sqlite3.Error, SecurityError) as error:
             raise StoreError(f"cannot read {self.path} ({error}): see docs/backup.md") from error
 

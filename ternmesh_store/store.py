@@ -58,15 +58,15 @@ class Store:
 
     def _read_counter(self, layer: str) -> int:
         """The first seal counter of a layer that was never reserved."""
-        found = self._database.rows("SELECT reserved FROM security_counter WHERE layer = ?", layer)
-        counter: int = found[0][0] if found else 0
+        rows = self._database.rows("SELECT reserved FROM security_counter WHERE layer = ?", layer)
+        counter: int = rows[0][0] if rows else 0
         if not isinstance(counter, int):
             raise ValueError("its seal counter")
         return counter
 
     def _reserve_counters(self, layer: str, limit: int) -> None:
         """Record that counters below `limit` may be used. They are never used again."""
-        self._database.write("INSERT OR REPLACE INTO security_counter VALUES (?, ?)", layer, limit)
+        self._database.insert("security_counter", layer, limit, replace=True)
 
 
 S = TypeVar("S", bound=Store)
@@ -101,10 +101,10 @@ class StoredValues:
 
     def get(self, key: str) -> bytes | None:
         """The bytes under a key."""
-        found = self._database.rows(f"SELECT value FROM {self._table} WHERE key = ?", key)
-        if not found:
+        rows = self._database.rows(f"SELECT value FROM {self._table} WHERE key = ?", key)
+        if not rows:
             return None
-        value = bytes(found[0][0])
+        value = bytes(rows[0][0])
         self._written[key] = hashlib.sha256(value).digest()
         return value
 
@@ -112,13 +112,12 @@ class StoredValues:
         """Store bytes. The same bytes as before are not written again."""
         digest = hashlib.sha256(value).digest()
         if self._written.get(key) != digest:
-            sql = f"INSERT OR REPLACE INTO {self._table} VALUES (?, ?)"
-            self._database.write(sql, key, value)
+            self._database.insert(self._table, key, value, replace=True)
             self._written[key] = digest
 
     def forget(self) -> None:
         """Delete everything."""
-        self._database.write(f"DELETE FROM {self._table}")
+        self._database.clear(self._table)
         self._written.clear()
 
     def floats(self, key: str) -> NDArray[np.float32]:

@@ -167,16 +167,16 @@ class Page:
         async def answer(request: Request, _error: object = None) -> Response:
             try:
                 self._check_origin(request)
-                found: Response = await handler(request)
+                response: Response = await handler(request)
             except RequestRefused as error:
-                found = JSONResponse({"error": str(error)}, error.status)
+                response = JSONResponse({"error": str(error)}, error.status)
             except ControlError as error:
-                found = JSONResponse({"error": str(error)}, 502)
+                response = JSONResponse({"error": str(error)}, 502)
             except (ClientDisconnect, OSError) as error:
                 _log.warning("a request of the page failed: %r", error)
-                found = JSONResponse({"error": "the host cannot do this now: see its log"}, 502)
-            found.headers.update(HEADERS)
-            return found
+                response = JSONResponse({"error": "the host cannot do this now: see its log"}, 502)
+            response.headers.update(HEADERS)
+            return response
 
         return answer
 
@@ -273,12 +273,12 @@ class Page:
             content = json.loads(await _body(request, REQUEST_MAX))
             nonce, asked = content[NONCE], dict(content["ask"])
             key = next(key for key in ACTIONS if key in asked)
-            word = str(asked[key])
+            value = str(asked[key])
         except (ValueError, KeyError, TypeError, StopIteration, RecursionError) as error:
             raise RequestRefused(400, "this is no action of the page: load it again") from error
         self._take_nonce(nonce)
-        words, more = ACTIONS[key]
-        if (words and word not in words) or not asked.keys() <= {key, *more}:
+        values, further_keys = ACTIONS[key]
+        if (values and value not in values) or not asked.keys() <= {key, *further_keys}:
             raise RequestRefused(400, "this is no action of the page: load it again")
         if self._actions >= ACTIONS_MAX:
             raise RequestRefused(503, "too many actions at once: wait for the answers")
@@ -303,12 +303,12 @@ def _host_name(host: str) -> str:
 
 
 async def _body(request: Request, size_max: int) -> bytes:
-    found = bytearray()
+    body = bytearray()
     async for block in request.stream():
-        found += block
-        if len(found) > size_max:
+        body += block
+        if len(body) > size_max:
             raise RequestRefused(413, f"an action has at most {size_max:,} bytes")
-    return bytes(found)
+    return bytes(body)
 
 
 @contextmanager

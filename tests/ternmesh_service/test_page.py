@@ -41,6 +41,7 @@ from tests.statuses import (
     made_round,
     source_status,
 )
+from transports.link_config import LinkConfig
 
 NAMES = ["ada", "bob", "eve"]
 MUTE = {"boards": "ada", "mute": True}
@@ -528,7 +529,11 @@ def test_over_tls_the_token_is_needed(start: Any, tmp_path: Path) -> None:
 
 def test_a_machine_tells_when_its_certificates_end(tmp_path: Path) -> None:
     chain, _ = certificate(tmp_path, 5)
-    machine = Machine(tmp_path, chain, None, str(tmp_path / "none.pem")).status()
+    machine = Machine(
+        tmp_path,
+        PageConfig(certificate_file=chain),
+        LinkConfig("mqtt://localhost", ca_file=str(tmp_path / "none.pem")),
+    ).status()
     assert told(machine=machine) == [(WARN, "", "the certificate page.pem ends in 5 days")]
 
 
