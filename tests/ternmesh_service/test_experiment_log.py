@@ -1,6 +1,5 @@
 """Rounds in event files of TensorBoard and in MLflow, read back with their own libraries."""
 
-import json
 import logging
 import socket
 import struct
@@ -8,9 +7,7 @@ import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -172,16 +169,10 @@ def test_tensorboard_has_each_round_once_also_after_a_restart(host, tensorboard,
             eventually(lambda n=versions: host.taken == n + 1)
     assert shown(tensorboard)["round/seconds"] == [(step, 2.5) for step in (1, 2, 3, 4)]
     assert shown(tensorboard)["board/board-001/accuracy"][0] == (1, 0.25)
-
-
-def test_a_new_run_has_a_subfolder(host, tensorboard, eventually) -> None:
     with written_logs(tensorboard, host.socket, EVERY_S):
-        host.status = status_of(1)
-        eventually(lambda: host.taken == 1)
         host.status = status_of(2, run="0a0a")
         eventually(lambda: host.taken == 2)
-    assert steps(shown(tensorboard, "0a0a")) == [1, 2], "all of them"
-    assert steps(shown(tensorboard)) == [1]
+    assert steps(shown(tensorboard, "0a0a")) == [1, 2], "a new run has a folder, with all of it"
 
 
 def test_a_full_disk_delays_rounds_and_repeats_none(
@@ -230,97 +221,36 @@ def test_mlflow_goes_on_with_the_run_that_it_has(host, mlflow, eventually, tmp_p
     assert steps(logged(uri, "0a0a")[0]) == [1, 2, 3, 4, 5]
 
 
-@contextmanager
-def server(port: int, folder: Path, lose: list[str]) -> Iterator[list[str]]:
-    """The calls of MLflow's REST API that are used, on its own file store; those that were made.
-
-    The answers of the calls in `lose` do not arrive, once each.
-    """
-    made: list[str] = []
-    from mlflow.protos import service_pb2 as pb
-    from mlflow.store.tracking.file_store import FileStore
-    from mlflow.utils.proto_json_utils import message_to_json, parse_dict
-
-    store = FileStore(str(folder))
-
-    def called(name: str, content: dict[str, Any]) -> Any:
-        request = getattr(pb, name)()
-        parse_dict(content, request)
-        match name:
-            case "CreateExperiment":
-                place = store.create_experiment(request.name)
-                return pb.CreateExperiment.Response(experiment_id=place)
-            case "SearchRuns":
-                found = store.search_runs(list(request.experiment_ids), request.filter, 1, 1)
-                return pb.SearchRuns.Response(runs=[run.to_proto() for run in found])
-            case "CreateRun":
-                run = store.create_run(request.experiment_id, "", 0, [], request.run_name)
-                for tag in request.tags:
-                    store.set_tag(run.info.run_id, tag)
-                return pb.CreateRun.Response(run=store.get_run(run.info.run_id).to_proto())
-            case "LogBatch":
-                store.log_batch(request.run_id, request.metrics, [], request.tags)
-        return pb.LogBatch.Response()
-
-    names = {
-        "experiments/create": "CreateExperiment", "runs/search": "SearchRuns",
-        "runs/create": "CreateRun", "runs/log-batch": "LogBatch",
-    }  # fmt: skip
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            found = store.get_experiment_by_name("ternmesh")
-            if found is None:
-                self._send(404, '{"error_code": "RESOURCE_DOES_NOT_EXIST", "message": "none"}')
-            else:
-                answer = pb.GetExperimentByName.Response(experiment=found.to_proto())
-                self._send(200, message_to_json(answer))
-
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            name = names[self.path.partition("mlflow/")[2]]
-            answer = called(name, body)
-            made.append(name)
-            if name in lose:
-                lose.remove(name)
-            else:
-                self._send(200, message_to_json(answer))
-
-        def _send(self, code: int, text: str) -> None:
-            self.send_response(code)
-            self.end_headers()
-            self.wfile.write(text.encode())
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", port), Handler) as serving:
-        threading.Thread(target=serving.serve_forever, daemon=True).start()
-        yield made
-        serving.shutdown()
-
-
-def test_a_dead_server_gets_all_rounds_once_it_is_back(
-    host, mlflow, tensorboard, eventually, tmp_path, caplog
+def test_a_server_whose_answers_are_lost_gets_each_round_once(
+    host, mlflow, tensorboard, eventually, tmp_path, monkeypatch, caplog
 ) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
-    uri = f"http://127.0.0.1:{port}"
+    from mlflow import MlflowClient
+
+    calls: list[str] = []
+
+    def lose_first_answer(name: str) -> None:
+        call = getattr(MlflowClient, name)
+
+        def losing(*arguments: Any, **options: Any) -> Any:
+            answer = call(*arguments, **options)
+            calls.append(name)
+            if calls.count(name) == 1:
+                raise OSError("connection refused")
+            return answer
+
+        monkeypatch.setattr(MlflowClient, name, losing)
+
+    for name in ("get_experiment_by_name", "create_run", "log_batch"):
+        lose_first_answer(name)
+    uri = (tmp_path / "runs").as_uri()
     both = ExperimentLogConfig(tensorboard=tensorboard.tensorboard, mlflow=uri)
-    host.status = status_of(2)
+    host.status = status_of(3)
     with caplog.at_level(logging.WARNING), written_logs(both, host.socket, EVERY_S):
-        eventually(lambda: host.asked > 50)
-        assert steps(shown(tensorboard)) == [1, 2]
-        said = [text for text in caplog.messages if "MLflow does not take the rounds" in text]
-        assert len(said) == 1, "once for each text"
-        assert "refused" in said[0]
-        (tmp_path / "runs").mkdir()
-        with server(port, tmp_path / "runs", ["CreateRun", "LogBatch"]) as made:
-            host.status = status_of(3)
-            eventually(lambda: made.count("LogBatch") >= 3)
-    points, _ = logged((tmp_path / "runs").as_uri())
-    assert steps(points) == [1, 2, 3], "also where an answer was lost"
+        eventually(lambda: calls.count("log_batch") == 3 and host.taken == 3)
+    assert calls.count("create_run") == 1
+    refused = [text for text in caplog.messages if "MLflow does not take the rounds" in text]
+    assert len(refused) == 1, "once for each text"
+    assert steps(logged(uri)[0]) == steps(shown(tensorboard)) == [1, 2, 3]
 
 
 def test_the_end_does_not_wait_for_a_server_that_says_nothing(host, mlflow, eventually) -> None:
@@ -335,31 +265,26 @@ def test_the_end_does_not_wait_for_a_server_that_says_nothing(host, mlflow, even
     assert "observer" not in [thread.name for thread in threading.enumerate()]
 
 
-@pytest.mark.parametrize("package", ["tensorboardX", "mlflow"])
-def test_a_missing_package_is_a_sentence(monkeypatch, tmp_path, package) -> None:
-    key = package.lower().removesuffix("x")
-    monkeypatch.setitem(sys.modules, package, None)
-    forget(monkeypatch)
-    config = ExperimentLogConfig(**{key: str(tmp_path / "x")})
-    with (
-        pytest.raises(ConfigError, match=rf"experiment_log\.{key} .*ternmesh\[{key}\]"),
-        written_logs(config, tmp_path / "none.sock"),
-    ):
-        pass
-
-
-def test_a_password_belongs_into_the_environment(tmp_path) -> None:
-    config = ExperimentLogConfig(mlflow="https://ann:secret@example.org/x")
-    with (
-        pytest.raises(ConfigError, match="MLFLOW_TRACKING_PASSWORD") as caught,
-        written_logs(config, tmp_path / "none.sock"),
-    ):
-        pass
-    assert "secret" not in str(caught.value)
-
-
-def test_without_settings_nothing_is_imported(monkeypatch, tmp_path) -> None:
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        ({"tensorboard": "x"}, r"experiment_log\.tensorboard .*ternmesh\[tensorboard\]"),
+        ({"mlflow": "x"}, r"experiment_log\.mlflow .*ternmesh\[mlflow\]"),
+        ({"mlflow": "https://ann:secret@example.org/x"}, "MLFLOW_TRACKING_PASSWORD"),
+        ({}, None),
+    ],
+)
+def test_without_the_packages_only_no_log_at_all_works(
+    monkeypatch, tmp_path, config, sentence
+) -> None:
     for package in ("tensorboardX", "mlflow"):
         monkeypatch.setitem(sys.modules, package, None)
-    with written_logs(ExperimentLogConfig(), tmp_path / "none.sock"):
-        assert "observer" not in [thread.name for thread in threading.enumerate()]
+    forget(monkeypatch)
+    written = written_logs(ExperimentLogConfig(**config), tmp_path / "none.sock")
+    if sentence is None:
+        with written:
+            assert "observer" not in [thread.name for thread in threading.enumerate()]
+        return
+    with pytest.raises(ConfigError, match=sentence) as caught, written:
+        pass
+    assert "secret" not in str(caught.value)

@@ -168,15 +168,7 @@ def test_the_last_will_says_offline(mosquitto, process, tmp_path, new_reader, ev
     eventually(lambda: late.found.get(f"{OWN}/available") == "offline")
 
 
-def test_its_end_says_offline(mosquitto, process, tmp_path, new_reader, eventually) -> None:
-    reader = new_reader()
-    config = HealthConfig(mosquitto.url, interval_s=0.05)
-    with served_health(config, tmp_path / "c.sock", "barn", "host"):
-        eventually(lambda: reader.found.get(f"{OWN}/available") == "online")
-    eventually(lambda: reader.found[f"{OWN}/available"] == "offline")
-
-
-def test_a_process_that_does_not_answer_is_offline(
+def test_without_an_answer_and_at_its_end_it_says_offline(
     mosquitto, tmp_path, new_reader, eventually
 ) -> None:
     reader, made = new_reader(), Process()
@@ -185,18 +177,15 @@ def test_a_process_that_does_not_answer_is_offline(
         with ControlServer(tmp_path / "c.sock", made.answer):
             eventually(lambda: reader.found.get(f"{OWN}/available") == "online")
         eventually(lambda: reader.found[f"{OWN}/available"] == "offline")
+    with ControlServer(tmp_path / "c.sock", made.answer):
+        with served_health(config, tmp_path / "c.sock", "barn", "host"):
+            eventually(lambda: reader.found.get(f"{OWN}/available") == "online")
+        eventually(lambda: reader.found[f"{OWN}/available"] == "offline")
 
 
-def test_discovery_comes_again_after_the_birth_message(served, new_reader, eventually) -> None:
-    reader = new_reader()
-    eventually(lambda: FOUND in reader.found)
-    reader.client.publish("homeassistant/status", "offline")
-    reader.client.publish("homeassistant/status", "online")
-    eventually(lambda: reader.count[FOUND] == 2)
-    assert reader.count[f"{OWN}/state"] == 1, "Home Assistant finds it retained"
-
-
-def test_a_button_becomes_a_request(served, process, new_reader, eventually) -> None:
+def test_a_button_becomes_a_request_and_a_birth_message_brings_discovery(
+    served, process, new_reader, eventually
+) -> None:
     reader = new_reader()
     eventually(lambda: FOUND in reader.found)
     payload = reader.json(FOUND)
@@ -208,6 +197,11 @@ def test_a_button_becomes_a_request(served, process, new_reader, eventually) -> 
     eventually(lambda: process.requests == [{"boards": "ada", "set": {"pause": 1}}])
     reader.client.publish(f"{OWN}/set", "train")
     eventually(lambda: process.requests[1:] == [{"boards": "all", "set": {"pause": None}}])
+    states = reader.count[f"{OWN}/state"]
+    for word in ("offline", "online"):  # Home Assistant starts anew
+        reader.client.publish("homeassistant/status", word)
+    eventually(lambda: reader.count[FOUND] == 2)
+    assert reader.count[f"{OWN}/state"] == states, "Home Assistant finds it retained"
 
 
 def test_a_retained_press_is_none(mosquitto, process, tmp_path, new_reader, eventually) -> None:
@@ -253,11 +247,6 @@ def test_without_a_broker_nothing_waits(process, tmp_path, eventually, caplog) -
         eventually(lambda: process.asked > 3)
         eventually(lambda: "cannot reach" in caplog.text)
     assert "hushed" not in caplog.text + repr(config)
-
-
-def test_it_is_off_by_default(tmp_path) -> None:
-    with served_health(HealthConfig(), tmp_path / "none", "barn", "host"):
-        pass
 
 
 def test_a_node_tells_of_itself_and_its_prediction() -> None:
