@@ -65,13 +65,13 @@ def join(
             return None
         return read_answer(body, own, code)
 
-    found = _ask(link, name, state, write_request(own, code), read)
-    if found is None:
+    fleet = _ask(link, name, state, write_request(own, code), read)
+    if fleet is None:
         raise SecurityError(
             "the host does not answer: it must be running, with the same broker and fleet; see its "
             "log"
         )
-    return found
+    return fleet
 
 
 def may_ask(link: LinkConfig) -> bool:
@@ -151,13 +151,13 @@ def _ask(
             beat()
             for answer in () if arrival is None else arrival.frames:
                 try:
-                    found = _read(answer, read)
+                    result = _read(answer, read)
                 except EnrolmentRefused as error:
                     if refused is None:
                         refused, give_up_at = error, min(give_up_at, now + ANSWER_S)
                     continue
-                if found is not None:
-                    return found
+                if result is not None:
+                    return result
     if refused is not None:
         raise refused
     return None

@@ -117,8 +117,10 @@ def open_probe_predictions(
     """The predictions of the model package in `model` for the probe set at `path`; ConfigError."""
     try:
         loaded = load_model(model)
-        found = ProbePredictions(loaded, open_probe_set(path, loaded.package, settings, identity))
-        found(0 * loaded.initial)  # a model that cannot run here fails now
+        predictions = ProbePredictions(
+            loaded, open_probe_set(path, loaded.package, settings, identity)
+        )
+        predictions(0 * loaded.initial)  # a model that cannot run here fails now
     except EdgeError as error:
         raise ConfigError(f"[knowledge]: {error}") from error
-    return found
+    return predictions

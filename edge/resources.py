@@ -77,8 +77,8 @@ def _number(path: Path) -> int | None:
 def _temperatures(zone: Path) -> list[float]:
     """The temperature of a zone; none where its sensor does not measure."""
     is_fixed = _text(zone / "type").strip() == FIXED
-    found = [] if is_fixed else re.findall(r"^-?\d{1,9}$", _text(zone / "temp").strip())
-    return [int(text) / 1000 for text in found if int(text) // 1000 in CELSIUS]
+    numbers = [] if is_fixed else re.findall(r"^-?\d{1,9}$", _text(zone / "temp").strip())
+    return [int(text) / 1000 for text in numbers if int(text) // 1000 in CELSIUS]
 
 
 def _text(path: Path) -> str:
@@ -97,14 +97,14 @@ def why_to_wait(
     `before` is what did at the last reading: it ends `COOLER_C` below its limit, or at half of it.
     """
     hot, pressed = settings.temperature_max_c, settings.memory_pressure_max
-    found = {}
+    reasons = {}
     for what, value, limit, calm, name, unit in (
         (HOT, readings.temperature_c, hot, hot - COOLER_C, "", "C"),
         (SHORT_OF_MEMORY, readings.memory_pressure, pressed, pressed / 2, "memory pressure ", "%"),
     ):
         if limit and value is not None and value > (calm if what in before else limit):
-            found[what] = f"{name}{value:.0f} {unit}, waits for {calm:.0f} {unit}"
-    return found
+            reasons[what] = f"{name}{value:.0f} {unit}, waits for {calm:.0f} {unit}"
+    return reasons
 
 
 class Throttle:

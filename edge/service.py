@@ -110,8 +110,8 @@ def _answer(
     if DATA in request:
         buffer = getattr(node.data.feed, "buffer", None)
         return answer_data(buffer, request, present_model(node))
-    found = replace(status(node), **{name: read() for name, read in parts.items()})
-    return to_json(found)
+    whole = replace(status(node), **{name: read() for name, read in parts.items()})
+    return to_json(whole)
 
 
 def present_model(node: Node) -> PresentModel:

@@ -77,8 +77,8 @@ class Ears:
         if self._gate is None or rate != self._rate:
             self._gate, self._rate = EnergyGate(rate, CLIP * rate // RATE), rate
         clips = [log_mel(resample(clip, rate)) for clip in self._gate.take(sound)]
-        found = self._predictor.predict({self._input: np.stack(clips)}) if clips else []
-        tops = [item.top[0] for item in found if item.top]
+        predictions = self._predictor.predict({self._input: np.stack(clips)}) if clips else []
+        tops = [item.top[0] for item in predictions if item.top]
         return [word for word, sure in tops if word in self._words and sure >= self._threshold]
 
 

@@ -36,16 +36,16 @@ def read_sample(path: Path, package: ModelPackage) -> dict[str, Array]:
         if suffix == ".npz":
             with opened_npz(path) as archive:
                 is_fit = array_head(path, archive, spec.name)[0] == shape
-                found = archive[spec.name] if is_fit else np.empty(0)
+                array = archive[spec.name] if is_fit else np.empty(0)
         elif suffix == ".npy":
-            found = _read_npy(path)
+            array = _read_npy(path)
         elif suffix == ".wav":
-            found = log_mel(read_clip(path))
+            array = log_mel(read_clip(path))
         else:
-            found = read_picture(path, shape)
-        if found.shape != shape:
+            array = read_picture(path, shape)
+        if array.shape != shape:
             raise DataError(f"{path} does not have the shape {shape} of {spec.name}")
-        inputs[spec.name] = convert(np.array(found), spec, f"{path}: {spec.name}")
+        inputs[spec.name] = convert(np.array(array), spec, f"{path}: {spec.name}")
     return inputs
 
 
@@ -75,8 +75,8 @@ def read_picture(path: Path, shape: tuple[int, ...]) -> Array:
     else:
         picture = _with_pillow(path, data, (width, height), "L" if channels == 1 else "RGB")
     scaled = picture.astype(np.float32) / 255
-    found = scaled.transpose(2, 0, 1) if is_first else scaled
-    return found[..., 0] if len(shape) == 2 and found.shape[2] == 1 else found
+    oriented = scaled.transpose(2, 0, 1) if is_first else scaled
+    return oriented[..., 0] if len(shape) == 2 and oriented.shape[2] == 1 else oriented
 
 
 def _with_pillow(path: Path, data: bytes, size: tuple[int, int], mode: str) -> Array:

@@ -153,17 +153,17 @@ def probabilities(
 
     It ends with the batch in which `stop_at` is reached (seconds, monotonic).
     """
-    found = [np.empty((0, one_class(package)))]
+    parts = [np.empty((0, one_class(package)))]
     count = len(next(iter(inputs.values()), ()))
     for start in range(0, count if one_class(package) else 0, package.batch):
         part = slice(start, start + package.batch)
         output = model.scores({name: array[part] for name, array in inputs.items()})
         if output.ndim != 2:
             break
-        found.append(softmax(output))
+        parts.append(softmax(output))
         if time.monotonic() >= stop_at:
             break
-    return np.concatenate(found)
+    return np.concatenate(parts)
 
 
 def image(array: NDArray[Any]) -> dict[str, Any]:

@@ -62,8 +62,8 @@ def resample(sound: Sound, rate: int) -> Sound:
         taps = np.sinc(at * 0.9 * RATE / rate) * np.hamming(len(at))
         sound = np.convolve(np.pad(sound, half), taps / taps.sum(), "valid")
     times = np.arange(0, len(sound), rate / RATE)
-    found: Sound = np.interp(times, np.arange(len(sound)), sound).astype(np.float32)
-    return found
+    resampled: Sound = np.interp(times, np.arange(len(sound)), sound).astype(np.float32)
+    return resampled
 
 
 def read_clip(path: Path) -> Sound:

@@ -418,8 +418,8 @@ def _look_up(path: Path, archive: Any, name: str, wanted: object) -> object:
         return wanted
     array_head(path, archive, names)
     known = archive[names]
-    found = np.flatnonzero(known == wanted)
-    if not found.size:
+    indexes = np.flatnonzero(known == wanted)
+    if not indexes.size:
         shown = ", ".join(map(str, known.ravel()[:SHOWN_MAX]))
         raise NoData(f"{path}: {name} {wanted!r} is none of {shown}")
-    return found[0]
+    return indexes[0]

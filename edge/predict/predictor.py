@@ -82,9 +82,9 @@ class Predictor:
     def refresh(self) -> None:
         """Take over the adapter file if it is another one than at the last call."""
         with self._refreshing:
-            if (found := _identity(self._path)) in (None, self._seen):
+            if (identity := _identity(self._path)) in (None, self._seen):
                 return
-            self._seen = found  # of this file or an older one: it is never missed
+            self._seen = identity  # of this file or an older one: it is never missed
             try:
                 vector, version = read_adapter(self._path, self.package)
                 adapter = self.package.split(vector)
@@ -110,7 +110,7 @@ class Predictor:
 
     def certainty(self, inputs: Arrays) -> NDArray[Any]:
         """The largest probability for each sample in `inputs`; NaN for a model without classes."""
-        tops = [found.top for found in self.predict(inputs)]
+        tops = [prediction.top for prediction in self.predict(inputs)]
         return np.array([top[0][1] if top else np.nan for top in tops])
 
     def predict(self, inputs: Arrays) -> list[Prediction]:
@@ -153,7 +153,7 @@ class Predictor:
 def _identity(path: Path) -> object:
     """What tells a file from the one that it has replaced; None where there is none."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
+    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size

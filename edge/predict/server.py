@@ -126,7 +126,7 @@ class PredictionServer:
             name: round(1000 * float(np.percentile(recent, percent)), 3) if recent else None
             for name, percent in (("p50_ms", 50), ("p99_ms", 99), ("max_ms", 100))
         }
-        found = {
+        figures = {
             **self.counts,
             **latency,
             "live_skipped": self._unposted,
@@ -137,7 +137,7 @@ class PredictionServer:
             "live": self._live,
             "topics": None,
         }
-        return from_json(PredictStatus, found)
+        return from_json(PredictStatus, figures)
 
     def _post(self, function: Callable[[], None]) -> bool:
         """Call it in our thread; False where too much waits."""

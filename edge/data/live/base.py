@@ -39,14 +39,14 @@ class LiveSource:
             if not self._is_open:
                 self._open(now)
                 self._is_open = True
-            found = self._read(now)
+            items = self._read(now)
         except (OSError, DataError, TransportError):
             self.close()
             self._pause.again(now)
             raise
-        if found:
+        if items:
             self._pause.stop()
-        return [item for item in found if isinstance(item, Label) or self._allows(now)]
+        return [item for item in items if isinstance(item, Label) or self._allows(now)]
 
     def close(self) -> None:
         """Free what `_open` has opened; may be called twice."""

@@ -38,8 +38,8 @@ class CsvSource(RowSource):
         assert self._file is not None
         data = self._file.read(READ_MAX)
         if not data:
-            found = self._path.stat()
+            present = self._path.stat()
             old = os.fstat(self._file.fileno())
-            if found.st_ino != old.st_ino or found.st_size < self._file.tell():
+            if present.st_ino != old.st_ino or present.st_size < self._file.tell():
                 self.close()  # The next poll opens it.
         return self._splitter.take(data)

@@ -67,8 +67,8 @@ class FolderSource(LiveSource):
             for entry in entries:
                 if entry.name.lower().endswith(SUFFIXES) and entry.is_file():
                     with suppress(FileNotFoundError):  # it was just renamed or deleted
-                        found = entry.stat()
-                        yield entry.path, (found.st_mtime_ns, found.st_size)
+                        state = entry.stat()
+                        yield entry.path, (state.st_mtime_ns, state.st_size)
                 elif folder == self._path and entry.is_dir():
                     folders.append(Path(entry.path))
 

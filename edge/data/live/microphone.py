@@ -32,7 +32,7 @@ class EnergyGate:
     def __init__(self, rate: int, length: int) -> None:
         self._block = round(rate * BLOCK_S)
         self._length = length
-        self._rest = np.zeros(0, np.float32)
+        self._partial = np.zeros(0, np.float32)
         self._before: deque[Sound] = deque(maxlen=BEFORE)
         self._clip: list[Sound] = []
         self._floor = np.inf
@@ -41,9 +41,9 @@ class EnergyGate:
 
     def take(self, sound: Sound) -> list[Sound]:
         """The clips that end in `sound`, float32 of -1 to 1."""
-        sound = np.concatenate([self._rest, sound])
+        sound = np.concatenate([self._partial, sound])
         end = len(sound) - len(sound) % self._block
-        self._rest = sound[end:]
+        self._partial = sound[end:]
         clips = map(self._take_block, sound[:end].reshape(-1, self._block))
         return [clip for clip in clips if clip is not None]
 

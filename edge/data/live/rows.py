@@ -30,19 +30,19 @@ class LineSplitter:
     def __init__(self, left_out: Counter[str], *, skips: bool) -> None:
         self._left_out = left_out
         self._skips = skips
-        self._rest = b""
+        self._partial = b""
 
     def take(self, data: bytes) -> list[bytes]:
         """The lines that `data` ends, without their ends."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        *lines, self._partial = (self._partial + data).split(b"\n")
         if self._skips and lines:
             del lines[0]
             self._skips = False
-        if len(self._rest) > LINE_MAX:
+        if len(self._partial) > LINE_MAX:
             self._left_out["line too long"] += not self._skips
             self._skips = True
         if self._skips:
-            self._rest = b""
+            self._partial = b""
         return lines
 
 
