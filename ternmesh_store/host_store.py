@@ -19,7 +19,7 @@ from ternmesh.federated.events import (
     UpdateForgotten,
 )
 from ternmesh.federated.management import BoardRecord
-from ternmesh.federated.state import ChainLink, HostState, Learned, NodeRecord, new_host_state
+from ternmesh.federated.state import HostState, Learned, NodeRecord, new_host_state
 from ternmesh.federated.state_checks import check_host
 from ternmesh.plan import Plan, from_numbers, to_numbers
 from ternmesh.wire.control import Report, read_control, write_control
@@ -113,12 +113,7 @@ class HostStore(Store):
             mean=self._values.get(_MEAN) or b"",
             standings=self._values.get(_STANDINGS) or b"",
             nodes=tuple(self._nodes()),
-            chain=tuple(
-                ChainLink(*row)
-                for row in self._database.rows(
-                    "SELECT version, global_hash, content FROM host_chain ORDER BY version"
-                )
-            ),
+            chain=self._chain("host_chain"),
             bodies=tuple(
                 self._database.rows("SELECT address, body FROM host_body ORDER BY position")
             ),
@@ -192,7 +187,7 @@ class HostStore(Store):
         return stored
 
     def record(self, event: HostEvent) -> None:
-        """Write what must survive of an event. `commit` makes it durable."""
+        """Write what must survive of an event: of others nothing. `commit` makes it durable."""
         match event:
             case CountersReserved():
                 self._reserve_counters(END, event.limit)
@@ -219,8 +214,6 @@ class HostStore(Store):
             case RunAdopted():
                 self._database.update("host_run", {"run": event.run, "is_first": 0})
                 self._database.clear("host_body")
-            case _:
-                pass  # Nothing of the other events must survive.
 
     def charge(self, version: int, traffic: Mapping[str, tuple[int, int]], seconds: float) -> None:
         """Add bytes (up, down) by peer, and time, to the round that makes `version`."""

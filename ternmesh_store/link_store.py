@@ -45,7 +45,7 @@ class LinkStore(Store):
         return state
 
     def record(self, event: LinkEvent) -> None:
-        """Write what must survive of an event. `commit` makes it durable."""
+        """Write what must survive of an event: of others nothing. `commit` makes it durable."""
         update, write = self._database.update, self._database.write
         match event:
             case LinkCountersReserved():
@@ -65,8 +65,6 @@ class LinkStore(Store):
                 write(symbols, event.peer, event.offer.slot)
             case ObjectArrived():
                 self._arrive(event)
-            case _:
-                pass  # Nothing of the other events must survive.
 
     def inbox(self, after: int = 0) -> list[tuple[int, str, bytes]]:
         """(place, peer, payload) of the objects at places after `after`, oldest first."""

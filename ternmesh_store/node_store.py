@@ -15,7 +15,7 @@ from ternmesh.federated.events import (
     UpdateMade,
     UpdateReceived,
 )
-from ternmesh.federated.state import ChainLink, Learned, NodeState, new_node_state
+from ternmesh.federated.state import Learned, NodeState, new_node_state
 from ternmesh.federated.state_checks import check_node
 from ternmesh.model_package import keeps_adapter
 from ternmesh.plan import Plan, from_numbers, genesis, to_numbers
@@ -78,12 +78,7 @@ class NodeStore(Store):
             counter=counter,
             silent=bool(silent),
             silences=silences,
-            chain=tuple(
-                ChainLink(*row)
-                for row in self._database.rows(
-                    "SELECT version, global_hash, content FROM node_chain ORDER BY version"
-                )
-            ),
+            chain=self._chain("node_chain"),
             before=self._learned() if version == 0 else None,
             own_q24=self._values.integers(_OWN) if self._values.get(_OWN) else None,
         )
@@ -91,7 +86,7 @@ class NodeStore(Store):
         return state
 
     def record(self, event: NodeEvent) -> None:
-        """Write what must survive of an event. `commit` makes it durable."""
+        """Write what must survive of an event: of others nothing. `commit` makes it durable."""
         match event:
             case CountersReserved():
                 self._reserve_counters(END, event.limit)
@@ -113,8 +108,6 @@ class NodeStore(Store):
                 self._database.clear("node_settings")
                 settings = json.dumps(event.settings)
                 self._database.insert("node_settings", event.number, settings)
-            case _:
-                pass  # Nothing of the other events must survive.
 
     @checked
     def settings(self) -> tuple[int, Numbers]:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ternmesh.errors import WireError
+from ternmesh.federated.state import ChainLink
 from ternmesh.wire.control import INTEGER_MAX, Numbers
 from ternmesh_store.database import WITHOUT, Database, StoreError
 
@@ -63,6 +64,11 @@ class Store:
         if not isinstance(counter, int):
             raise ValueError("its seal counter")
         return counter
+
+    def _chain(self, table: str) -> tuple[ChainLink, ...]:
+        """The global updates in a table, oldest first."""
+        sql = f"SELECT version, global_hash, content FROM {table} ORDER BY version"
+        return tuple(ChainLink(*row) for row in self._database.rows(sql))
 
     def _reserve_counters(self, layer: str, limit: int) -> None:
         """Record that counters below `limit` may be used. They are never used again."""
