@@ -162,19 +162,19 @@ def _learn(
     step: int,
     steps: int,
 ) -> None:
-    turns = trainers[0].is_basis_step(step)
+    is_basis_step = trainers[0].is_basis_step(step)
     if frame is not None:
-        frame.collecting = turns
+        frame.collecting = is_basis_step
     for trainer in trainers:
         trainer.zero_grad()
     loss = next_token_loss(run_stages(stages, batch[:, :-1]), batch[:, 1:])
     loss.backward()  # type: ignore[no-untyped-call]
     for trainer in trainers:
         trainer.step(step, steps)
-    if turns and frame is not None:
+    if is_basis_step and frame is not None:
         basis = trainers[0].next_basis()
         for trainer in trainers:
-            trainer.turn(basis)
+            trainer.change_basis(basis)
         frame.basis.copy_(basis)
 
 
@@ -183,7 +183,7 @@ def judge(stages: list[Stage], texts: Texts, length: int) -> float:
     """The mean loss on held-out text, in nats a byte."""
     losses = []
     for part in range(JUDGED_PARTS):
-        batch = torch.from_numpy(texts.judged(part, BATCH, length))
+        batch = torch.from_numpy(texts.validation_batch(part, BATCH, length))
         losses.append(float(next_token_loss(run_stages(stages, batch[:, :-1]), batch[:, 1:])))
     return sum(losses) / len(losses)
 

@@ -196,8 +196,7 @@ def run(tables: Tables, link: Link, links: str) -> Run:
             with Namespaces(ranks, link) as hosts:
                 return _measure(tables, Path(folder), ranks, hosts)
         assert not link.is_relayed, "delay and loss need namespaces"
-        held = {**tables, "": {**tables[""], "link_mbit": link.mbit or 0.0}}
-        return _measure(held, Path(folder), ranks, None)
+        return _measure(tables, Path(folder), ranks, None, link.mbit)
 
 
 def ranks_of(tables: Tables) -> int:
@@ -206,11 +205,13 @@ def ranks_of(tables: Tables) -> int:
     return int(str(tables[""]["stages"])) * int(str(replicas))
 
 
-def _measure(tables: Tables, folder: Path, count: int, hosts: Namespaces | None) -> Run:
+def _measure(
+    tables: Tables, folder: Path, count: int, hosts: Namespaces | None, mbit: float | None = None
+) -> Run:
     path = folder / "run.toml"
     path.write_text(write_toml({**tables, "": {**tables[""], "state_dir": "state"}}))
     port = free_port()
-    ranks = [_start(path, rank, count, port, hosts) for rank in range(count)]
+    ranks = [_start(path, rank, count, port, hosts, mbit) for rank in range(count)]
     seen: list[tuple[dict[str, Any], int]] = []
     try:
         while any(rank.poll() is None for rank in ranks):
@@ -235,7 +236,7 @@ def _look(path: Path, hosts: Namespaces | None, seen: list[tuple[dict[str, Any],
 
 
 def _start(
-    path: Path, rank: int, ranks: int, port: int, hosts: Namespaces | None
+    path: Path, rank: int, ranks: int, port: int, hosts: Namespaces | None, mbit: float | None
 ) -> subprocess.Popen[str]:
     around = {
         **os.environ,
@@ -247,7 +248,8 @@ def _start(
     }
     if hosts:
         around["GLOO_SOCKET_IFNAME"] = DEVICE
-    command = [*(hosts.inside(rank) if hosts else []), sys.executable, "-m", "host.pipeline"]
+    module = ["host.pipeline"] if mbit is None else ["bench.paced_rank", str(mbit)]
+    command = [*(hosts.inside(rank) if hosts else []), sys.executable, "-m", *module]
     root = Path(__file__).parents[1]
     return subprocess.Popen(
         [*command, str(path)], stderr=subprocess.PIPE, text=True, cwd=root, env=around

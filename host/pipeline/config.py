@@ -15,7 +15,7 @@ from ternmesh_store.files import read_file
 
 DATA_VARIABLE = "TERNMESH_DATA"
 # Settings that may differ between ranks: paths and hardware.
-LOCAL = ("state_dir", "data", "device", "threads", "model_folder", "trace", "link_mbit")
+LOCAL = ("state_dir", "data", "device", "threads", "model_folder", "trace")
 SIZES = (  # the names of a model's sizes in config.json, by family of Hugging Face
     ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"),
     ("vocab_size", "n_embd", "n_layer", "n_head"),
@@ -58,8 +58,7 @@ class PipelineConfig:
     `model_folder` names a Hugging Face model, that one is trained, with its tokenizer's tokens.
     `data` is a folder of texts (*.txt or *.txt.gz), by default `text` in TERNMESH_DATA. Checkpoints
     and progress are in `state_dir`. A rank that receives nothing for `timeout_s` ends and is
-    started again, at most `restarts_max` times. `trace` records three steps of each rank. Where
-    `link_mbit` is not 0, a rank delays its sends like such a link, for trials without a slow link.
+    started again, at most `restarts_max` times. `trace` records three steps of each rank.
     """
 
     state_dir: str = field(metadata=PATH)
@@ -79,7 +78,6 @@ class PipelineConfig:
     timeout_s: float = field(default=600.0, metadata=limits(1.0, 86_400.0))
     restarts_max: int = field(default=20, metadata=limits(0, 1000))
     trace: bool = False
-    link_mbit: float = field(default=0.0, metadata=limits(0.0, 1e6))
     model: Shape = field(default_factory=Shape)
     model_folder: str = field(default="", metadata=PATH)
     boundary: BottleneckConfig = field(default_factory=BottleneckConfig)

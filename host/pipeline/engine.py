@@ -21,22 +21,9 @@ SCHEDULES = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
 
 
 class TimedStage(PipelineStage):
-    """A stage that measures its computing time and can imitate a slow link."""
+    """A stage that measures its computing time."""
 
     busy_s = 0.0  # seconds of computing so far
-    link_mbit = 0.0  # 0: no delay
-
-    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
-        return self._delayed(super().get_fwd_send_ops(fwd_chunk_id))
-
-    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
-        return self._delayed(super().get_bwd_send_ops(bwd_chunk_id))
-
-    def _delayed(self, sends: list[dist.P2POp]) -> list[dist.P2POp]:
-        if self.link_mbit:
-            size = sum(send.tensor.numel() * send.tensor.element_size() for send in sends)
-            time.sleep(size * 8e-6 / self.link_mbit)
-        return sends
 
     def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
         began = time.perf_counter()
@@ -69,11 +56,11 @@ class Engine:
         """Whether this stage computes the loss."""
         return self._rank == self._config.stages - 1
 
-    def learn(self, batch: Tensor) -> float | None:
+    def train_step(self, batch: Tensor) -> float | None:
         """Compute gradients of a batch [rows, length + 1]; the mean loss on the last stage."""
         return self._run(self._schedule.step, batch)
 
-    def judge(self, batch: Tensor) -> float | None:
+    def evaluate(self, batch: Tensor) -> float | None:
         """The mean loss of a batch [rows, length + 1] without gradients, on the last stage."""
         return self._run(self._schedule.eval, batch)
 
@@ -111,7 +98,7 @@ def _pipeline_stage(
     outputs: tuple[Tensor, ...] = (torch.zeros(shape, device=device, requires_grad=True),)
     if stage.exit is not None:
         outputs = stage.exit.empty(batch, length, device).tensors
-    made = TimedStage(
+    return TimedStage(
         stage,
         rank,
         config.stages,
@@ -121,8 +108,6 @@ def _pipeline_stage(
         input_grads=tuple(_gradient(t) for t in inputs),
         output_grads=tuple(_gradient(t) for t in outputs),
     )
-    made.link_mbit = config.link_mbit
-    return made
 
 
 def _gradient(tensor: Tensor) -> Tensor | None:

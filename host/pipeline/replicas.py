@@ -54,12 +54,12 @@ class Peers:
         self._group.allreduce([total]).wait()
         return (total / self.count).to(tensor.device)
 
-    def first(self, tensor: Tensor) -> Tensor:
+    def broadcast(self, tensor: Tensor) -> Tensor:
         """The tensor of the first replica, on the device of `tensor`."""
-        same = tensor.detach().cpu().clone()
-        self._count(same)
-        self._group.broadcast(same, 0).wait()
-        return same.to(tensor.device)
+        received = tensor.detach().cpu().clone()
+        self._count(received)
+        self._group.broadcast(received, 0).wait()
+        return received.to(tensor.device)
 
     def _all(self, tensor: Tensor) -> list[Tensor]:
         self._count(tensor)
@@ -110,9 +110,9 @@ class Replica:
         if self._config.method != "gradients" and (steps % every == 0 or is_last):
             self._exchange(-(-steps // every))
 
-    def turn(self, basis: Tensor) -> None:
-        """Turn the global weights to `basis`, before the subspace gets it."""
-        self._global = self._vector.turned(self._global, basis)
+    def change_basis(self, basis: Tensor) -> None:
+        """Express the global weights in `basis`; the caller then sets that of the subspace."""
+        self._global = self._vector.in_basis(self._global, basis)
 
     @contextmanager
     def agreed(self) -> Iterator[None]:

@@ -35,7 +35,7 @@ class Texts:
         rng = np.random.Generator(np.random.Philox(key=seed, counter=step))
         return _windows(self.train, rng.integers(0, len(self.train) - length, rows), length)
 
-    def judged(self, part: int, rows: int, length: int) -> npt.NDArray[np.int64]:
+    def validation_batch(self, part: int, rows: int, length: int) -> npt.NDArray[np.int64]:
         """Batch number `part` of the validation text, [rows, length + 1], evenly spread."""
         room = len(self.validation) - length
         places = (np.arange(rows) + part * rows) * 7919 * length % room

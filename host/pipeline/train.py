@@ -120,7 +120,7 @@ class StageTrainer:
         if self._step:
             self._load()
         elif self._subspace is not None:
-            self._from_first(self._subspace.basis)  # libraries round QR differently
+            self._broadcast(self._subspace.basis)  # libraries round QR differently
         self._checkpoints.forget_after(self._step)
 
     def run(self) -> None:
@@ -133,7 +133,7 @@ class StageTrainer:
         config, peers = self._config, self._context.peers
         began, meter, progress = self._step, Meter(self._engine, self._step), self._progress()
         while self._step < config.steps:
-            loss = self._learn()
+            loss = self._train_step()
             self._step += 1
             trace_step()
             if self._is_time(config.report_steps):
@@ -144,7 +144,7 @@ class StageTrainer:
                 if progress is not None and loss is not None:
                     progress.step(self._step, loss, done, wall_s, idles, sum(sents))
             if self._is_time(config.validate_steps) and self._context.replica == 0:
-                validation_loss = self._judge()
+                validation_loss = self._evaluate()
                 if progress is not None:
                     progress.validation(self._step, validation_loss)
                 meter = Meter(self._engine, self._step)
@@ -163,26 +163,26 @@ class StageTrainer:
         back = empty.wire.numel() * empty.wire.element_size()
         return Progress(config, empty.size / tokens, back / tokens)
 
-    def _learn(self) -> float | None:
+    def _train_step(self) -> float | None:
         config, optimizer = self._config, self._optimizer
         optimizer.zero_grad()
-        turns = optimizer.is_basis_step(self._step)
+        is_basis_step = optimizer.is_basis_step(self._step)
         if self._subspace is not None:
-            self._subspace.collecting = turns
+            self._subspace.collecting = is_basis_step
         every = config.rows * config.replicas.count
         batch = self._texts.batch(self._step, config.seed, every, config.model.length)
         first = self._context.replica * config.rows
-        loss = self._engine.learn(torch.from_numpy(batch[first : first + config.rows]))
+        loss = self._engine.train_step(torch.from_numpy(batch[first : first + config.rows]))
         if self._replica is not None:
             self._replica.average_gradients()
         optimizer.step(self._step, config.steps)
-        if turns:
-            self._turn()
+        if is_basis_step:
+            self._move_basis()
         if self._replica is not None:
             self._replica.after_step(self._step + 1, self._step + 1 == config.steps)
         return loss
 
-    def _turn(self) -> None:
+    def _move_basis(self) -> None:
         """One Grassmann step from the sum of all gradients; all ranks take rank 0's new basis."""
         subspace, peers = self._subspace, self._context.peers
         assert subspace is not None
@@ -190,26 +190,26 @@ class StageTrainer:
         if peers is not None and self._context.stage == 0:
             subspace.gram.copy_(peers.mean(subspace.gram))
         basis = self._optimizer.next_basis()
-        self._from_first(basis)
+        self._broadcast(basis)
         if self._replica is not None:
-            self._replica.turn(basis)
-        self._optimizer.turn(basis)
+            self._replica.change_basis(basis)
+        self._optimizer.change_basis(basis)
         subspace.basis.copy_(basis)
 
-    def _from_first(self, basis: Tensor) -> None:
+    def _broadcast(self, basis: Tensor) -> None:
         """Replace a basis by that of rank 0, in all replicas."""
         if self._context.peers is not None and self._context.stage == 0:
-            basis.copy_(self._context.peers.first(basis))
+            basis.copy_(self._context.peers.broadcast(basis))
         dist.broadcast(basis, src=0)
 
-    def _judge(self) -> float:
+    def _evaluate(self) -> float:
         """The loss of the global weights on held-out text."""
         config = self._config
         losses = []
         with nullcontext() if self._replica is None else self._replica.agreed():
             for part in range(VALIDATION_PARTS):
-                batch = self._texts.judged(part, config.rows, config.model.length)
-                losses.append(self._engine.judge(torch.from_numpy(batch)) or 0.0)
+                batch = self._texts.validation_batch(part, config.rows, config.model.length)
+                losses.append(self._engine.evaluate(torch.from_numpy(batch)) or 0.0)
         return sum(losses) / len(losses)
 
     def _tensors(self) -> list[tuple[str, Tensor]]:
@@ -259,8 +259,9 @@ def check_subspace(layers: Iterable[nn.Module], subspace: SharedSubspace, length
             if parameter.dim() == 1:
                 parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
         x = changed(x)
-    rest = x - subspace.known(tokens)
-    lost = float((rest - rest @ subspace.basis @ subspace.basis.T).norm() / rest.norm())
+    unknown = x - subspace.known(tokens)
+    outside = unknown - unknown @ subspace.basis @ subspace.basis.T
+    lost = float(outside.norm() / unknown.norm())
     if not lost <= LOST_MAX:
         raise PipelineError(
             f"the layers of this model write outside the subspace ({lost:.2g} of their output "

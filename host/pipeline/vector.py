@@ -50,7 +50,7 @@ class StageVector:
             weight.copy_(new)
 
     @torch.no_grad()
-    def turned(self, vector: Tensor, basis: Tensor) -> Tensor:
+    def in_basis(self, vector: Tensor, basis: Tensor) -> Tensor:
         """Return `vector` [D] in the coordinates of a new `basis` instead of the present one."""
         assert self._subspace is not None
         change = (basis.T @ self._subspace.basis).cpu()

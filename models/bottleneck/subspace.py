@@ -120,7 +120,9 @@ def return_to_subspace(module: nn.Module, basis: Tensor) -> None:
 
 
 @torch.no_grad()
-def turn(module: nn.Module, old: Tensor, new: Tensor, moments: dict[Tensor, list[Tensor]]) -> None:
+def change_basis(
+    module: nn.Module, old: Tensor, new: Tensor, moments: dict[Tensor, list[Tensor]]
+) -> None:
     """Project weights and their first moments from span(old) on span(new), in place."""
     change = new.T @ old
     for weight, axis, is_factor in confined(module):

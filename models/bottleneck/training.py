@@ -10,7 +10,7 @@ from models.bottleneck.config import BottleneckConfig, OptimizerConfig
 from models.bottleneck.learned import LearnedBasis
 from models.bottleneck.optimizers import RowAdamW, StiefelDescent
 from models.bottleneck.shared_subspace import SharedSubspace, grassmann_step
-from models.bottleneck.subspace import confined, return_to_subspace, turn
+from models.bottleneck.subspace import change_basis, confined, return_to_subspace
 from models.stages import Stage
 
 MOMENTS = ("exp_avg", "momentum_buffer")
@@ -18,7 +18,7 @@ NORM_MAX = 1.0
 
 
 class StageOptimizer:
-    """All optimisers of a stage. They also keep its weights in the subspace and turn that."""
+    """All optimisers of a stage. They also keep its weights in the subspace and move its basis."""
 
     def __init__(
         self,
@@ -49,10 +49,10 @@ class StageOptimizer:
             return_to_subspace(self._stage, self._subspace.basis)
 
     def is_basis_step(self, step: int) -> bool:
-        """Whether the subspace turns after step `step`, which must then collect gradients."""
+        """Whether the basis moves after step `step`, which must then collect gradients."""
         every = self._boundary.basis_steps
-        can_turn = self._subspace is not None and self._boundary.form != "deployed" and every > 0
-        return can_turn and (step + 1) % every == 0
+        can_move = self._subspace is not None and self._boundary.form != "deployed" and every > 0
+        return can_move and (step + 1) % every == 0
 
     def next_basis(self) -> Tensor:
         """U after a Grassmann step for the gradients in `gram`, which is set to zero."""
@@ -62,15 +62,15 @@ class StageOptimizer:
         gram.zero_()
         return basis
 
-    def turn(self, basis: Tensor) -> None:
-        """Turn weights and momentum to `basis`; the caller then sets the basis of the subspace."""
+    def change_basis(self, basis: Tensor) -> None:
+        """Move weights and momentum to `basis`; the caller then sets the basis of the subspace."""
         assert self._subspace is not None
         moments = {
             weight: [state[name] for name in MOMENTS if name in state]
             for optimizer in self.optimizers
             for weight, state in optimizer.state.items()
         }
-        turn(self._stage, self._subspace.basis, basis, moments)
+        change_basis(self._stage, self._subspace.basis, basis, moments)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """The optimisers' tensors, named "parameter:state", for a checkpoint."""

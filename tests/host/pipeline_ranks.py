@@ -53,11 +53,11 @@ def in_one_process(config: PipelineConfig) -> tuple[list[list[float]], float]:
     rows, losses = config.micro_batch * config.micro_batches, []
     for step in range(config.steps):
         batch = torch.from_numpy(texts.batch(step, config.seed, rows, length))
-        turns = trainers[0].is_basis_step(step)
+        is_basis_step = trainers[0].is_basis_step(step)
         for (_, subspace), trainer in zip(parts, trainers, strict=True):
             trainer.zero_grad()
             if subspace is not None:
-                subspace.collecting = turns
+                subspace.collecting = is_basis_step
         part_losses = []
         for part in batch.split(config.micro_batch):
             loss = next_token_loss(run_stages(stages, part[:, :-1]), part[:, 1:])
@@ -69,17 +69,17 @@ def in_one_process(config: PipelineConfig) -> tuple[list[list[float]], float]:
             parameter.grad.div_(config.micro_batches)
         for trainer in trainers:
             trainer.step(step, config.steps)
-        if turns:
+        if is_basis_step:
             subspaces = [subspace for _, subspace in parts if subspace is not None]
             subspaces[0].gram.copy_(torch.stack([subspace.gram for subspace in subspaces]).sum(0))
             basis = trainers[0].next_basis()
             for subspace, trainer in zip(subspaces, trainers, strict=True):
-                trainer.turn(basis)
+                trainer.change_basis(basis)
                 subspace.basis.copy_(basis)
     judged = []
     with torch.no_grad():
         for number in range(VALIDATION_PARTS):
-            batch = torch.from_numpy(texts.judged(number, rows, length))
+            batch = torch.from_numpy(texts.validation_batch(number, rows, length))
             judged += [
                 float(next_token_loss(run_stages(stages, part[:, :-1]), part[:, 1:]))
                 for part in batch.split(config.micro_batch)

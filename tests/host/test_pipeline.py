@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +19,6 @@ from host.pipeline.__main__ import main
 from host.pipeline.agreement import check_agreement
 from host.pipeline.checkpoint import Checkpoints, common_step
 from host.pipeline.config import read_pipeline_config
-from host.pipeline.engine import TimedStage
 from host.pipeline.errors import PipelineError
 from host.pipeline.launch import Ranks
 from host.pipeline.rank import build
@@ -163,19 +161,6 @@ def test_a_checkpoint_of_another_run_and_one_with_nan_are_refused(tmp_path: Path
         assert log.endswith("\n1")
 
 
-def test_sends_are_delayed_like_on_a_slow_link(monkeypatch: pytest.MonkeyPatch) -> None:
-    slept: list[float] = []
-    monkeypatch.setattr("host.pipeline.engine.time.sleep", slept.append)
-    sends: list[Any] = [
-        SimpleNamespace(tensor=torch.zeros(250)),
-        SimpleNamespace(tensor=torch.zeros(50)),
-    ]
-    for mbit in (8.0, 0.0):
-        stage: Any = SimpleNamespace(link_mbit=mbit)
-        assert TimedStage._delayed(stage, sends) is sends
-    assert slept == [pytest.approx(1.2e-3)]
-
-
 def test_the_first_difference_is_named() -> None:
     check_agreement([{"a": 1}, {"a": 1}])
     with pytest.raises(PipelineError, match="do not agree on b: it is None on rank 0 and 2"):
@@ -209,7 +194,7 @@ def test_texts_depend_on_seed_and_step_alone(tmp_path: Path) -> None:
     assert (texts.batch(5, 1, 4, 12) == again.batch(5, 1, 4, 12)).all()
     assert (texts.batch(5, 1, 4, 12) != texts.batch(6, 1, 4, 12)).any()
     assert texts.batch(5, 1, 4, 12).shape == (4, 13)
-    assert texts.judged(3, 4, 12).shape == (4, 13)
+    assert texts.validation_batch(3, 4, 12).shape == (4, 13)
     with pytest.raises(PipelineError, match="too little text"):
         read_texts(Path(config.data), 100_000)
     with pytest.raises(PipelineError, match="too little text"):

@@ -20,7 +20,7 @@ from host.pipeline.replicas import GLOBAL, Replica
 from host.pipeline.report import line
 from host.pipeline.vector import StageVector
 from models.bottleneck.shared_subspace import SharedSubspace, make_basis, make_table, project
-from models.bottleneck.subspace import SubspaceLinear, SubspaceTokens, confined, turn
+from models.bottleneck.subspace import SubspaceLinear, SubspaceTokens, change_basis, confined
 from ternmesh.codec.scale import UNIT
 from ternmesh.errors import WireError
 from tests.host.pipeline_ranks import STEPS, in_one_process, reports, run_ranks, write_config
@@ -144,10 +144,10 @@ def test_a_vector_of_weights_in_a_subspace_holds_their_coordinates(form: str) ->
         for weight, axis, _ in confined(stage):
             assert torch.allclose(weight, project(weight, frame.basis, axis), atol=1e-5)
     basis = make_basis(20, 3, 1)
-    turned = vector.turned(numbers, basis)
-    turn(stage, frame.basis, basis, {})
+    moved = vector.in_basis(numbers, basis)
+    change_basis(stage, frame.basis, basis, {})
     frame.basis.copy_(basis)
-    assert torch.allclose(vector.read(), turned, atol=1e-5)
+    assert torch.allclose(vector.read(), moved, atol=1e-5)
 
 
 def test_replicas_with_gradients_are_one_pipeline_with_more_micro_batches(tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def test_a_training_with_updates_of_the_basis_stays_in_the_subspace(form: str) -
         if made.collecting:
             basis = trainers[0].next_basis()
             for trainer in trainers:
-                trainer.turn(basis)
+                trainer.change_basis(basis)
             made.basis.copy_(basis)
     assert torch.equal(before, made.basis) == (form == "deployed")  # its basis is static
     drifts = [outside(w, made.basis, axis) for s in stages for w, axis, _ in confined(s)]
@@ -142,7 +142,7 @@ def test_both_forms_compute_the_same_and_turn_alike() -> None:
     for stages in (rows, factors):
         trainers = [StageOptimizer(s, made, config, OptimizerConfig()) for s in stages]
         for trainer in trainers:
-            trainer.turn(basis)
+            trainer.change_basis(basis)
     for stage in (*rows, *factors):
         for part in stage.modules():
             if isinstance(part, SharedSubspace):
