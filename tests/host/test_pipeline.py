@@ -68,6 +68,7 @@ def test_ranks_compute_what_one_process_computes(
     assert traces == (["trace-0.json", "trace-1.json"] if method == "resbm" else [])
 
 
+@pytest.mark.nightly
 def test_training_goes_on_after_kill_9(
     tmp_path: Path, eventually: Callable[[Callable[[], object], float], None]
 ) -> None:
@@ -97,33 +98,18 @@ def test_training_goes_on_after_kill_9(
     assert all(row["loss"] == losses[row["step"]] for row in reports(config) if "loss" in row)
 
 
-@pytest.mark.parametrize(
-    ("change", "word"),
-    [
-        ({"boundary__latent": 5}, "boundary.latent"),
-        ({"seed": 7}, "seed"),
-        ({"replicas__every_steps": 7}, "replicas.every_steps"),
-    ],
-)
-def test_ranks_that_disagree_all_say_so(
-    tmp_path: Path, change: dict[str, object], word: str
-) -> None:
-    paths = [write_config(tmp_path), write_config(tmp_path, "other.toml", **change)]
+def test_ranks_that_disagree_all_say_so(tmp_path: Path) -> None:
+    paths = [write_config(tmp_path), write_config(tmp_path, "other.toml", boundary__latent=5)]
     for log in run_ranks(paths, tmp_path):
-        assert [f"do not agree on {word}" in text for text in sentences(log)] == [True], log
-        assert log.endswith("\n1")
-
-
-def test_another_number_of_ranks_is_refused(tmp_path: Path) -> None:
-    path = write_config(tmp_path)
-    for log in run_ranks([path] * 3, tmp_path):
-        assert ["3 ranks were started for 2 stages" in text for text in sentences(log)] == [True]
+        assert ["do not agree on boundary.latent" in text for text in sentences(log)] == [True], log
         assert log.endswith("\n1")
 
 
 def test_ranks_that_are_missing_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    with pytest.raises(PipelineError, match="3 ranks were started for 2 stages: start 2"):
+        agreement.check_world(2, 1, 3)
     with pytest.raises(PipelineError, match="rank 1, 2 did not answer within 0 s"):
         agreement.gather(HashStore(), "settings", 0, 3, {}, wait_s=0.0)
     monkeypatch.setattr(agreement, "AGREE_S", 1.0)
@@ -134,11 +120,6 @@ def test_ranks_that_are_missing_are_named(
     assert main([str(write_config(tmp_path))]) == agreement.REFUSED
     said = sentences(capsys.readouterr().err)
     assert ["the 2 ranks did not meet within 1 s" in text for text in said] == [True]
-
-
-def test_a_refusal_takes_no_longer_than_half_a_minute() -> None:
-    assert agreement.AGREE_S + agreement.SEEN_S <= 30.0
-    assert agreement.WATCH_S < agreement.SEEN_S  # all hear of it while the one that refuses waits
 
 
 def test_a_checkpoint_of_another_run_and_one_with_nan_are_refused(tmp_path: Path) -> None:

@@ -120,6 +120,7 @@ def test_too_few_gpus_are_refused_where_they_are_asked_for(
         choose_device(config, 2)
 
 
+@pytest.mark.nightly
 def test_training_under_two_torchruns_goes_on_after_kill_9(
     tmp_path: Path, eventually: Callable[[Callable[[], object], float], None]
 ) -> None:

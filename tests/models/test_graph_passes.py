@@ -13,7 +13,6 @@ from onnx import TensorProto, helper, numpy_helper
 from models.graph_passes import (
     cancel_transposes,
     gemm_with_frozen_transpose,
-    make_overridable,
     merge_reshapes,
     name_by_place,
     optimise,
@@ -151,17 +150,6 @@ def test_a_runtime_keeps_one_copy_of_a_frozen_weight(tmp_path: Path) -> None:
     assert sizes == [2 * W.size, W.size]
 
 
-def test_equal_frozen_tensors_are_kept_once() -> None:
-    model = graph(
-        node("MatMul", "x w", "a"), node("MatMul", "x copy", "b"), node("Add", "a b", "y")
-    )
-    before = run(model)
-    optimise(model)
-    names = {value.name for value in model.graph.initializers.values()}
-    assert len(names & {"w", "copy"}) == 1
-    np.testing.assert_allclose(run(model), before, rtol=1e-4, atol=1e-4)
-
-
 def test_names_follow_from_the_graph_alone() -> None:
     """Whatever an exporter has called what it made up, the bytes are the same."""
     contents, computed = set(), []
@@ -180,16 +168,3 @@ def test_names_follow_from_the_graph_alone() -> None:
         computed.append(run(model))
     assert len(contents) == 1
     np.testing.assert_allclose(computed[0], np.maximum(X @ W + BIAS, 0), rtol=1e-4, atol=1e-4)
-
-
-def test_overridable_inputs_may_be_left_out() -> None:
-    model = graph(node("MatMul", "x w", "y"))
-    weight = model.graph.initializers.pop("w")
-    weight.const_value = None
-    model.graph.inputs.append(weight)
-    make_overridable(model, {"w": W})
-    opened = session(model)
-    (default,) = opened.run(None, {"x": X})
-    (doubled,) = opened.run(None, {"x": X, "w": 2 * W})
-    np.testing.assert_allclose(default, X @ W, rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(doubled, 2 * default, rtol=1e-4, atol=1e-4)

@@ -10,7 +10,7 @@ from models.bottleneck.assemble import StageLayout, assemble
 from models.bottleneck.codes import Float
 from models.bottleneck.config import BottleneckConfig, OptimizerConfig, Shape
 from models.bottleneck.learned import LearnedBasis
-from models.bottleneck.optimizers import RowAdamW, StiefelDescent, polar
+from models.bottleneck.optimizers import RowAdamW, StiefelDescent
 from models.bottleneck.payload import BoundaryContext
 from models.bottleneck.shared_subspace import (
     SharedSubspace,
@@ -19,7 +19,7 @@ from models.bottleneck.shared_subspace import (
     make_table,
     project,
 )
-from models.bottleneck.subspace import SubspaceLinear, confine, confined, return_to_subspace
+from models.bottleneck.subspace import SubspaceLinear, confine, confined
 from models.bottleneck.training import StageOptimizer
 from models.stages import Stage, run_stages
 from models.transformer import OUTPUTS, TOKENS, transformer
@@ -200,26 +200,6 @@ def test_a_learned_basis_stays_orthonormal_and_finds_the_energy() -> None:
     assert losses[-1] < 0.05
     for basis in boundary.orthonormal():
         assert torch.allclose(basis.T @ basis, torch.eye(4), atol=1e-5)
-
-
-def test_polar_is_the_nearest() -> None:
-    basis = make_basis(20, 3, 0)
-    assert torch.allclose(
-        polar(basis @ torch.diag(torch.tensor([1.0, 2.0, 3.0]))), basis, atol=1e-5
-    )
-
-
-def test_return_to_subspace_projects() -> None:
-    made = frame()
-    block = nn.Sequential()
-    block.add_module("attention_out", nn.Linear(48, 48, bias=False))
-    confine(block, OUTPUTS, made, "rows")
-    weight = block.get_parameter("attention_out.weight")
-    with torch.no_grad():
-        weight.add_(torch.randn_like(weight))
-    wanted = project(weight.detach().clone(), made.basis, 0)
-    return_to_subspace(block, made.basis)
-    assert torch.equal(weight, wanted)
 
 
 def test_layers_that_cannot_be_confined_say_so() -> None:

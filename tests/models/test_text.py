@@ -12,10 +12,10 @@ transformers = pytest.importorskip(
 )
 
 from edge.onnx.session import Inference, TrainStep, load_model  # noqa: E402
-from models.adapters.spaces import SpaceConfig, add_space  # noqa: E402
+from models.adapters.spaces import SpaceConfig  # noqa: E402
 from models.text.data import LABELS, Pair, read_pairs, to_arrays  # noqa: E402
 from models.text.encoder import TextConfig, build, example_batch  # noqa: E402
-from models.text.export import export_text, main, with_layers  # noqa: E402
+from models.text.export import export_text, main  # noqa: E402
 from models.text.layers import TextError, attention_patterns  # noqa: E402
 
 WIDTH, LAYERS, RANK, TOKENS, BATCH = 16, 1, 2, 7, 4
@@ -100,21 +100,6 @@ def test_pooling_takes_the_mean_of_real_tokens_or_the_first(encoder):
         hidden = module.encoder(input_ids=ids.long(), attention_mask=mask).last_hidden_state[0]
         expected = module.head(hidden[0] if pooling == "first" else hidden[:3].mean(0))
         torch.testing.assert_close(module(ids, length)[0], expected)
-
-
-def test_the_head_comes_from_the_seed(tmp_path):
-    folder = save_encoder("bert", tmp_path / "encoder")
-    heads = [build(TextConfig(folder, seed=seed, tokens=8)).head.weight for seed in (1, 1, 2)]
-    assert torch.equal(heads[0], heads[1])
-    assert not torch.equal(heads[0], heads[2])
-
-
-def test_named_layers_stay_as_they_are(tmp_path):
-    module = build(TextConfig(save_encoder("bert", tmp_path / "encoder"), tokens=8))
-    chosen = with_layers(module, SpaceConfig(("*.intermediate.dense",), rank=RANK))
-    assert chosen.layers == ("*.intermediate.dense",)
-    adapter = add_space(module, chosen)
-    assert all(".intermediate.dense." in name for name in adapter.names)
 
 
 def test_unknown_names_of_layers_are_a_sentence():

@@ -11,7 +11,7 @@ from models.split.export import export_cut
 from tests.ternmesh_cli.split.split_training import BATCH, Training, make_cut
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
     """The exported parts, by whether labels stay."""
     stays, sent = (tmp_path_factory.mktemp(name) for name in ("stays", "sent"))
