@@ -9,7 +9,7 @@ from torch import nn
 
 from edge.split.part import load_parts
 from host.split.stage import TorchStage
-from ternmesh.errors import TernmeshError
+from ternmesh.errors import CodecError, TernmeshError
 from tests.ternmesh_cli.split.split_training import BATCH, CLASSES, make_cut, samples
 
 
@@ -63,6 +63,15 @@ def test_what_is_not_finite_is_restored_from_no_checkpoint() -> None:
     stage._optimizer.state[stage._parameters[0]]["exp_avg_sq"].fill_(torch.inf)
     with pytest.raises(TernmeshError, match="begins another run"):
         tiny_stage()[0].restore(stage.state())
+
+
+def test_a_host_that_diverges_gathers_nothing() -> None:
+    middle = nn.Linear(6, CLASSES)
+    nn.init.constant_(middle.weight, torch.nan)
+    stage = TorchStage(middle, 1.0)
+    with pytest.raises(CodecError, match="not finite"):
+        stage.learn(np.ones((4, 6), np.float32), bytes([0, 1, 2, 0]))
+    assert stage.gathered == 0
 
 
 @pytest.mark.parametrize("magnitude", [1e15, 1e25])
