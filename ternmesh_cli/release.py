@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     pack = rows.add("pack", "write a release as one file, for a USB stick", _pack)
     _add_release(pack)
     pack.add_argument("file", type=path, metavar="FILE", help="a new file")
-    install = rows.add("install", "give a release to the node of a configuration", _install)
+    install = rows.add("install", "give a release to the board of a configuration", _install)
     _add_release(install, "folder or file of a release")
     add_config(install, "node.toml")
     publish = rows.add("publish", "send a release to all boards over the link", _publish)
@@ -89,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         row.set_defaults(asked=name)
         add_config(row, "host.toml")
         add_json(row)
-    listing = rows.add("list", "show the releases that a node has", _list)
+    listing = rows.add("list", "show the releases that a board has", _list)
     add_config(listing, "node.toml")
     add_json(listing)
 
@@ -226,7 +226,7 @@ def _install(arguments: argparse.Namespace) -> int:
     with suppress(ControlError):  # a node that is busy sees the release at its next start
         answer = keys.read(arguments.config).ask({INSTALLED: "survey"})
     when = "at its next start" if answer is None else "now"
-    print(f"{_named(manifest)} is installed: the node tries it {when}")
+    print(f"{_named(manifest)} is installed: the board tries it {when}")
     return 0
 
 
@@ -333,7 +333,7 @@ def _board(path: Path) -> "tuple[NodeConfig, Releases]":
 
     config = read_node_config(path)
     if config.releases.dir is None:
-        raise ConfigError(f"{path} has no releases.dir: this node takes no releases")
+        raise ConfigError(f"{path} has no releases.dir: this board takes no releases")
     verify = accept_unsigned if config.releases.insecure else _signed_in(path)
     return config, Releases(Path(config.releases.dir), verify)
 

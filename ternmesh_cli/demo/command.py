@@ -131,8 +131,10 @@ def result_of(
         "rounds": last,
         "accuracy_before": mean(accuracy(board, 0) for board in boards.values()),
         "accuracy_after": mean(accuracy(board, last) for board in boards.values()),
-        "bytes_per_round": mean(size for item in host.history for size in item.bytes_up.values()),
-        "downlink_bytes_per_round": mean(item.bytes_down for item in host.history),
+        "bytes_per_round": mean(
+            [size for item in host.history for size in item.bytes_up.values()] or [0]
+        ),
+        "downlink_bytes_per_round": mean([item.bytes_down for item in host.history] or [0]),
         "float32_bytes": 4 * host.plan.dimension,
         "seconds": seconds,
         "airtime_s": _airtimes({"host": host, **boards}),
