@@ -14,6 +14,8 @@ The states of a run, as in `state.RUN_LEGAL`; a round is open in OPEN, and in no
          GATHERING_BEHIND ─────────────────────> BEHIND
                            a node gave one back
 
+From both states of a host that is behind, the last global update leads to FINISHED.
+
 A round, in the order of the methods: bodies arrive (`_receive_update`), until the round has all of
 them or its deadline passes (`_advance`, `_deadline_passed`). Then it is closed, and what counts is
 combined, encoded (both by a `Combiner`), certified and published (`_end_round`).

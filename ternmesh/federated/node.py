@@ -15,8 +15,9 @@ A node goes through a run as `LEGAL` says:
                               │
                            waiting <── a global update is applied, in every phase of a run
 
-The last global update leads to `finished`, and one that does not fit to `adrift`. Apart from that,
-the host may know the node or not: see `joining`.
+The last global update leads to `finished`, and one that does not fit to `adrift`. Late work leads
+from waiting to update sent or silent, new samples from both silences to update sent. Apart from
+that, the host may know the node or not: see `joining`.
 """
 
 from collections import Counter
@@ -89,7 +90,7 @@ class NodePhase(Enum):
 class NodeStep(Enum):
     """What takes a node from one phase to another."""
 
-    RUN_BEGAN = "a welcome to another run"
+    RUN_BEGAN = "a welcome to another run, or with another plan"
     ROUND_OPENED = "the host's round is open, and the node has its global adapter"
     UPDATE_MADE = "an update was made"
     TOO_LITTLE = "the work is too little for an update"
