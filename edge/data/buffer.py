@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from edge.data.sources import (
     Label,
     Sample,
+    class_count,
     convert,
     input_specs,
     label_classes,
-    one_class,
     sample_bytes,
     target_specs,
 )
@@ -323,7 +323,7 @@ class ReplayBuffer:
         return True
 
     def _class_of(self, targets: bytes) -> int:
-        has_class = one_class(self.package) > 0
+        has_class = class_count(self.package) > 0
         return int(np.frombuffer(targets, self._targets[0].dtype)[0]) if has_class else -1
 
     def _drop_damaged(self) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.data.buffer import KEY_MAX, RATED_MAX, ReplayBuffer
-from edge.data.sources import Label, class_names, label_arrays, one_class
+from edge.data.sources import Label, class_count, class_names, label_arrays
 from edge.errors import DataError, ModelError
 from edge.evaluation import softmax
 from edge.trainer import Arrays
@@ -102,16 +102,16 @@ def begin_worst(buffer: ReplayBuffer, model: PresentModel | None) -> Later:
     inputs = buffer.inputs(rows)
 
     def finish() -> dict[str, Any]:
-        shares = probabilities(model, package, inputs, time.monotonic() + WORST_S)
-        if not np.isfinite(shares).all():
+        by_sample = probabilities(model, package, inputs, time.monotonic() + WORST_S)
+        if not np.isfinite(by_sample).all():
             raise ModelError("the model gives numbers that are not finite: has training diverged?")
-        reached = range(len(shares))
-        losses = [-math.log(max(LEAST, shares[at][classes[at]])) for at in reached]
+        reached = range(len(by_sample))
+        losses = [-math.log(max(LEAST, by_sample[at][classes[at]])) for at in reached]
         shown = [
             {
                 "key": keys[at],
                 "label": names[classes[at]],
-                "guess": names[int(shares[at].argmax())],
+                "guess": names[int(by_sample[at].argmax())],
                 "loss": losses[at],
             }
             for at in sorted(reached, key=losses.__getitem__, reverse=True)
@@ -153,9 +153,9 @@ def probabilities(
 
     It ends with the batch in which `stop_at` is reached (seconds, monotonic).
     """
-    parts = [np.empty((0, one_class(package)))]
+    parts = [np.empty((0, class_count(package)))]
     count = len(next(iter(inputs.values()), ()))
-    for start in range(0, count if one_class(package) else 0, package.batch):
+    for start in range(0, count if class_count(package) else 0, package.batch):
         part = slice(start, start + package.batch)
         output = model.scores({name: array[part] for name, array in inputs.items()})
         if output.ndim != 2:

@@ -8,7 +8,7 @@ from typing import Any
 from edge.config import NodeConfig
 from edge.data import label_queue
 from edge.data.buffer import ReplayBuffer
-from edge.data.sources import Label, class_names, label_arrays, one_class
+from edge.data.sources import Label, class_count, class_names, label_arrays
 from edge.errors import DataError, EdgeError
 from ternmesh_service.config_file import load_model_package
 from ternmesh_service.control_socket import DATA
@@ -112,7 +112,7 @@ def _forget(
     if key is not None:
         chosen &= {buffer.find(key)}
     if label is not None:
-        if not one_class(buffer.package):
+        if not class_count(buffer.package):
             raise DataError(f"{label!r:.100} is no label of {buffer.package.name}: it has none")
         [target] = label_arrays(buffer.package, label).values()
         chosen.intersection_update(groups.get(int(target), ()))

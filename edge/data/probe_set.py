@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from edge.data.sources import (
     NpzSettings,
     array_head,
+    class_count,
     class_names,
     input_specs,
-    one_class,
     open_folder,
     opened_npz,
     target_specs,
@@ -55,7 +55,7 @@ def open_probe_set(
     Two models have the same probe set where their inputs are the same numbers. `identity` names an
     array of the file that says which samples they are, where models see them in other forms.
     """
-    classes = one_class(package)
+    classes = class_count(package)
     if not 0 < classes <= CLASSES_MAX:
         raise DataError(
             f"{package.name} has {classes or 'no'} classes: knowledge packets are about models "

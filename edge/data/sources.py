@@ -126,7 +126,7 @@ def label_classes(package: ModelPackage) -> dict[str, int]:
     return {targets[0].name: classes} if classes > 0 else {}
 
 
-def one_class(package: ModelPackage) -> int:
+def class_count(package: ModelPackage) -> int:
     """The number of classes where the class of a sample is its only target; else 0."""
     targets = target_specs(package)
     is_one = len(targets) == 1 and len(targets[0].shape) == 1
@@ -136,7 +136,7 @@ def one_class(package: ModelPackage) -> int:
 def class_names(package: ModelPackage) -> list[str]:
     """The names of the classes, or else their numbers; none where people cannot label samples."""
     names = package.labels
-    return [*names, *map(str, range(len(names), one_class(package)))]
+    return [*names, *map(str, range(len(names), class_count(package)))]
 
 
 def label_arrays(package: ModelPackage, value: Any) -> dict[str, Array]:
