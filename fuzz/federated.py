@@ -70,7 +70,7 @@ def _global_update(*rows: Counted) -> list[bytes]:
     adapter = global_delta_q24(chunks, wire.MODEL, 1, wire.PLAN).astype(np.int32)
     name = hash_adapter(genesis(wire.MODEL, RUN, wire.PLAN), 1, adapter)
     content = write_global_update(GlobalUpdate(1, name, wire.MODEL[:8], False, 5000, rows, chunks))
-    return fragments.cut(certify(content), wire.PLAN.frame_mtu)
+    return fragments.split(certify(content), wire.PLAN.frame_mtu)
 
 
 def _global_snapshot() -> list[bytes]:
@@ -78,7 +78,7 @@ def _global_snapshot() -> list[bytes]:
     content = write_global_snapshot(
         GlobalSnapshot(*fields, np.arange(wire.DIMENSION, dtype=np.int32) << 20)
     )
-    return fragments.cut(certify(content), wire.PLAN.frame_mtu)
+    return fragments.split(certify(content), wire.PLAN.frame_mtu)
 
 
 def _check_reassembly(data: bytes) -> None:

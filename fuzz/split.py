@@ -105,7 +105,7 @@ def _to_host() -> Iterator[bytes]:
 def _to_board() -> Iterator[bytes]:
     joins = [b"\x00" + _welcome(control.OPEN)]
     yield joined(joins + [b"\x01" + body for body in wire.activations()])
-    cut = fragments.cut(wire.activations()[3], _PLAN.frame_mtu)
+    cut = fragments.split(wire.activations()[3], _PLAN.frame_mtu)
     yield joined([b"\x04" + _welcome(control.OPEN, _PLANS[1]), *(b"\x01" + f for f in cut)])
     over = [b"\x00" + control.write_control(control.Refusal(0, "stale")), b"\xf1\0", b"\xf1\0"]
     yield joined([*joins, *over, b"\x00" + _welcome(control.FINISHED), *over, *joins])

@@ -56,7 +56,7 @@ def manifests() -> list[bytes]:
 def bodies() -> list[bytes]:
     """One body of each kind that travels in a frame."""
     own = [*controls(), *manifests(), *chunks(2), *releases()]
-    return [*own, *fragments.cut(bytes(200), _OBJECT_MTU)]
+    return [*own, *fragments.split(bytes(200), _OBJECT_MTU)]
 
 
 def releases() -> list[bytes]:

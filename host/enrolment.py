@@ -166,7 +166,7 @@ class EnrolmentService:
         gateway, number = read_list_request(body, keyring.member_list)
         if number >= keyring.member_list.number or not self._lists.allow(gateway.name, now):
             return ()
-        fleet = fragments.cut(write_fleet(keyring.own, keyring.member_list.state), FRAME_MAX)
+        fleet = fragments.split(write_fleet(keyring.own, keyring.member_list.state), FRAME_MAX)
         # A gateway that does not know the present key takes the list with it.
         rotations = rotation_frames(keyring.member_list.hosts.rotations)
         return [*(open_seal(frame)[1] for frame in rotations), *fleet]

@@ -229,7 +229,7 @@ class FleetSession:
 
     def send_due(self, now: float) -> None:
         """Send what the sealing has to send, and what boards have to hear of the host."""
-        self._channel.outgoing.ask(now)
+        self._channel.outgoing.push_handshakes(now)
         for name, message in self.management.due(now):
             body = control.write_control(message)
             if not self._channel.authenticator.may_train(name):

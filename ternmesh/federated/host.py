@@ -663,7 +663,7 @@ class HostProtocol:
 
     def _send_object(self, peer: str, address: int, content: bytes) -> None:
         objects = self.channel.authenticator.objects_to_send(self.run, content)
-        self.channel.outgoing.cut(peer, address, objects, self.plan.frame_mtu)
+        self.channel.outgoing.push_objects(peer, address, objects, self.plan.frame_mtu)
 
     def _deadline_ms(self, now: float) -> int:
         left_ms = round(1000 * (self.deadline - now)) if self.phase == control.OPEN else 0

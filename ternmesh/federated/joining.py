@@ -327,7 +327,7 @@ class Joining:
     def send_handshakes(self, now: float) -> None:
         """Queue what the sealing has to send; a revoked node has nobody to send it to."""
         if not self.revoked:
-            self._channel.outgoing.ask(now)
+            self._channel.outgoing.push_handshakes(now)
 
     def _push(self, message: Control) -> None:
         self._channel.outgoing.push(HOST, UNASSIGNED, [control.write_control(message)])

@@ -95,13 +95,13 @@ AGAIN_LONGEST_S = 3600.0  # between two messages to a board that does not answer
 
 def pack(names: Iterable[str], values: Mapping[str, float | None]) -> Numbers:
     """Return each value plus 1, the nearest that is possible; 0 for one that is not known."""
-    found = {
+    scaled = {
         name: SCALES.get(name, 1) * value
         for name, value in values.items()
         if value is not None and math.isfinite(value)
     }
     return tuple(
-        1 + round(min(max(0, found[name]), INTEGER_MAX - 1)) if name in found else 0
+        1 + round(min(max(0, scaled[name]), INTEGER_MAX - 1)) if name in scaled else 0
         for name in names
     )
 
@@ -220,8 +220,8 @@ class BoardRecord:
     @property
     def in_force(self) -> dict[str, float]:
         """The settings in force when it last reported, of those that this version knows."""
-        found = {} if self.report is None else unpack(LIMITS, self.report.settings)
-        return {name: found[name] for name in found if are_allowed({name: found[name]})}
+        values = {} if self.report is None else unpack(LIMITS, self.report.settings)
+        return {name: values[name] for name in values if are_allowed({name: values[name]})}
 
 
 class FleetManagement:

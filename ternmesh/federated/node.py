@@ -456,7 +456,7 @@ class NodeProtocol:
             return
         outgoing = self.channel.outgoing
         outgoing.discard(message.address, fragments.KIND)  # an answer that has not left
-        outgoing.cut(HOST, message.address, steps, self._known_plan.frame_mtu)
+        outgoing.push_objects(HOST, message.address, steps, self._known_plan.frame_mtu)
         self.joining.hello_timer.by(now + self.settings.pace.catch_up_s)
 
     def _receive_fragment(self, body: bytes, address: int, now: float) -> None:

@@ -436,8 +436,8 @@ class OpenRound:
             for _, item in sorted(self.partial_aggregates.items())
             if not item.complete and not any(map(self.is_whole, item.rows))
         ]
-        found: dict[int, PartialAggregateReassembler] = {}
+        by_contributor: dict[int, PartialAggregateReassembler] = {}
         for aggregate in (*self._complete, *incomplete):
-            if aggregate.usable and found.keys().isdisjoint(aggregate.rows):
-                found |= dict.fromkeys(aggregate.rows, aggregate)
-        return found
+            if aggregate.usable and by_contributor.keys().isdisjoint(aggregate.rows):
+                by_contributor |= dict.fromkeys(aggregate.rows, aggregate)
+        return by_contributor

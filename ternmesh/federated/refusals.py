@@ -154,10 +154,10 @@ def why(reason: str, *, on_host: bool) -> str:
 def shortened(names: Iterable[str]) -> str:
     """The names in order, cut to the first few where there are many more."""
     known = sorted(names)
-    rest = len(known) - NAMES_SHOWN
-    if rest <= 1:  # "and 1 more" is no shorter than the name
+    hidden = len(known) - NAMES_SHOWN
+    if hidden <= 1:  # "and 1 more" is no shorter than the name
         return ", ".join(known)
-    return f"{', '.join(known[:NAMES_SHOWN])} and {rest} more"
+    return f"{', '.join(known[:NAMES_SHOWN])} and {hidden} more"
 
 
 class RefusalLog:

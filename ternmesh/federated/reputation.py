@@ -182,12 +182,12 @@ class Reputations:
 
         The one that was not probed for longest, and of these the one that agrees least.
         """
-        found = [
-            (known.probed, known.agreement, address)
-            for address, known in ((a, self.of(a)) for a in nodes)
-            if version >= known.probed + known.wait
+        candidates = [
+            (standing.probed, standing.agreement, address)
+            for address, standing in ((a, self.of(a)) for a in nodes)
+            if version >= standing.probed + standing.wait
         ]
-        return min(found)[2] if found and self.first_loss is not None else None
+        return min(candidates)[2] if candidates and self.first_loss is not None else None
 
     def probed(self, address: int, version: int, rises: Mapping[int, float]) -> None:
         """Take what the nodes reported of the probe of `version`; too few reports say nothing.

@@ -205,12 +205,12 @@ class RobustAggregation:
         self._probe = version, due
         lengths = [np.linalg.norm(self._memory.total(address)) for address in self.influence]
         vector = self._memory.total(due)
-        rest = self._model_hash, version, self._plan
-        _, carried = encode_update(vector, *rest)
+        _, carried = encode_update(vector, self._model_hash, version, self._plan)
         sent = to_vector(scattered(carried, self._model_hash, version))
         usual = lower_median(np.array(lengths))
         factor = usual / max(UNIT, float(np.linalg.norm(sent)))
-        return encode_update(vector * np.float32(factor), *rest)[0]
+        usual_vector = vector * np.float32(factor)
+        return encode_update(usual_vector, self._model_hash, version, self._plan)[0]
 
     def _is_proven(self, address: int) -> bool:
         """Whether a node may weigh more than the median; without reputations all may."""

@@ -44,10 +44,12 @@ class SealedQueue:
             else:
                 self._queue.append((peer, address, body))
 
-    def cut(self, peer: str, address: int, objects: Iterable[bytes], frame_mtu: int) -> None:
+    def push_objects(
+        self, peer: str, address: int, objects: Iterable[bytes], frame_mtu: int
+    ) -> None:
         """Cut objects into fragments for frames of `frame_mtu` bytes, and queue the fragments."""
         for item in objects:
-            self.push(peer, address, fragments.cut(item, frame_mtu))
+            self.push(peer, address, fragments.split(item, frame_mtu))
 
     def discard(self, address: int, kind: int | None = None) -> None:
         """Remove the queued bodies for an address, of one kind or of all: newer bodies follow."""
@@ -61,7 +63,7 @@ class SealedQueue:
         """Whether a body of kind `kind` is queued for `address`."""
         return any(item[1] == address and _kind_of(item[2]) == kind for item in self._queue)
 
-    def ask(self, now: float) -> None:
+    def push_handshakes(self, now: float) -> None:
         """Queue the handshake and key messages that the sealing has to send now."""
         for peer, address, body in self._sealing.due(now):
             self.push(peer, address, [body])

@@ -56,7 +56,7 @@ def read_notice(frame: bytes, host: PublicIdentity, fleet: bytes, fingerprint: b
 
 def rotation_frames(rotations: tuple[bytes, ...]) -> list[bytes]:
     """The frames that carry rotations of a host, of at most FRAME_MIN bytes each."""
-    bodies = [body for one in rotations for body in fragments.cut(one, FRAME_MIN)]
+    bodies = [body for one in rotations for body in fragments.split(one, FRAME_MIN)]
     return [seal_open(_HEADER, bytes((HOST_ROTATED,)) + body[1:]) for body in bodies]
 
 

@@ -24,7 +24,7 @@ def cut_activation(item: Activation, bits: int, plan: SplitPlan) -> list[bytes]:
         raise CodecError(f"a number is larger than {plan.value_max}: the training has diverged")
     body = write_activation(item, bits)
     whole = len(body) + FRAME_OVERHEAD <= plan.frame_mtu
-    return [body] if whole else fragments.cut(body, plan.frame_mtu)
+    return [body] if whole else fragments.split(body, plan.frame_mtu)
 
 
 class ActivationReassembler:

@@ -30,7 +30,7 @@ def object_max(frame_mtu: int) -> int:
     return FRAGMENTS_MAX * fragment_size(frame_mtu)
 
 
-def cut(content: bytes, frame_mtu: int) -> list[bytes]:
+def split(content: bytes, frame_mtu: int) -> list[bytes]:
     """The bodies of the fragments of `content`; all are full except the last."""
     size = fragment_size(frame_mtu)
     name = _name(content)

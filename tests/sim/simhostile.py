@@ -54,7 +54,7 @@ class Hostile:
     def for_node(self) -> bytes:
         """A frame that a node must survive: it may look well-formed and is worth nothing."""
         rng = self.rng
-        fragment = fragments.cut(rng.randbytes(rng.randrange(1, 9000)), self.plan.frame_mtu)
+        fragment = fragments.split(rng.randbytes(rng.randrange(1, 9000)), self.plan.frame_mtu)
         word = "".join(rng.choices("abcdefghij", k=6))
         body = rng.choice(
             (

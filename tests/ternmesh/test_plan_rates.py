@@ -44,7 +44,7 @@ def up_and_down(plan: Plan, vector: np.ndarray) -> tuple[int, int]:
     content = certify(
         write_global_update(GlobalUpdate(70_000, bytes(16), MODEL[:8], False, 10**6, counted, step))
     )
-    return up, message_bytes(fragments.cut(content, plan.frame_mtu))
+    return up, message_bytes(fragments.split(content, plan.frame_mtu))
 
 
 @pytest.mark.parametrize("frame_mtu", [184, 233, 1024])

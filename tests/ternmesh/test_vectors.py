@@ -238,7 +238,7 @@ def test_controls(case: dict[str, Any]) -> None:
 @cases("pieces")
 def test_pieces(case: dict[str, Any]) -> None:
     content, mtu = bytes.fromhex(case["object"]), case["frame_mtu"]
-    bodies = fragments.cut(content, mtu)
+    bodies = fragments.split(content, mtu)
     assert [body.hex() for body in bodies] == case["pieces"]
     assembly = fragments.Reassembler(mtu, object_max=1 << 16)
     answers = [assembly.add(body) for body in reversed(bodies)]

@@ -315,7 +315,7 @@ def cut_fragments() -> Entries:
         name: {
             "object": content.hex(),
             "frame_mtu": 184,
-            "pieces": [body.hex() for body in fragments.cut(content, 184)],
+            "pieces": [body.hex() for body in fragments.split(content, 184)],
         }
         for name, content in cases.items()
     }

@@ -115,7 +115,7 @@ def test_only_a_gateway_of_the_fleet_is_given_the_list(fleet: Fleet) -> None:  #
 
 def test_forged_pieces_change_nothing_and_other_frames_pass(fleet: Fleet) -> None:
     before = fleet.gateway.member_list.state
-    forged = fragments.cut(bytes(range(256)) * 20, FRAME_MAX)
+    forged = fragments.split(bytes(range(256)) * 20, FRAME_MAX)
     frames = [seal_open(Header(UNASSIGNED, 0), body) for body in forged]
     others = [seal_open(Header(5, 0), forged[0]), b"", frames[0][:5]]
     damaged = frames[0][:-1] + b"\0"

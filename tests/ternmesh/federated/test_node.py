@@ -115,7 +115,7 @@ def test_only_the_list_settles(bench: Any) -> None:  # R6.3-4
     assert theo.received
     step = new_step(bench)
     content = certify(write_global_update(step))
-    for body in fragments.cut(content, bench.plan.frame_mtu):
+    for body in fragments.split(content, bench.plan.frame_mtu):
         theo.receive_frames(HOST, [seal_open(Header(BROADCAST, 0), body)], bench.now)
     assert theo.version == 1
     assert np.array_equal(theo.residual, bench.delta(1))
@@ -340,7 +340,7 @@ def test_another_reference_of_the_same_version_makes_a_node_ask(bench: Any) -> N
     both_submit(bench, 0)
     assert (theo.version, theo.joining.hello_timer.at) == (1, None)
     step = new_step(bench)
-    for body in fragments.cut(certify(write_global_update(step)), bench.plan.frame_mtu):
+    for body in fragments.split(certify(write_global_update(step)), bench.plan.frame_mtu):
         theo.receive_frames(HOST, [seal_open(Header(BROADCAST, 0), body)], bench.now)
     assert theo.version == 1
     assert theo.joining.hello_timer.at is not None
@@ -429,7 +429,7 @@ def test_another_reference_of_the_same_version_is_worked_on(bench: Any) -> None:
     state = np.ones(bench.plan.dimension, np.int32)
     step = GlobalSnapshot(1, b"another history.", MODEL[:8], False, 0, (), state)
     content = certify(write_global_snapshot(step))
-    for body in fragments.cut(content, bench.plan.frame_mtu):
+    for body in fragments.split(content, bench.plan.frame_mtu):
         theo.receive_frames(HOST, [seal_open(Header(1 | DOWN, 0), body)], bench.now)
     bench.take("theo")
     assert theo.global_hash == b"another history."
@@ -470,7 +470,7 @@ def test_a_slow_snapshot_is_not_asked_for_again_while_it_arrives(bench: Any) -> 
     from_host(bench, theo, control.Announce(b"run-id-8", 3, OPEN, 0))
     bench.take("theo")
     content = np.random.default_rng(0).bytes(20 * 140)
-    for body in fragments.cut(content, bench.plan.frame_mtu)[:-1]:
+    for body in fragments.split(content, bench.plan.frame_mtu)[:-1]:
         bench.now += 2.4
         if theo.next_timeout() <= bench.now:
             theo.handle_timeout(bench.now)
@@ -552,7 +552,7 @@ def test_a_reference_with_a_bad_list_changes_nothing(bench: Any) -> None:  # R4.
     step = new_step(bench, row)
     content = certify(write_global_update(step))
     residual = theo.residual.copy()
-    for body in fragments.cut(content, bench.plan.frame_mtu):
+    for body in fragments.split(content, bench.plan.frame_mtu):
         theo.receive_frames(HOST, [seal_open(Header(BROADCAST, 0), body)], bench.now)
     assert theo.refused == {"bitmap": 1}
     assert theo.version == 0
@@ -565,7 +565,7 @@ def test_a_reference_made_under_keys_is_taken_by_a_node_without_them(bench: Any)
     theo = bench.nodes["theo"]
     step = new_step(bench, model=b"")
     content = certify(write_global_update(step))
-    for body in fragments.cut(content, bench.plan.frame_mtu):
+    for body in fragments.split(content, bench.plan.frame_mtu):
         theo.receive_frames(HOST, [seal_open(Header(BROADCAST, 0), body)], bench.now)
     assert theo.refused == {}
     assert theo.version == 1

@@ -258,7 +258,7 @@ def test_a_version_beyond_the_plan_is_no_claim(alone: Any) -> None:  # R6.9-1
 
 def answer(bench: Any, name: str, content: bytes) -> None:
     address = bench.nodes[name].address
-    bodies = fragments.cut(content, bench.plan.frame_mtu)
+    bodies = fragments.split(content, bench.plan.frame_mtu)
     frames = [seal_open(Header(address, i), body) for i, body in enumerate(bodies)]
     bench.host.receive_frames(name, frames, bench.now)
 

@@ -105,14 +105,14 @@ def test_a_node_that_asks_for_none_passes_it_over(start):  # R9.7-5
 
 def test_an_object_whose_signature_was_lost_is_caught_up_with(start):
     bench = start(quantum=True)
-    cut, lost = bench.host.channel.outgoing.cut, list[Any]()
+    cut, lost = bench.host.channel.outgoing.push_objects, list[Any]()
 
     def without_the_first(peer, address, objects, frame_mtu):
         if not lost:
             lost.append(objects.pop(0))
         cut(peer, address, objects, frame_mtu)
 
-    bench.host.channel.outgoing.cut = without_the_first
+    bench.host.channel.outgoing.push_objects = without_the_first
     assert learn(bench)
     assert len(lost[0]) == QUANTUM_SIZE
     assert bench.nodes["theo"].refused["signature"] == 1
@@ -124,7 +124,7 @@ def test_only_a_few_signatures_wait_for_their_objects(start):
     reassembler = bench.nodes["theo"]._reassembler
     for number in range(20):
         junk = b"\x03\0" + bytes([number]) * (QUANTUM_SIZE - 2)
-        for body in fragments.cut(junk, bench.plan.frame_mtu):
+        for body in fragments.split(junk, bench.plan.frame_mtu):
             assert reassembler.add(body, True, lambda *_, **__: None) is None
     assert sum(map(len, reassembler._beside.values())) == 4
     assert learn(bench)

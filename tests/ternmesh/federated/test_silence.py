@@ -226,7 +226,7 @@ def test_another_reference_of_a_silent_round_is_worked_on(bench: Any) -> None:
     assert theo.silent
     step = GlobalSnapshot(1, b"another history.", MODEL[:8], False, 0, (), theo.model_q24)
     content = certify(write_global_snapshot(step))
-    for body in fragments.cut(content, bench.plan.frame_mtu):
+    for body in fragments.split(content, bench.plan.frame_mtu):
         theo.receive_frames(HOST, [seal_open(Header(1 | DOWN, 0), body)], bench.now)
     bench.events["theo"].clear()
     bench.take("theo")

@@ -239,7 +239,7 @@ def test_who_hears_no_broadcast_is_sent_the_reference_alone(bench: Any) -> None:
     theo = bench.nodes["theo"]
     fragments_for_all(bench)
     content = bench.last(HOST, GlobalUpdateMade).content
-    first = fragments.cut(content, bench.plan.frame_mtu)[0]
+    first = fragments.split(content, bench.plan.frame_mtu)[0]
     for number in range(40):
         false = seal_for_all(bench, first[:-1] + bytes((number,)))
         theo.receive_frames(HOST, [false], bench.now)
@@ -258,7 +258,7 @@ def test_junk_from_a_member_does_not_pass_for_the_host(bench: Any) -> None:
     for number in range(5):
         bench.now += 1.0
         junk = certify(b"junk %d" % number)
-        for body in fragments.cut(junk, bench.plan.frame_mtu):
+        for body in fragments.split(junk, bench.plan.frame_mtu):
             theo.receive_frames(HOST, [seal_for_all(bench, body)], bench.now)
     assert theo.refused["signature"] == 5
     assert theo.next_timeout() == due
@@ -271,7 +271,7 @@ def test_an_old_reference_does_not_pass_for_the_host_either(bench: Any) -> None:
     bench.exchange()
     due = theo.next_timeout()
     bench.now += 1.0
-    for body in fragments.cut(content, bench.plan.frame_mtu):
+    for body in fragments.split(content, bench.plan.frame_mtu):
         theo.receive_frames(HOST, [seal_for_all(bench, body)], bench.now)
     assert theo.version == 1
     assert theo.next_timeout() == due
@@ -383,7 +383,7 @@ def test_a_snapshot_is_for_one_node(bench: Any) -> None:  # R9.3-14
     theo, yan = bench.nodes["theo"], bench.nodes["yan"]
     host = bench.host
     global_snapshot = host._certified(host._snapshot(host.nodes[yan.address]))
-    *first, last = fragments.cut(global_snapshot, bench.plan.frame_mtu)
+    *first, last = fragments.split(global_snapshot, bench.plan.frame_mtu)
     for fragment in first:
         theo._receive_fragment(fragment, BROADCAST, bench.now)
     with pytest.raises(WireError, match="for one node"):

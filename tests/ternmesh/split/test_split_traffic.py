@@ -224,7 +224,7 @@ def spoilt() -> bytes:
         (written(Activation(GRADIENT_UP, 0, values(3))), "kind"),
         (b"\x01", "kind"),
         (b"\x11", "length"),
-        (fragments.cut(bytes(5000), 512)[0], "piece"),
+        (fragments.split(bytes(5000), 512)[0], "piece"),
     ],
 )
 def test_what_is_refused_changes_nothing(body: bytes, reason: str) -> None:
@@ -263,7 +263,7 @@ def test_everything_goes_under_keys() -> None:
 def test_unfinished_objects_take_bounded_memory() -> None:  # R10.1-4
     wire = make_wire("a", frame_mtu=64, bits_up=32)
     for number in range(40):
-        send(wire, fragments.cut(write_activation(micro_batch(number % 5), 32), 64)[0])
+        send(wire, fragments.split(write_activation(micro_batch(number % 5), 32), 64)[0])
     assembly = wire.host.nodes[1].reassembler._assembly
     assert len(assembly._partials) <= 2
 

@@ -15,7 +15,7 @@ SIZE = fragments.fragment_size(MTU)
 
 @given(st.binary(min_size=1, max_size=900), st.randoms(use_true_random=False))
 def test_pieces_add_up_in_any_order(content: bytes, rng: random.Random) -> None:  # R4.4-1
-    bodies = fragments.cut(content, MTU)
+    bodies = fragments.split(content, MTU)
     assert all(len(body) <= MTU - 14 for body in bodies)
     rng.shuffle(bodies)
     assembly = fragments.Reassembler(MTU, object_max=1000)
@@ -32,7 +32,7 @@ def test_any_bytes_are_taken_or_a_wire_error(bodies: list[bytes]) -> None:
             content = assembly.add(body)
         except WireError:
             continue
-        assert content is None or body in fragments.cut(content, MTU)
+        assert content is None or body in fragments.split(content, MTU)
         assert len(assembly._partials) <= 4
 
 
@@ -79,25 +79,25 @@ def test_a_refused_object_of_one_piece_takes_no_place() -> None:  # R4.4-5
     contents = [bytes([number]) * 100 for number in range(4)]
     assembly = fragments.Reassembler(MTU, object_max=1000)
     for content in contents:
-        assembly.add(fragments.cut(content, MTU)[0])
+        assembly.add(fragments.split(content, MTU)[0])
     for _ in range(4):
         with pytest.raises(WireError, match="form the object"):
             assembly.add(head(3, 0) + b"abc")
-    assert assembly.add(fragments.cut(b"abc", MTU)[0]) == b"abc"
+    assert assembly.add(fragments.split(b"abc", MTU)[0]) == b"abc"
     for content in contents:
-        assert [assembly.add(body) for body in fragments.cut(content, MTU)[1:]][-1] == content
+        assert [assembly.add(body) for body in fragments.split(content, MTU)[1:]][-1] == content
 
 
 def test_pieces_that_disagree_about_the_size_are_of_two_objects() -> None:
     assembly = fragments.Reassembler(MTU, object_max=1000)
-    first, *rest = fragments.cut(bytes(200), MTU)
+    first, *rest = fragments.split(bytes(200), MTU)
     assert assembly.add(first[:5] + (300).to_bytes(4, "little") + first[9:]) is None
     assert [assembly.add(body) for body in (first, *rest)][-1] == bytes(200)
 
 
 def test_a_false_piece_in_front_of_the_true_one_costs_a_search() -> None:  # R4.4-4
     content = bytes(range(200))
-    bodies = fragments.cut(content, MTU)
+    bodies = fragments.split(content, MTU)
     assembly = fragments.Reassembler(MTU, object_max=1000)
     for body in bodies:  # one in every place
         with suppress(WireError):  # the last one completes a choice of which none is right
@@ -110,7 +110,7 @@ def test_a_false_piece_in_front_of_the_true_one_costs_a_search() -> None:  # R4.
 
 
 def test_where_the_true_piece_is_lost_a_second_try_succeeds() -> None:  # R4.4-5
-    bodies = fragments.cut(bytes(range(200)), MTU)
+    bodies = fragments.split(bytes(range(200)), MTU)
     assembly = fragments.Reassembler(MTU, object_max=1000)
     assembly.add(bodies[1][:-1] + b"!")
     assembly.add(bodies[0])
@@ -126,7 +126,7 @@ def test_forgeries_take_bounded_room_and_time(monkeypatch: pytest.MonkeyPatch) -
     # R4.4-4, R4.4-5
     """17 false pieces are one too many: the object is given up, and a second try succeeds."""
     content, hashed = bytes(range(240)) * 3, list[int]()
-    bodies = fragments.cut(content, MTU)
+    bodies = fragments.split(content, MTU)
     sha256 = hashlib.sha256
 
     def note(data: bytes) -> "hashlib._Hash":
@@ -151,11 +151,11 @@ def test_forgeries_take_bounded_room_and_time(monkeypatch: pytest.MonkeyPatch) -
 
 def test_an_object_that_still_arrives_is_not_the_one_forgotten() -> None:  # R4.4-3
     """A long snapshot must survive a row of references that each lost a piece."""
-    long = fragments.cut(bytes(range(240)) * 3, MTU)
+    long = fragments.split(bytes(range(240)) * 3, MTU)
     assembly = fragments.Reassembler(MTU, object_max=1000, objects_max=2)
     for number, body in enumerate(long[:-1]):
         assert assembly.add(body) is None
-        broken = fragments.cut(bytes([number]) * 100, MTU)[0]
+        broken = fragments.split(bytes([number]) * 100, MTU)[0]
         assert assembly.add(broken) is None
         assert len(assembly._partials) == 2
     assert assembly.add(long[-1]) == bytes(range(240)) * 3
