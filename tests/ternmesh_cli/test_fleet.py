@@ -213,7 +213,7 @@ def test_a_fleet_in_peace_and_a_host_that_leaves_when_all_is_done(new_fleet):
         config = fleet.boards["theo"].folder / "config.toml"
         command = [sys.executable, "-m", "ternmesh_cli.main", "status", "--config", str(config)]
         shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-        assert "node theo of fleet ternmesh, model keyword" in shown
+        assert "board theo of fleet ternmesh, model keyword" in shown
         assert f"global adapter {ROUNDS} of {ROUNDS}, finished" in shown
         for item in status["history"]:
             assert set(item["bytes_up"]) == set(BOARDS)
