@@ -1,19 +1,17 @@
-"""`ternmesh firmware`: radio modems are found, set up alike, compared, brought back, measured.
+"""`ternmesh firmware`: radio modems are found, set up alike, compared, brought back.
 
 Images for microcontrollers have a file of their own.
 """
 
 import argparse
 import glob
-import importlib.util
 import json
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from firmware_tools.errors import FirmwareError
 from firmware_tools.radios.fleet_file import RadioFleet, read_radio_fleet
@@ -28,25 +26,16 @@ from firmware_tools.radios.provision import (
     restore,
     write_backup,
 )
-from firmware_tools.radios.survey import ChannelUse, Reach, measure_range, survey
 from ternmesh.config import ConfigError
-from ternmesh.link.airtime import SPREADING_FACTORS
-from ternmesh.link.regions import REGIONS
 from ternmesh_cli import process
 from ternmesh_cli.firmware_image import add_image_arguments
-from ternmesh_cli.html_report import svg
-from ternmesh_cli.process import ExitCode, add_option, number, real
-from transports.base import HOST
-from transports.serial_lora.settings import TUNED_BY_US
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from ternmesh_cli.process import ExitCode
 
 PORTS = ("/dev/serial/by-id/*", "/dev/ttyUSB*", "/dev/ttyACM*", "/dev/serial0")
 AT_ONCE = 8  # modems
 T = TypeVar("T")
 U = TypeVar("U")
-BACKUPS, LEDGERS = Path("radio-backups"), Path("radio-ledgers")
+BACKUPS = Path("radio-backups")
 ENDINGS = {
     "changed": "is set up",
     "unchanged": "has it all already",
@@ -89,24 +78,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     row.add_argument("--backups", type=process.path, default=BACKUPS, metavar="DIR", help=what)
     row.add_argument("--port", metavar="PORT", help="where the modem is (default: where it was)")
 
-    row = rows.add("survey", "listen how busy the channel of a fleet is", _survey)
-    _add_fleet(row)
-    add_option(row, "--seconds", real(1, 86_400), 60.0, "how long")
-    _add_speed(row)
-    process.add_json(row)
-
-    row = rows.add("range", "measure how well frames arrive between two modems", _range)
-    _add_fleet(row)
-    add_option(row, "--frames", number(1, 200), 20, "each way, for each spreading factor")
-    what = "spreading factors (default: all)"
-    every = [*SPREADING_FACTORS]
-    row.add_argument("--sf", type=int, nargs="+", choices=every, default=every, help=what)
-    row.add_argument("--plot", type=process.path, metavar="SVG", help="draw it, too")
-    what = f"where the airtime of the last hour is kept (default: {LEDGERS})"
-    row.add_argument("--ledgers", type=process.path, default=LEDGERS, metavar="DIR", help=what)
-    _add_speed(row)
-    process.add_json(row, "print a JSON list")
-
     add_image_arguments(rows)
 
 
@@ -114,10 +85,6 @@ def _add_fleet(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=process.path, metavar="FILE", help="the radios of the fleet")
     what = "a modem's port, in place of [ports]; may be repeated"
     parser.add_argument("--port", action="append", metavar="NAME=PORT", default=[], help=what)
-
-
-def _add_speed(parser: argparse.ArgumentParser) -> None:
-    add_option(parser, "--speed", real(0.01, 1000), 1.0, "of emulated modems")
 
 
 def _fleet(arguments: argparse.Namespace) -> tuple[RadioFleet, dict[str, str]]:
@@ -245,92 +212,6 @@ def _restore(arguments: argparse.Namespace) -> int:
     outcome = restore(port, kept, keep, is_same=not arguments.other_modem)
     print("\n".join(_lines(outcome)))
     return ExitCode.DONE if outcome.is_right else ExitCode.REFUSED
-
-
-def _survey(arguments: argparse.Namespace) -> int:
-    fleet, ports = _fleet(arguments)
-    _refuse_untuned(fleet)
-    name, port = next(iter(ports.items()))
-    settings = replace(fleet.ends[name], port=port, speed=arguments.speed)
-
-    def tell(busy: ChannelUse) -> None:
-        if sys.stderr.isatty():
-            print(f"\r{_heard(busy)}", end="", file=sys.stderr, flush=True)
-
-    busy = survey(settings, arguments.seconds, tell)
-    if arguments.json:
-        print(json.dumps({**asdict(busy), "share": busy.share}))
-    else:
-        print(_heard(busy))
-    return ExitCode.DONE
-
-
-def _heard(busy: ChannelUse) -> str:
-    level = busy.strongest_dbm
-    strongest = "" if level is None else f", the strongest at {level:g} dBm"
-    share = f"the channel was busy for {100 * busy.share:.1f} % of the time"
-    return f"{busy.seconds:.0f} s: {busy.frames} frames{strongest}; {share}"
-
-
-def _range(arguments: argparse.Namespace) -> int:
-    fleet, ports = _fleet(arguments)
-    _refuse_untuned(fleet)
-    if len(ports) != 2:
-        raise ConfigError("a range is between two modems: name two with --port NAME=PORT")
-    settings = [
-        replace(fleet.ends[name], port=port, speed=arguments.speed, binary="yes")
-        for name, port in ports.items()
-    ]
-    if arguments.plot and not importlib.util.find_spec("matplotlib"):
-        raise ConfigError("--plot needs matplotlib: pip install matplotlib")
-    names = dict(zip(ports.values(), ports, strict=True))
-    rows: list[Reach] = []
-    options = arguments.sf, arguments.frames, arguments.ledgers, _waits
-    try:
-        for reach in measure_range(settings, REGIONS[fleet.region], *options):
-            rows.append(replace(reach, sender=names[reach.sender]))
-            if not arguments.json:
-                print(_row(rows[-1]), flush=True)
-    finally:  # a measurement may take hours: what there is is shown
-        if arguments.plot and rows:
-            arguments.plot.write_text(_plot(rows))
-        if arguments.json:
-            print(json.dumps([{**asdict(row), "ratio": row.ratio} for row in rows]))
-        print("run provision again: the modems have another spreading factor now", file=sys.stderr)
-    return ExitCode.DONE
-
-
-def _refuse_untuned(fleet: RadioFleet) -> None:
-    if fleet.ends[HOST].dialect not in TUNED_BY_US:
-        allowed = ", ".join(TUNED_BY_US)
-        raise ConfigError(f"only modems that ternmesh tunes while they work can do this: {allowed}")
-
-
-def _waits(wait_s: float) -> None:
-    minutes = wait_s / 60
-    print(f"waits {minutes:.0f} min: the airtime of the hour is spent", file=sys.stderr, flush=True)
-
-
-def _row(reach: Reach) -> str:
-    quality = "" if reach.rssi_dbm is None else f"  {reach.rssi_dbm:6.1f} dBm"
-    quality += "" if reach.snr_db is None else f"  SNR {reach.snr_db:5.1f} dB"
-    if reach.reason:
-        return f"SF{reach.spreading_factor:<3} from {reach.sender:12} {reach.reason}"
-    share = f"{100 * reach.ratio:5.1f} %  ({reach.arrived}/{reach.sent})"
-    return f"SF{reach.spreading_factor:<3} from {reach.sender:12} {share}{quality}"
-
-
-def _plot(rows: Sequence[Reach]) -> str:
-    """Delivery ratio over spreading factors, one line for each direction, as SVG."""
-
-    def draw(axes: "Axes") -> None:
-        for sender in dict.fromkeys(row.sender for row in rows):
-            own = [row for row in rows if row.sender == sender and not row.reason]
-            factors = [row.spreading_factor for row in own]
-            axes.plot(factors, [100 * row.ratio for row in own], "o-", label=f"from {sender}")
-        axes.set_ylim(0, 105)
-
-    return svg(draw, "spreading factor", "frames that arrived (%)", "lower right")
 
 
 def _at_once(function: Callable[[T], U], items: Sequence[T]) -> Iterator[U]:

@@ -1,1 +1,1 @@
-"""Radio modems on the bench: found, set up, compared, measured."""
+"""Radio modems on the bench: found, set up, compared."""

@@ -1,6 +1,5 @@
 """The relay in C, as a process: a LoRa modem (emulated) on one side, a BLE link on the other."""
 
-import random
 import shutil
 import socket
 import subprocess
@@ -10,14 +9,14 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from firmware_tools.radios.line import Line
-from firmware_tools.radios.survey import Station
 from ternmesh.link.airtime import LoraSetting, airtime_us
 from ternmesh.wire.frame import BROADCAST, Header, seal_open
 from tests.firmware_tools.c_library import make
 from transports.ble.protocol import BleProtocol
+from transports.serial_lora.dialect import Received, Write
 from transports.serial_lora.emulator.radios import EmulatedRadios, new_modem
+from transports.serial_lora.meshcore import Meshcore
 from transports.serial_lora.settings import SerialLoraSettings
-from transports.serial_lora.transport import new_dialect
 
 pytestmark = pytest.mark.skipif(not shutil.which("cc"), reason="cc is not installed")
 SPEED, FREQUENCY, BOARD = 20, 869_525_000, 7
@@ -72,6 +71,33 @@ class Bridge:
             self._peer.close()
 
 
+class BoardModem:
+    """A board's modem that sends and hears payloads as they are."""
+
+    def __init__(self, line: Line, dialect: Meshcore) -> None:
+        self.dialect = dialect
+        self.heard: list[Received] = []
+        self._line = line
+        self._handle(dialect.start(time.monotonic()))
+
+    def serve(self) -> None:
+        data = self._line.read(0.02)
+        now = time.monotonic()
+        self._handle(self.dialect.receive_bytes(data, now) if data else [])
+        if (due := self.dialect.deadline) is not None and due <= now:
+            self._handle(self.dialect.handle_timeout(now))
+
+    def send(self, payload: bytes) -> None:
+        self._handle(self.dialect.send(payload, time.monotonic()))
+
+    def _handle(self, events) -> None:
+        for event in events:
+            if isinstance(event, Write):
+                self._line.write(event.data)
+            elif isinstance(event, Received):
+                self.heard.append(event)
+
+
 class Rig:
     """A board's modem, the relay with its own, and the bridge."""
 
@@ -91,13 +117,13 @@ class Rig:
             speed=SPEED,
         )
         line = stack.enter_context(Line(settings.port, settings.baud))
-        self.board = Station(line, new_dialect(settings, random.Random()))
-        self.board.start()
+        self.board = BoardModem(line, Meshcore(settings))
         numbers = FREQUENCY, 7, 125, 1, 14, duty_permille, BOARD, SPEED
         where = self.radios.paths[1], tmp_path / "bridge"
         self._command = [str(part) for part in (program, *where, *numbers)]
         self.relay = subprocess.Popen(self._command)
         stack.callback(self.end)
+        self.until(lambda: self.board.dialect.ready)
 
     def end(self) -> None:
         self.relay.kill()

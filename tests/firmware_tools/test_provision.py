@@ -449,25 +449,3 @@ def test_a_key_is_never_shown(radios, tmp_path, capsys) -> None:
     shown = capsys.readouterr()
     assert "(secret)" in shown.out
     assert KEY not in shown.out + shown.err
-
-
-def test_range_and_survey(tmp_path, capsys) -> None:
-    with EmulatedRadios([new("meshcore"), new("meshcore")], speed=50, loss=0.3) as radios:
-        path = tmp_path / "radios.toml"
-        ports = f'\n[ports]\nhost = "{radios.paths[0]}"\nboard-1 = "{radios.paths[1]}"\n'
-        path.write_text(fleet_text("meshcore") + ports)
-        common = [str(path), "--speed", "50", "--json"]
-        more = ["--sf", "7", "8", "--frames", "5", "--ledgers", str(tmp_path / "air")]
-        plot = ["--plot", str(tmp_path / "range.svg")]
-        assert main.main(["firmware", "range", *common, *more, *plot]) == 0
-        rows = json.loads(capsys.readouterr().out)
-        assert [(row["spreading_factor"], row["sender"]) for row in rows] == [
-            (7, "host"),
-            (7, "board-1"),
-            (8, "host"),
-            (8, "board-1"),
-        ]
-        assert 4 < sum(row["arrived"] for row in rows) < 20
-        assert (tmp_path / "range.svg").read_text().startswith("<svg")
-        assert main.main(["firmware", "survey", *common, "--seconds", "20"]) == 0
-        assert json.loads(capsys.readouterr().out)["frames"] == 0
