@@ -2,7 +2,8 @@
 
 `draw` writes a list of mutants by a fixed seed. `map` runs the tests once, and notes which lines
 each of them runs. `judge` gives every mutant a verdict: it runs the tests that cover its line, the
-quick ones first, until one fails. After a stop it goes on where it was.
+quick ones first, until one fails. After a stop it goes on where it was. `--earlier FILE` names the
+verdicts from before a change: the test that failed then runs first.
 """
 
 import argparse
@@ -62,8 +63,13 @@ def make_map() -> None:
     print(f"{len(_read_map())} tests that passed are in the map")
 
 
-def judge(verdicts: Path, limit: int) -> None:
+def judge(verdicts: Path, limit: int, earlier: Path | None) -> None:
     tests = _read_map()
+    killers = {
+        Mutant(*row["mutant"]): row["by"].split()[1].partition("[")[0]
+        for row in (_read_lines(earlier) if earlier else ())
+        if row.get("by", "").startswith("FAILED ")
+    }
     listing = [*PYTEST, "-n0", "--collect-only", *SUITES]
     listed = subprocess.run(listing, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
     if not tests or tests.keys() - set(listed.stdout.split("\n")):
@@ -74,7 +80,7 @@ def judge(verdicts: Path, limit: int) -> None:
 
     def judge_one(mutant: Mutant) -> dict[str, object]:
         copy = copies.get()
-        verdict = _judge(copy, mutant, tests)
+        verdict = _judge(copy, mutant, tests, killers.get(mutant))
         copies.put(copy)
         return verdict
 
@@ -97,7 +103,7 @@ def report(verdicts: Path) -> None:
             print(row["verdict"], *row["mutant"])
 
 
-def _judge(copy: Path, mutant: Mutant, tests: Tests) -> dict[str, object]:
+def _judge(copy: Path, mutant: Mutant, tests: Tests, killer: str | None) -> dict[str, object]:
     file = copy / mutant.path
     text = file.read_text() if file.exists() else ""
     tree = ast.parse(text)
@@ -109,7 +115,8 @@ def _judge(copy: Path, mutant: Mutant, tests: Tests) -> dict[str, object]:
         covering = {test: covering[test] for test in on_line}  # else it runs at the import
     chosen: list[str] = []
     total_s = 0.0
-    for test in sorted(covering, key=lambda test: (covering[test][0], test)):
+    by_time = sorted(covering, key=lambda test: (covering[test][0], test))
+    for test in sorted(by_time, key=lambda test: test.partition("[")[0] != killer):
         total_s += covering[test][0]
         if total_s <= TESTS_S:
             chosen.append(test)
@@ -167,6 +174,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.add_argument("step", choices=("draw", "map", "judge", "report"))
     parser.add_argument("--count", type=int, default=400, help="how many `draw` or `judge` takes")
+    parser.add_argument("--earlier", type=Path, help="verdicts from before a change")
     parser.add_argument("--verdicts", type=Path, default=LIST.with_name("verdicts.jsonl"))
     arguments = parser.parse_args()
     match arguments.step:
@@ -175,7 +183,7 @@ def main() -> None:
         case "map":
             make_map()
         case "judge":
-            judge(arguments.verdicts, arguments.count)
+            judge(arguments.verdicts, arguments.count, arguments.earlier)
         case _:
             report(arguments.verdicts)
 
