@@ -28,7 +28,6 @@ from ternmesh.codec.scale import to_float
 from ternmesh.errors import CodecError
 from ternmesh.federated.events import (
     Advanced,
-    Decommissioned,
     FellSilent,
     Joined,
     NodeEvent,
@@ -47,7 +46,6 @@ from ternmesh.types import ModelQ24, Vector
 from ternmesh.wire.update import SAMPLES_MAX
 from ternmesh_service.keyring import Keyring, NoKeyring
 from ternmesh_service.notify import no_beat
-from ternmesh_service.wipe import DecommissionOrdered
 from ternmesh_store.node_store import NodeStore
 from transports.base import Transport
 from transports.driver import Driver
@@ -67,8 +65,7 @@ _log = logging.getLogger(__name__)
 class Node:
     """One board: call `start`, then `turn` in a loop. `state` is the one that `store` has loaded.
 
-    Methods raise StoreError, ModelError or DataError if the node cannot continue, and
-    DecommissionOrdered if the host ends it.
+    Methods raise StoreError, ModelError or DataError if the node cannot continue.
     """
 
     def __init__(
@@ -237,8 +234,6 @@ class Node:
                 case WorkReady():
                     self.wanted = event.round
                     is_changed |= event.round == 0  # this run takes no adapter along
-                case Decommissioned():
-                    raise DecommissionOrdered("the host has decommissioned this board")
                 case SettingsTaken():
                     self._use_settings()
         if is_changed:

@@ -37,7 +37,6 @@ from ternmesh_service.mqtt_health import served_health
 from ternmesh_service.notify import ServiceManager
 from ternmesh_service.page.config import served_page
 from ternmesh_service.status import to_json
-from ternmesh_service.wipe import wiping
 from ternmesh_store.node_store import NodeStore
 from ternmesh_store.state_file import StateFile
 from transports.factory import make_transport, pace_of
@@ -68,8 +67,7 @@ def run_node(config: NodeConfig, stop: threading.Event, *, insecure: bool = Fals
     state = StateFile(Path(config.state_dir))
     keyring = choose_keyring(state, config.security, config.link, insecure=insecure)
     manager = ServiceManager()
-    identity = config.security.path(state.folder)
-    with wiping(state.folder, identity, config.name), opened(state, keyring, config.link.fleet):
+    with opened(state, keyring, config.link.fleet):
         if isinstance(keyring, Keyring):
             finish_rotation(config.link, config.name, keyring, stop, manager.beat)
         _run_releases(config, state, keyring, stop, manager)

@@ -1,8 +1,8 @@
 """The host's service for enrolment with a code, new keys and the list of members (SPEC.md 9.6).
 
 It handles for a host what comes without a seal: three kinds of request, and proofs that the host's
-key has a successor. It also gives boards the notices of the host: that they were revoked, are to
-wipe themselves, or that the host has a new key.
+key has a successor. It also gives boards the notices of the host: that they were revoked, or that
+the host has a new key.
 """
 
 import logging
@@ -28,7 +28,6 @@ from ternmesh.security.enrolment import (
 from ternmesh.security.identity import Role
 from ternmesh.security.membership import write_fleet
 from ternmesh.security.notices import (
-    DECOMMISSIONED,
     HOST_ROTATED,
     NOTICE_FIRST_S,
     NOTICE_LONGEST_S,
@@ -92,7 +91,7 @@ class EnrolmentService:
         member_list = self._keyring.member_list
         fingerprint = member_list.revoked(peer)
         if fingerprint is not None:
-            kind = DECOMMISSIONED if fingerprint in member_list.decommissioned else REVOKED
+            kind = REVOKED
         elif self._keyring.is_strange(peer):  # it seals for an earlier key of this host
             kind, fingerprint = HOST_ROTATED, peer.encode()
         else:
@@ -102,7 +101,7 @@ class EnrolmentService:
             frames = rotation_frames(member_list.hosts.rotations)
             if kind != HOST_ROTATED:
                 own = self._keyring.own
-                frames.append(write_notice(kind, own, member_list.fleet, fingerprint))
+                frames.append(write_notice(own, member_list.fleet, fingerprint))
             for frame in frames:
                 self._channel.send_in_clear(peer, [frame])  # links pass those alone
 

@@ -34,8 +34,8 @@ def answer(
                 pass
             case "add":
                 _add(keyring, request.get("identities", {"": request.get("identity")}))
-            case "revoke" | "decommission" as action:
-                getattr(keyring.member_list, action)(str(request.get("name", "")))
+            case "revoke":
+                keyring.member_list.revoke(str(request.get("name", "")))
                 keyring.keep_member_list()
                 keyring.rekey()
             case "rotate":

@@ -179,7 +179,7 @@ class HostService:
         answer = membership.answer(self._keyring, request, self.enrolment, self._clock())
         if "error" not in answer:
             match request[membership.ASK]:
-                case "revoke" | "decommission":
+                case "revoke":
                     assert self.enrolment is not None  # else there are no members
                     self.enrolment.tell(str(request["name"]), self._clock())
                     self.protocol.exclude(str(request["name"]), self._clock())

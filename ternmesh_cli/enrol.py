@@ -177,16 +177,11 @@ def _list(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _revoke(arguments: argparse.Namespace) -> dict[str, Any]:
-    return revoke(arguments, "revoke")
-
-
-def revoke(arguments: argparse.Namespace, action: str) -> dict[str, Any]:
-    """Revoke or decommission the board `arguments.name` on the host; its answer."""
     try:
         check_name(arguments.name, "name")
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    return ask_host(arguments.config, {"enrol": action, "name": arguments.name})
+    return ask_host(arguments.config, {"enrol": "revoke", "name": arguments.name})
 
 
 def _export(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -20,7 +20,6 @@ from ternmesh_service.control_socket import ANSWER_S, SLOW, SLOW_S, NobodyAnswer
 from ternmesh_service.identity_file import check_owner, make_identity_file, read_identity_file
 from ternmesh_service.keyring import Keyring, SecurityConfig
 from ternmesh_service.status import read_status
-from ternmesh_service.wipe import begin_again
 from ternmesh_store.state_file import StateFile
 from transports.base import check_name, check_node
 from transports.link_config import LinkConfig
@@ -168,7 +167,6 @@ def keyring_at(
                 f"{path} is not there, and {state.path} holds the fleet of its keys: bring that "
                 "identity back (docs/backup.md)"
             )
-        begin_again(folder, path)
         make_identity_file(path, name, role)
     with _opened(folder, config) as keyring:
         check_owner(path, keyring.own, name, role)

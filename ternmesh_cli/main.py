@@ -21,11 +21,6 @@ COMMANDS = {
     "broker": ("deploy a mosquitto for a fleet", "broker.command", "add_arguments"),
     "completion": ("print what a shell needs to complete commands", "completion", "add_arguments"),
     "data": ("show and delete the samples of a board", "samples", "add_data_arguments"),
-    "decommission": (
-        "end a board: exclude it on the host, or wipe it",
-        "decommission",
-        "add_arguments",
-    ),
     "demo": ("see three boards learn three voices", "demo.command", "add_arguments"),
     "doctor": ("find out what keeps a host or board from its work", "doctor", "add_arguments"),
     "enrol": ("manage the members of a fleet and their keys", "enrol", "add_arguments"),

@@ -75,5 +75,5 @@ def _board(arguments: argparse.Namespace) -> int:
         until_finished=arguments.until_finished,
     )
     if arguments.json:
-        print(json.dumps(to_json(status) if status else {"decommissioned": True}))
+        print(json.dumps(to_json(status)))
     return 0

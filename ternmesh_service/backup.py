@@ -20,7 +20,6 @@ from ternmesh_service.identity_file import (
     check_owner,
     parse_identity_file,
 )
-from ternmesh_service.wipe import begin_again
 from ternmesh_store.database import DamagedError, FormatError, StoreError
 from ternmesh_store.files import create_private_file, read_file
 from ternmesh_store.state_file import STATE, StateContent, StateFile
@@ -75,7 +74,6 @@ def restore_backup(
         raise SecurityError(
             f"{identity} is another identity than that in {source}: move it away, or give --force"
         )
-    begin_again(folder, identity)  # else the next start would wipe what comes back
     state = StateFile(folder)
     copy, content = state.take_copy(kept)
     try:

@@ -53,7 +53,6 @@ from ternmesh_service.identity_file import (
     replace_host_file,
 )
 from ternmesh_service.status import SecurityStatus
-from ternmesh_service.wipe import check_fit
 from ternmesh_store.files import sync_folder
 from ternmesh_store.security_store import SecurityStore
 from ternmesh_store.state_file import SECURITY, StateFile
@@ -450,10 +449,8 @@ def opened(
 ) -> Iterator[None]:
     """Open the state file, and the keys, which must be those of `fleet`, until the block ends.
 
-    The tables of `groups` are needed besides those of the keys. Raises SecurityError, StoreError or
-    DecommissionOrdered.
+    The tables of `groups` are needed besides those of the keys. Raises SecurityError or StoreError.
     """
-    check_fit(state.folder)
     state.open(keep=(*keyring.must_keep, *groups))
     try:
         keyring.open()

@@ -7,7 +7,7 @@ outlives every run and model.
 from collections.abc import Iterable
 
 from ternmesh.security.host_keys import read_host_keys, write_host_keys
-from ternmesh.security.identity import FINGERPRINT_SIZE, read_identity, write_identity
+from ternmesh.security.identity import read_identity, write_identity
 from ternmesh.security.membership import HOST, MemberList, MemberListState
 from ternmesh.security.sealing import Change
 from ternmesh.security.session import (
@@ -23,8 +23,6 @@ from ternmesh.security.session import (
     write_peer,
 )
 from ternmesh_store.store import END, Store
-
-DECOMMISSIONED = b"\x15"  # behind the fingerprint of a board that is to wipe itself
 
 
 class SecurityStore(Store):
@@ -44,10 +42,9 @@ class SecurityStore(Store):
             fleet,
             read_host_keys(host),
             tuple(read_identity(identity) for (identity,) in members),
-            tuple(row for row in revoked if len(row) == FINGERPRINT_SIZE),
+            tuple(revoked),
             number,
             tuple(rotated),
-            tuple(row[:FINGERPRINT_SIZE] for row in revoked if len(row) > FINGERPRINT_SIZE),
         )
         return MemberList(state)
 
@@ -62,8 +59,6 @@ class SecurityStore(Store):
             insert("security_member", member.name, write_identity(member))
         for fingerprint in state.revoked:
             insert("security_revoked", fingerprint)
-        for fingerprint in state.decommissioned:  # revoked too, and marked by one more byte
-            insert("security_revoked", fingerprint + DECOMMISSIONED)
         for row in state.rotated:
             insert("security_rotated", *row)
 

@@ -21,7 +21,7 @@ from edge.split.config import SplitBoardConfig
 from edge.split.part import FIRST, HEAD, SplitPart
 from edge.trainer import round_rng
 from ternmesh.errors import CodecError
-from ternmesh.federated.events import CountersReserved, Decommissioned, Refused, refusals
+from ternmesh.federated.events import CountersReserved, Refused, refusals
 from ternmesh.federated.joining import NodeSettings
 from ternmesh.federated.refusals import RefusalLog, why
 from ternmesh.model_package import ModelPackage, TensorSpec
@@ -33,7 +33,6 @@ from ternmesh.wire import activation, control
 from ternmesh.wire.activation import Activation
 from ternmesh_service.keyring import Keyring, NoKeyring
 from ternmesh_service.status import SplitBoardStatus
-from ternmesh_service.wipe import DecommissionOrdered
 from ternmesh_store.database import WITHOUT, StoreError
 from ternmesh_store.split_store import Checkpoint, SplitStore
 from transports.base import HOST, Transport
@@ -175,8 +174,6 @@ class SplitNode:
                 except CodecError as error:
                     self._drop("diverged")
                     _log.warning("micro-batch %d gives nothing: %s", item.number, error)
-            case Decommissioned():
-                raise DecommissionOrdered("the host has decommissioned this board")
             case Lost():
                 if self._under_way is not None and not self._under_way.is_question:
                     self._drop("lost")

@@ -17,7 +17,6 @@ from ternmesh_service.config_file import control_path
 from ternmesh_service.control_socket import ControlServer, Relay
 from ternmesh_service.keyring import Keyring, choose_keyring, hop_keys, opened
 from ternmesh_service.status import SplitBoardStatus, to_json
-from ternmesh_service.wipe import wiping
 from ternmesh_store.split_store import SplitStore
 from ternmesh_store.state_file import StateFile
 from transports.base import Transport
@@ -31,7 +30,7 @@ def run_split_board(
     insecure: bool = False,
     until_finished: bool = False,
     around: Callable[[Transport], Transport] = lambda transport: transport,
-) -> SplitBoardStatus | None:
+) -> SplitBoardStatus:
     """Run a board until `stop` is set, or until all is done; its last status.
 
     Raises what `edge.service.run_node` raises. `around` may wrap the transport, for example to
@@ -50,11 +49,7 @@ def run_split_board(
     store, relay = SplitStore(state), Relay()
     keys = hop_keys(keyring, config.name, config.link.gateway)
     transport = make_transport(config.link, config.name, state, keys)
-    with (
-        wiping(state.folder, config.security.path(state.folder), config.name),
-        opened(state, keyring, config.link.fleet),
-        closing(transport),
-    ):
+    with opened(state, keyring, config.link.fleet), closing(transport):
         if isinstance(keyring, Keyring):
             finish_rotation(config.link, config.name, keyring, stop)
         wrapped = around(transport)
@@ -75,4 +70,3 @@ def run_split_board(
                 relay.serve(answer)
             node.save()
         return node.status()
-    return None  # it was decommissioned

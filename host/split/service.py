@@ -148,10 +148,7 @@ class SplitService:
     def enrol(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return the answer to a request about the fleet's members."""
         answer = membership.answer(self._keyring, request, self.enrolment, self._clock())
-        if request[membership.ASK] in (
-            "revoke",
-            "decommission",
-        ):  # without that board the run may be finished
+        if request[membership.ASK] == "revoke":  # without that board the run may be finished
             self.host.handle_timeout(self._clock())
         return answer
 

@@ -48,11 +48,6 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class Decommissioned:
-    """On a node: the host has told this node to wipe its keys and state, and to end."""
-
-
-@dataclass(frozen=True, slots=True)
 class SettingsTaken:
     """On a node: the host has set these. Save them: what has a lower number is not taken again."""
 
@@ -70,9 +65,7 @@ class BoardChanged:
     report: Report | None
 
 
-SessionEvent = (
-    CountersReserved | SecurityChanged | Refused | Decommissioned | SettingsTaken | BoardChanged
-)
+SessionEvent = CountersReserved | SecurityChanged | Refused | SettingsTaken | BoardChanged
 
 # Of the node
 

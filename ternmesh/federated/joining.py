@@ -19,13 +19,7 @@ from typing import Any
 
 from ternmesh.errors import WireError
 from ternmesh.federated.channel import Channel
-from ternmesh.federated.events import (
-    FRAME_SIZE,
-    OLD_MEMBERS,
-    Decommissioned,
-    SecurityChanged,
-    known_reason,
-)
+from ternmesh.federated.events import FRAME_SIZE, OLD_MEMBERS, SecurityChanged, known_reason
 from ternmesh.federated.management import BoardManagement
 from ternmesh.federated.state import next_state
 from ternmesh.security import notices
@@ -279,9 +273,6 @@ class Joining:
                 self._channel.events.append(SecurityChanged((change,)))
                 self._channel.outgoing.discard(UNASSIGNED)
                 self.hello_timer.soon(now)
-            case notices.DECOMMISSIONED:
-                self._channel.events.append(Decommissioned())
-                self._leave(now)
             case notices.REVOKED:
                 self._leave(now)
 

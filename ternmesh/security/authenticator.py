@@ -201,7 +201,8 @@ class KeyedAuthenticator:
         member_list = self._member_list
         if not notices.is_rotation(frame):
             own = self._own.public.fingerprint
-            return notices.read_notice(frame, member_list.host, member_list.fleet, own)
+            notices.check_notice(frame, member_list.host, member_list.fleet, own)
+            return notices.REVOKED
         is_new = self._rotations.take(frame, self._follow_host, now)
         return HostRotated(member_list.hosts) if is_new else None
 

@@ -53,7 +53,6 @@ class MemberListState:
     revoked: tuple[bytes, ...] = ()  # fingerprints
     number: int = 0  # rises with every change; on a board, the highest that the host has announced
     rotated: tuple[tuple[str, bytes], ...] = ()  # member's name and the fingerprint of its old keys
-    decommissioned: tuple[bytes, ...] = ()  # revoked, and told to wipe itself, on the host
 
     @property
     def host(self) -> PublicIdentity:
@@ -82,7 +81,6 @@ class MemberList:
         self.fleet = state.fleet
         self.number = state.number
         self.hosts = state.hosts
-        self.decommissioned = set(state.decommissioned)  # fingerprints
         self._members = {member.name: member for member in state.members}
         self._revoked = set(state.revoked)
         self._rotated = {fingerprint: name for name, fingerprint in state.rotated}
@@ -93,8 +91,7 @@ class MemberList:
         members = tuple(sorted(self._members.values(), key=lambda member: member.name))
         revoked = tuple(sorted(self._revoked))
         rotated = tuple(sorted((name, old) for old, name in self._rotated.items()))
-        over = tuple(sorted(self.decommissioned))
-        return MemberListState(self.fleet, self.hosts, members, revoked, self.number, rotated, over)
+        return MemberListState(self.fleet, self.hosts, members, revoked, self.number, rotated)
 
     @property
     def host(self) -> PublicIdentity:
@@ -180,11 +177,6 @@ class MemberList:
         """On the host: its key has changed to the present one of `hosts`."""
         self.hosts = hosts
         self._changed()
-
-    def decommission(self, name: str) -> None:
-        """Revoke a member's key, and keep that its board is to wipe itself. SecurityError."""
-        self.revoke(name)
-        self.decommissioned.add(self._members[name].fingerprint)
 
     def revoke(self, name: str) -> None:
         """Revoke a member's key for ever. SecurityError."""

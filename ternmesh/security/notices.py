@@ -1,8 +1,8 @@
 """Notices: what a host tells in the clear, as it shares no session with the receiver. SPEC.md 9.6.
 
-The host signs that a board's key was revoked, or that the board is to wipe itself. Its own new key
-comes as the rotation, in fragments that every bearer carries. A copy of a notice tells nothing that
-is not true, so anybody may repeat it.
+The host signs that a board's key was revoked. Its own new key comes as the rotation, in fragments
+that every bearer carries. A copy of a notice tells nothing that is not true, so anybody may repeat
+it.
 """
 
 from collections.abc import Callable
@@ -16,18 +16,14 @@ from ternmesh.wire import fragments
 from ternmesh.wire.fragments import Reassembler
 from ternmesh.wire.frame import HEAD_SIZE, UNASSIGNED, Header, open_seal, seal_open
 
-REVOKED, HOST_ROTATED, DECOMMISSIONED = 0x12, 0x14, 0x15
+REVOKED, HOST_ROTATED = 0x12, 0x14
 # Pauses between notices to the same end; each doubles the pause
 NOTICE_FIRST_S, NOTICE_LONGEST_S = 2.0, 3600.0
 ROTATION_CHECK_S = 0.02  # after a forged rotation: each costs several checks of signatures
 SEARCHED_MAX = 1 << 16  # bytes hashed at most for one fragment, which anybody may send
-_DOMAINS = {REVOKED: "revoked", DECOMMISSIONED: "decommissioned"}
 _HEADER = Header(UNASSIGNED, 0)
-
-
 _HEADS = tuple(
-    seal_open(_HEADER, bytes((kind,)))[: HEAD_SIZE + 1]
-    for kind in (HOST_ROTATED, REVOKED, DECOMMISSIONED)
+    seal_open(_HEADER, bytes((kind,)))[: HEAD_SIZE + 1] for kind in (HOST_ROTATED, REVOKED)
 )
 
 
@@ -41,17 +37,16 @@ def is_rotation(frame: bytes) -> bool:
     return frame.startswith(_HEADS[0])
 
 
-def write_notice(kind: int, host: Identity, fleet: bytes, fingerprint: bytes) -> bytes:
-    """The frame that tells the owner of a key that it is REVOKED or DECOMMISSIONED."""
-    signature = host.sign(statement(_DOMAINS[kind], fleet, fingerprint))
-    return seal_open(_HEADER, bytes((kind,)) + signature)
+def write_notice(host: Identity, fleet: bytes, fingerprint: bytes) -> bytes:
+    """The frame that tells the owner of a key that it was revoked."""
+    signature = host.sign(statement("revoked", fleet, fingerprint))
+    return seal_open(_HEADER, bytes((REVOKED,)) + signature)
 
 
-def read_notice(frame: bytes, host: PublicIdentity, fleet: bytes, fingerprint: bytes) -> int:
-    """The kind of a notice of the host for this key; WireError."""
+def check_notice(frame: bytes, host: PublicIdentity, fleet: bytes, fingerprint: bytes) -> None:
+    """WireError unless the frame is a notice of the host that this key was revoked."""
     _, body = open_seal(frame)
-    verify(host.verify, body[1:], statement(_DOMAINS[body[0]], fleet, fingerprint))
-    return body[0]
+    verify(host.verify, body[1:], statement("revoked", fleet, fingerprint))
 
 
 def rotation_frames(rotations: tuple[bytes, ...]) -> list[bytes]:

@@ -156,13 +156,6 @@ def _remove(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def drop_account(folder: Path, fleet: str, node: str) -> str:
-    """Remove the account of a board, where there is one; a sentence that says what to do next."""
-    disk.known(folder)  # BrokerError where this is no folder of a broker
-    disk.clear(folder, Account(fleet, node))
-    return f"{folder} has no account of {node} any more. {_note(folder, *disk.ACCOUNTS)}"
-
-
 def _renew(arguments: argparse.Namespace) -> int:
     folder: Path = arguments.dir
     names = disk.server_names(folder)

@@ -26,7 +26,7 @@ from ternmesh.federated.state import HostSettings, NodeRecord, new_node_state
 from ternmesh.plan import make_plan
 from ternmesh.security.authenticator import OPEN, SecurityLayer
 from ternmesh.security.identity import rotation_text
-from ternmesh.security.notices import REVOKED, write_notice
+from ternmesh.security.notices import write_notice
 from ternmesh.security.session import ListNumber
 from ternmesh.timers import NETWORK_TIMERS
 from ternmesh.wire import control
@@ -766,11 +766,11 @@ def test_a_notice_for_another_key_revokes_nobody(keyed):  # R9.6-8
     mine, other = (rings[name].own.public.fingerprint for name in ("ada", "bob"))
     for signer, key in ((own, other), (rings["bob"].own, mine)):
         bench.now += 2.0
-        ada.receive_frames("host", [write_notice(REVOKED, signer, fleet, key)], bench.now)
+        ada.receive_frames("host", [write_notice(signer, fleet, key)], bench.now)
         assert not ada.joining.revoked
     assert ada.refused["signature"] == 2
     bench.now += 2.0
-    ada.receive_frames("host", [write_notice(REVOKED, own, fleet, mine)], bench.now)
+    ada.receive_frames("host", [write_notice(own, fleet, mine)], bench.now)
     assert ada.joining.revoked
     bench.settle()  # the host knows nothing of this, so what it seals proves the contrary
     bench.now += PLAN.announce_s

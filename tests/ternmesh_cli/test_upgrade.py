@@ -24,7 +24,6 @@ from ternmesh_service import rollback, software
 from ternmesh_service.control_socket import ControlServer
 from ternmesh_service.rollback import Failed
 from ternmesh_service.status import SecurityStatus, to_json
-from ternmesh_service.wipe import wipe
 from ternmesh_store.state_file import STATE, StateFile
 from tests.statuses import board_status
 
@@ -446,18 +445,8 @@ def impatient(_: Board, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(upgrade, "watch", watch)
 
 
-def wiped(board: Board, patch: pytest.MonkeyPatch) -> None:
-    """The host decommissions the board on trial: nothing of its state may come back."""
-
-    def watch(*_: object) -> None:
-        wipe(board.state.parent, board.state.parent / "identity")
-        raise Failed("it ended")
-
-    patch.setattr(upgrade, "watch", watch)
-
-
 @pytest.mark.parametrize(
-    "disturb", [half_configured, impatient, wiped, lambda board, patch: os.umask(0o077)]
+    "disturb", [half_configured, impatient, lambda board, patch: os.umask(0o077)]
 )
 def test_the_way_back_works_whatever_disturbs_it(
     board: Board, monkeypatch: pytest.MonkeyPatch, disturb: Disturb
@@ -472,7 +461,7 @@ def test_the_way_back_works_whatever_disturbs_it(
     assert (code, f"{OLD} is back" in said) == (1, True)
     assert board.is_at(OLD)
     assert board.commands[-1] == f"start --no-block {UNIT}"
-    assert board.state.exists() == (disturb is not wiped)
+    assert board.state.exists()
 
 
 def test_a_way_back_that_fails_says_what_to_do(

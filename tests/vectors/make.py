@@ -593,8 +593,7 @@ def host_rotation(
         "host rotation": rotation,
         "host keys": host_keys.write_host_keys(hosts),
         **{f"host rotation, frame {number}": frame for number, frame in enumerate(frames)},
-        "revoked": notices.write_notice(notices.REVOKED, host, fleet.fleet, own),
-        "decommissioned": notices.write_notice(notices.DECOMMISSIONED, host, fleet.fleet, own),
+        "revoked": notices.write_notice(host, fleet.fleet, own),
     }
 
 

@@ -223,10 +223,9 @@ def test_the_rotation_of_a_host_and_its_notices() -> None:
         assert len(frame) <= 100
         assert frame[7:17] == name + struct.pack("<H", number)
     assert b"".join(frame[17:-8] for frame in frames) == data
-    for kind, word in ((0x12, "revoked"), (0x15, "decommissioned")):
-        notice = kept(word)
-        assert notice[:7] == b"\x20" + bytes(5) + bytes((kind,))
-        spec_verify("host", notice[7:-8], word.encode(), spec_fleet(), spec_fingerprint("theo"))
+    notice = kept("revoked")
+    assert notice[:7] == b"\x20" + bytes(5) + b"\x12"
+    spec_verify("host", notice[7:-8], b"revoked", spec_fleet(), spec_fingerprint("theo"))
 
 
 def test_enrolment() -> None:
