@@ -24,54 +24,8 @@ def test_pieces_add_up_in_any_order(content: bytes, rng: random.Random) -> None:
     assert answers == [None] * (len(doubled) - 1) + [content]
 
 
-@given(st.lists(st.binary(max_size=70) | st.binary(max_size=SIZE).map(lambda d: b"\x04" + d)))
-def test_any_bytes_are_taken_or_a_wire_error(bodies: list[bytes]) -> None:
-    assembly = fragments.Reassembler(MTU, object_max=1000)
-    for body in bodies:
-        try:
-            content = assembly.add(body)
-        except WireError:
-            continue
-        assert content is None or body in fragments.split(content, MTU)
-        assert len(assembly._partials) <= 4
-
-
 def head(size: int, index: int, name: bytes = b"name") -> bytes:
     return b"\x04" + name + size.to_bytes(4, "little") + index.to_bytes(2, "little")
-
-
-@pytest.mark.parametrize(
-    ("body", "reason"),
-    [
-        (b"\x04", "length"),
-        (head(10, 0), "length"),
-        (head(0, 0) + b"x", "piece"),
-        (head(1001, 0) + bytes(SIZE), "piece"),
-        (head(0xFFFFFFFF, 0) + bytes(SIZE), "piece"),
-        (head(100, 0) + bytes(SIZE - 1), "piece"),
-        (head(100, 0) + bytes(SIZE + 1), "piece"),
-        (head(100, 2) + bytes(100 - 2 * SIZE + 1), "piece"),
-        (head(100, 3) + b"x", "piece"),
-        (head(100, 0xFFFF) + b"x", "piece"),
-        (head(SIZE, 1) + b"x", "piece"),
-        (head(3, 0) + b"abc", "piece"),  # complete, and not what its name says
-    ],
-)
-def test_why_a_piece_is_refused(body: bytes, reason: str) -> None:  # R4.4-2
-    assembly = fragments.Reassembler(MTU, object_max=1000)
-    with pytest.raises(WireError) as caught:
-        assembly.add(body)
-    assert caught.value.reason == reason
-    assert not assembly._partials
-
-
-def test_an_object_of_65_536_pieces_is_refused_with_its_first() -> None:
-    assembly = fragments.Reassembler(MTU, object_max=1 << 30)
-    longest = fragments.object_max(MTU)
-    assert assembly.add(head(longest, 0) + bytes(SIZE)) is None
-    with pytest.raises(WireError) as caught:
-        assembly.add(head(longest + 1, 0) + bytes(SIZE))
-    assert caught.value.reason == "piece"
 
 
 def test_a_refused_object_of_one_piece_takes_no_place() -> None:  # R4.4-5

@@ -1,21 +1,15 @@
 """A knowledge packet: each part is complete in itself, and whatever arrives is read or refused."""
 
 import json
-from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ternmesh.codec.soft_labels import quantise
 from ternmesh.errors import CodecError, WireError
 from ternmesh.wire.knowledge import (
     HEAD_SIZE,
-    KIND,
-    PROBE_MAX,
     Part,
     Topic,
     cut_labels,
@@ -61,24 +55,6 @@ def test_the_topic_names_the_probe_set_and_the_classes() -> None:
     assert topic == topic_of({"y": np.arange(6, dtype=">f4")}, ["a", "b"])
     assert topic.probe != topic_of({"x": np.arange(7, dtype=np.float32)}, ["a", "b"]).probe
     assert topic.labels != topic_of(probe, ["b", "a"]).labels
-
-
-@given(st.binary(max_size=60), st.integers(1, 12))
-def test_any_bytes_are_a_part_or_refused(rest: bytes, classes: int) -> None:
-    try:
-        part = read_part(bytes([KIND]) + rest)
-    except WireError:
-        return
-    assert write_part(part) == bytes([KIND]) + rest
-    with suppress(WireError):
-        labels_in(part, classes)
-
-
-def test_rows_end_with_the_largest_probe_set() -> None:
-    last = Part(1, TOPIC, 0, PROBE_MAX - 2, 2, b"x")
-    assert read_part(write_part(last)) == last
-    with pytest.raises(WireError, match="range"):
-        read_part(write_part(replace(last, count=3)))
 
 
 def test_what_does_not_fit_is_not_cut() -> None:
