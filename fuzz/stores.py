@@ -178,7 +178,7 @@ def _link() -> Any:
     store = LinkStore(_memory())
     return _recorded(
         store,
-        link_events.Queued(0, "ada", ("ada",), bytes(100), 1),
+        link_events.Queued(0, "ada", ("ada",), bytes(100)),
         link_events.TransferBegun(0, 0),
         link_events.RepairsReserved(0, 64),
         link_events.SymbolHeld("bob", Offer(3, 1, b"name", 60, 20), 0, bytes(20)),

@@ -80,8 +80,7 @@ class LinkStore(Store):
         self._database.clear("link_number")
         self._database.insert("link_number", event.number + 1)
         ends = (event.peer, json.dumps(event.receivers))
-        content = (event.payload, event.priority)
-        self._database.insert("link_outgoing", event.number, *ends, *content, 0, None)
+        self._database.insert("link_outgoing", event.number, *ends, event.payload, 0, None)
 
     def _hold(self, event: SymbolHeld) -> None:
         offer = event.offer
@@ -103,14 +102,12 @@ class LinkStore(Store):
 
     def _outgoing(self) -> tuple[OutRecord, ...]:
         rows = self._database.rows(
-            "SELECT number, peer, receivers, payload, priority, repairs, slot "
+            "SELECT number, peer, receivers, payload, repairs, slot "
             "FROM link_outgoing ORDER BY number"
         )
         return tuple(
-            OutRecord(
-                Queued(number, peer, tuple(json.loads(names)), payload, priority), repairs, slot
-            )
-            for number, peer, names, payload, priority, repairs, slot in rows
+            OutRecord(Queued(number, peer, tuple(json.loads(names)), payload), repairs, slot)
+            for number, peer, names, payload, repairs, slot in rows
         )
 
     def _incoming(self) -> tuple[InRecord, ...]:

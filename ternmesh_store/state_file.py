@@ -41,7 +41,6 @@ _LINK = (
     """CREATE TABLE link_outgoing (
         number INTEGER PRIMARY KEY,
         peer TEXT NOT NULL, receivers TEXT NOT NULL, payload BLOB NOT NULL,
-        priority INTEGER NOT NULL,
         repairs INTEGER NOT NULL, slot INTEGER
     )""",
     """CREATE TABLE link_symbol (
@@ -128,7 +127,7 @@ _SPLIT = (
 )
 SCHEMA = Schema(
     application=0x544D5354,  # "TMST"
-    version=8,
+    version=9,
     statements=(*_SECURITY, *_LINK, *_NODE, *_REPLAY, *_GATEWAY, *_HOST, *_SPLIT),
     advice="bring back a backup of this format (`ternmesh restore --force`), or rename that file "
     "and enrol again",

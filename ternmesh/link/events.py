@@ -36,7 +36,6 @@ class Queued:
     peer: str
     receivers: tuple[str, ...]
     payload: bytes
-    priority: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,25 +75,19 @@ class Link:
         self._ask(now)
 
     def send(
-        self,
-        peer: str,
-        payload: bytes,
-        *,
-        receivers: Sequence[str] = (),
-        priority: int = 1,
-        keep: int | None = None,
+        self, peer: str, payload: bytes, *, receivers: Sequence[str] = (), keep: int | None = None
     ) -> int:
         """Queue an object that must arrive whole. Return its number.
 
-        A smaller `priority` goes first. The oldest unsent objects of the same peer beyond `keep`
-        are superseded. `receivers` are those of a broadcast. Where there is no room, an unsent
-        object of the peer that uses most is given up, if this peer uses less or `keep` is given.
+        The oldest unsent objects of the same peer beyond `keep` are superseded. `receivers` are
+        those of a broadcast. Where there is no room, an unsent object of the peer that uses most
+        is given up, if this peer uses less or `keep` is given.
         LinkFull; ValueError for an object that is empty or too large.
         """
         most = self._settings.size_max
         if not 0 < len(payload) <= most:
             raise ValueError(f"an object is of 1 to {most} bytes here, not {len(payload)}")
-        number = self._out.queue(peer, payload, tuple(receivers) or (peer,), priority, keep)
+        number = self._out.queue(peer, payload, tuple(receivers) or (peer,), keep)
         if number is None:
             raise LinkFull("too many objects wait for delivery: offer this one later")
         return number

@@ -229,12 +229,7 @@ class Sender:
         self._resumed = ()
 
     def queue(
-        self,
-        peer: str,
-        payload: bytes,
-        receivers: tuple[str, ...],
-        priority: int,
-        keep: int | None = None,
+        self, peer: str, payload: bytes, receivers: tuple[str, ...], keep: int | None = None
     ) -> int | None:
         """Queue an object. Return its number, or None without room. See `Link.send`."""
         mine = sorted((q for q in self._unsent if q.peer == peer), key=lambda q: q.number)
@@ -244,7 +239,7 @@ class Sender:
         for queued in old:
             reason = SUPERSEDED if queued.peer == peer else "others needed the room"
             self.cancel(queued.number, reason)
-        queued = Queued(self._number, peer, receivers, payload, priority)
+        queued = Queued(self._number, peer, receivers, payload)
         self._number += 1
         self._waiting.append(queued)
         self._events.append(queued)
@@ -370,8 +365,8 @@ class Sender:
         return any(sending.has_frames for sending in self._active)
 
     def begin(self) -> None:
-        """Begin the transfers of the most urgent objects that wait, while their lanes have room."""
-        for queued in sorted(self._waiting, key=lambda q: (q.priority, q.number)):
+        """Begin the transfers of the oldest objects that wait, while their lanes have room."""
+        for queued in tuple(self._waiting):
             if self._may_begin(queued):
                 self._waiting.remove(queued)
                 slot = self._lane(queued).free.popleft()
@@ -387,12 +382,10 @@ class Sender:
         return SHARE * size <= self._settings.outgoing_bytes_max
 
     def bodies(self, now: float, room: int) -> list[tuple[str, bytes]]:
-        """Return at most `room` bodies with their peers, most urgent objects first."""
+        """Return at most `room` bodies with their peers, oldest objects first."""
         found: list[tuple[str, bytes]] = []
-        order = sorted(
-            (s for s in self._active if s.has_frames),
-            key=lambda s: (s.queued.priority, s.queued.number),
-        )
+        sending_now = (sending for sending in self._active if sending.has_frames)
+        order = sorted(sending_now, key=lambda sending: sending.queued.number)
         for sending in order:
             if len(found) >= room:
                 break

@@ -354,7 +354,7 @@ class Air:
             receivers = [peer]
         end = self.ends[sender]
         try:
-            end.link.send(peer, payload, receivers=receivers, priority=self.rng.randint(0, 2))
+            end.link.send(peer, payload, receivers=receivers)
         except LinkFull:
             return
         before = len(end.disk.committed.outgoing)

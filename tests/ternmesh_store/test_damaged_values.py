@@ -70,7 +70,7 @@ def link_of(state: StateFile) -> Callable[[], object]:
     store = LinkStore(state)
     store.record(LinkCountersReserved(4096))
     for number in range(2):
-        store.record(Queued(number, "ada", ("ada",), b"payload", 1))
+        store.record(Queued(number, "ada", ("ada",), b"payload"))
         store.record(TransferBegun(number, number))
     store.record(SymbolHeld("bob", Offer(3, 1, b"name", 60, 20), 0, bytes(20)))
     store.record(ObjectArrived("bob", b"eman", b"payload"))

@@ -25,8 +25,8 @@ from ternmesh_store.link_store import LinkStore
 ARRIVED_MAX = 64
 
 EMPTY = LinkState()
-FIRST = Queued(0, "host", ("host",), b"payload", 1)
-SECOND = Queued(1, "all", ("n1", "n ü"), b"\0" * 5000, -2)
+FIRST = Queued(0, "host", ("host",), b"payload")
+SECOND = Queued(1, "all", ("n1", "n ü"), b"\0" * 5000)
 OFFER = Offer(3, 70, b"name", 1000, 4)
 OTHER = Offer(4, 71, b"eman", 90, 3)
 NEXT = Offer(3, 86, b"next", 500, 5)

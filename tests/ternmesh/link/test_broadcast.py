@@ -8,7 +8,7 @@ import pytest
 
 from ternmesh.link.erasure_code import GENERATION_MAX
 from ternmesh.link.events import Delivered, GaveUp
-from ternmesh.link.messages import SLOTS, Offer, Question, Status, Symbol, object_name
+from ternmesh.link.messages import SLOTS, Offer, Question, Status, Symbol
 from ternmesh.link.sender import ACTIVE_MAX, ANSWERS_MAX
 from ternmesh.link.settings import LinkSettings
 from tests.ternmesh.link.wired_air import (
@@ -66,17 +66,6 @@ def test_answers_to_a_broadcast_are_spread() -> None:  # R8.2-23
     assert answers[-1] < 60.0 + IDLE_S
 
 
-def test_answers_to_an_offer_alone_are_spread() -> None:  # R8.2-23
-    """Its sender may be kept silent, by the law say, before its first symbol."""
-    air = broadcast(content(3 * ROOM), (), replace(SETTINGS, spread_s=60.0))
-    assert said(air.send(HOST)) == ["offer"]
-    times = sorted(due for name in NODES if (due := air.ends[name].next_timeout()) is not None)
-    assert len(times) == len(NODES)
-    assert all(later - earlier > FRAME_S for earlier, later in pairwise(times))
-    assert air.now + IDLE_S <= times[0]
-    assert times[-1] < air.now + IDLE_S + 60.0
-
-
 def test_whoever_missed_the_offer_asks_after_the_burst() -> None:  # R8.2-22
     air = broadcast(content(3 * ROOM), [lose(Offer, "n1")])
     frames = air.run()
@@ -105,17 +94,6 @@ def test_a_silent_receiver_does_not_keep_a_broadcast_from_the_others() -> None:
     assert {(frame.peer, short(frame.message)) for frame in later} == {("n3", "offer")}
     assert len(later) < 16
     assert air.of(HOST, GaveUp) == [GaveUp(0, ("n3",), "no answer")]
-
-
-def test_a_broadcast_and_an_object_for_one_do_not_disturb_each_other() -> None:
-    air = broadcast(content(4 * ROOM), [lose(Symbol, "n1", 0)])
-    air.host.send("n1", content(3 * ROOM))
-    air.host.send("n2", content(3 * ROOM, 1))
-    air.run()
-    assert set(air.got("n1")) == {content(4 * ROOM), content(3 * ROOM)}
-    assert set(air.got("n2")) == {content(4 * ROOM), content(3 * ROOM, 1)}
-    slots = {f.peer: f.message.slot for f in air.sent if isinstance(f.message, Offer)}
-    assert slots == {ALL: SLOTS // 2, "n1": 0, "n2": 0}
 
 
 def test_a_broadcast_to_one_who_is_away_makes_way_for_others() -> None:
@@ -177,17 +155,6 @@ def test_who_comes_on_is_answered_as_often_as_it_takes() -> None:  # R8.2-13
     air.run()
     assert air.got(NODE) == [content(size)]
     assert air.of(HOST, GaveUp) == []
-
-
-def test_who_is_done_does_not_keep_a_sender_from_giving_up() -> None:
-    air = broadcast(content(4 * ROOM), (), replace(SETTINGS, give_up_s=1000.0))
-    air.deaf.add("n3")
-    air.run(until=60.0)
-    receipt = sealed(Status(object_name(0, content(4 * ROOM)), ()))
-    for minute in range(1, 60):
-        air.run(until=60.0 * minute)
-        air.host.receive_frame("n0", receipt, air.now)
-    assert air.of(HOST, GaveUp) == [GaveUp(0, ("n3",), "no answer")]
 
 
 def test_a_question_is_answered_once() -> None:

@@ -37,23 +37,6 @@ def receive(layout: Layout, data: bytes, indexes: list[int]) -> Decoder:
 
 
 @pytest.mark.parametrize(
-    ("size", "symbol_bytes", "count", "generations"),
-    [
-        (1, 1, 1, 1),
-        (1, 200, 1, 1),
-        (128, 1, 128, 1),
-        (129, 1, 129, 2),
-        (128 * 238 + 1, 238, 129, 2),
-        (300_000, 238, 1261, 10),
-        (32_768 * 3, 3, 32_768, 256),
-    ],
-)
-def test_layout(size: int, symbol_bytes: int, count: int, generations: int) -> None:
-    layout = Layout(size, symbol_bytes)
-    assert (layout.count, layout.generations) == (count, generations)
-
-
-@pytest.mark.parametrize(
     ("size", "symbol_bytes"), [(0, 1), (-5, 1), (10, 0), (10, -1), (32_769, 1), (9_999, 4_080)]
 )
 def test_refuses_a_layout_that_cannot_be(size: int, symbol_bytes: int) -> None:  # R8.1-2
@@ -118,14 +101,6 @@ def spec_symbol(data: bytes, s: int, name: bytes, i: int) -> bytes:
         c = (int(word) >> 8 * (place % 4) & 0xFF) or 1
         total = [t ^ int(PRODUCTS[c, byte]) for t, byte in zip(total, row, strict=True)]
     return bytes(total)
-
-
-def test_a_symbol_does_not_depend_on_those_beside_it() -> None:
-    layout, data = Layout(700, 4), content(700)
-    indexes = [3, 65_535, 174, 175, 500, 175]
-    together = encode_symbols(layout, NAME, data, indexes)
-    assert together == [encode_symbols(layout, NAME, data, [index])[0] for index in indexes]
-    assert encode_symbols(layout, NAME, data, []) == []
 
 
 def test_coefficients_are_never_zero_and_spread() -> None:
@@ -212,16 +187,6 @@ def test_any_repair_fills_a_last_gap() -> None:
         assert decoder.data() == data
 
 
-def test_receivers_with_other_losses_are_served_by_the_same_symbols() -> None:
-    layout, data = Layout(2000, 10), content(2000)
-    rng = np.random.default_rng(3)
-    repairs = list(range(layout.count, layout.count + 60))
-    for _ in range(10):
-        heard = [index for index in range(layout.count) if rng.random() >= 0.1]
-        decoder = receive(layout, data, [*heard, *repairs])
-        assert decoder.data() == data
-
-
 def test_what_brings_nothing_new_is_not_kept() -> None:  # R8.1-2
     layout, data = Layout(30, 10), content(30)
     symbols = dict(zip(range(9), encode_symbols(layout, NAME, data, range(9)), strict=True))
@@ -248,14 +213,6 @@ def test_a_repair_that_depends_on_what_is_there_is_not_kept() -> None:  # R8.1-2
         decoder = receive(layout, data, [0, 3])
         assert not decoder.add(index, encode_symbols(layout, NAME, data, [index])[0])
         assert (decoder.missing, decoder.holds(index)) == ((1,), False)
-
-
-def test_a_source_symbol_that_follows_from_repairs_is_not_new() -> None:
-    layout, data = Layout(20, 10), content(20)
-    decoder = receive(layout, data, [2, 1])
-    assert decoder.missing == (0,)
-    assert not decoder.add(0, encode_symbols(layout, NAME, data, [0])[0])
-    assert decoder.data() == data
 
 
 def test_a_generation_does_not_wait_for_the_other() -> None:

@@ -1,12 +1,8 @@
-"""The rolling hour, against brute force over every window, and against bugs planted on purpose."""
-
-from collections.abc import Callable
-from dataclasses import replace
+"""The rolling hour, against brute force over every window."""
 
 import numpy as np
 import pytest
 
-from ternmesh.link import ledger as module
 from ternmesh.link.ledger import (
     AHEAD_PARTS,
     BIN_S,
@@ -25,7 +21,7 @@ from ternmesh.link.ledger import (
 
 HOUR_US = 3_600_000_000
 BUDGET_US = 36_000_000
-SEEDS, STEPS = 100, 250
+STEPS = 250
 AIRTIMES_US = (51_456, 399_616, 1_250_304, 9_019_392)
 UP, CRASH_AFTER_RESERVING, CRASH_AFTER_WRITING, CRASH_AFTER_SENDING = range(4)
 
@@ -110,150 +106,27 @@ class Device:
     def _start(self) -> None:
         now = self.now()
         if self.disk is None:
-            self.ledger = module.Ledger(BUDGET_US)
+            self.ledger = Ledger(BUDGET_US)
         else:
-            self.ledger = module.resume(BUDGET_US, *self.disk, now)
+            self.ledger = resume(BUDGET_US, *self.disk, now)
         self.disk = self.ledger.settle(), now
 
 
-def first_violation() -> int | None:
-    """The first life of a device in which some hour held more than the budget."""
-    for seed in range(SEEDS):
+def check_lives(seeds: range) -> None:
+    for seed in seeds:
         device = Device(np.random.default_rng(seed))
         for _ in range(STEPS):
             device.step()
-        if worst_hour_us(device.sent) > BUDGET_US:
-            return seed
-    return None
+        assert worst_hour_us(device.sent) <= BUDGET_US, seed
 
 
 def test_no_hour_holds_more_than_the_budget_whatever_crashes():  # R8.3-5, R8.3-9
-    assert first_violation() is None
+    check_lives(range(20))
 
 
-Mutant = Callable[[pytest.MonkeyPatch], None]
-ENTER, RESERVE, RESUME = Ledger._enter, Ledger.reserve, module.resume
-
-
-def a_crash_refills_the_ledger(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(module, "resume", lambda budget, *_: Ledger(budget))
-
-
-def what_was_granted_ahead_is_forgotten(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(
-        module,
-        "resume",
-        lambda budget, record, *moments: RESUME(budget, replace(record, ahead_us=0), *moments),
-    )
-
-
-def what_was_granted_ahead_counts_from_when_it_was_granted(patch: pytest.MonkeyPatch) -> None:
-    def resume_early(budget: int, record: Record, then: Moment, now: Moment) -> Ledger:
-        entries = (*record.entries, Entry(then.now_s, record.ahead_us))
-        return RESUME(budget, Record(entries, 0), then, now)
-
-    patch.setattr(module, "resume", resume_early)
-
-
-def a_frame_ends_with_the_process_that_sent_it(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(module, "HOLD_MAX_S", 0.0)
-    patch.setattr(Ledger, "reserve", _without_the_limit_of_hold)
-
-
-def _without_the_limit_of_hold(self: Ledger, now: float, airtime: int, hold_s: float = 0) -> bool:
-    module.HOLD_MAX_S, before = HOLD_MAX_S, module.HOLD_MAX_S
-    try:
-        return RESERVE(self, now, airtime, hold_s)
-    finally:
-        module.HOLD_MAX_S = before
-
-
-def the_window_is_measured_at_the_start_of_an_entry(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(
-        Ledger,
-        "_enter",
-        lambda self, entry: ENTER(
-            self, Entry(entry.end_s - entry.airtime_us / 1e6, entry.airtime_us)
-        ),
-    )
-
-
-def merging_keeps_the_earlier_end(patch: pytest.MonkeyPatch) -> None:
-    def enter(self: Ledger, entry: Entry) -> None:
-        last = self._entries[-1] if self._entries else None
-        ENTER(self, entry)
-        merged = self._entries[-1]
-        if last is not None and last not in self._entries and merged.airtime_us > entry.airtime_us:
-            self._entries[-1] = Entry(last.end_s, merged.airtime_us)
-
-    patch.setattr(Ledger, "_enter", enter)
-
-
-def merging_keeps_the_larger_airtime(patch: pytest.MonkeyPatch) -> None:
-    def enter(self: Ledger, entry: Entry) -> None:
-        last = self._entries[-1] if self._entries else None
-        ENTER(self, entry)
-        merged = self._entries[-1]
-        if last is not None and merged.airtime_us == last.airtime_us + entry.airtime_us:
-            larger = max(last.airtime_us, entry.airtime_us)
-            self._entries[-1] = Entry(merged.end_s, larger)
-            self._spent_us += larger - merged.airtime_us
-
-    patch.setattr(Ledger, "_enter", enter)
-
-
-def the_radio_is_taken_for_prompt(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(
-        Ledger, "reserve", lambda self, now, airtime, hold_s=0.0: RESERVE(self, now, airtime)
-    )
-
-
-def a_reboot_without_a_clock_lasts_an_hour(patch: pytest.MonkeyPatch) -> None:
-    def elapsed(then: Moment, now: Moment) -> float:
-        known = elapsed_s(then, now)
-        return 2 * HOUR_S if known is None else known
-
-    patch.setattr(module, "elapsed_s", elapsed)
-
-
-def the_wall_clock_is_taken_for_exact(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(module, "WALL_ERROR_S", 0.0)
-
-
-def the_disk_is_told_only_once(patch: pytest.MonkeyPatch) -> None:
-    def reserve(self: Ledger, now: float, airtime: int, hold_s: float = 0.0) -> bool:
-        before = self._ahead_us
-        done = RESERVE(self, now, airtime, hold_s)
-        self._ahead_us = before or self._ahead_us
-        return done
-
-    patch.setattr(Ledger, "reserve", reserve)
-
-
-def an_hour_has_3590_seconds(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(module, "HOUR_S", HOUR_S - 10)
-
-
-@pytest.mark.parametrize(
-    "mutant",
-    [
-        a_crash_refills_the_ledger,
-        what_was_granted_ahead_is_forgotten,
-        what_was_granted_ahead_counts_from_when_it_was_granted,
-        a_frame_ends_with_the_process_that_sent_it,
-        the_window_is_measured_at_the_start_of_an_entry,
-        merging_keeps_the_earlier_end,
-        merging_keeps_the_larger_airtime,
-        the_radio_is_taken_for_prompt,
-        a_reboot_without_a_clock_lasts_an_hour,
-        the_wall_clock_is_taken_for_exact,
-        the_disk_is_told_only_once,
-        an_hour_has_3590_seconds,
-    ],
-)
-def test_a_planted_bug_is_found(mutant: Mutant, monkeypatch: pytest.MonkeyPatch):
-    mutant(monkeypatch)
-    assert first_violation() is not None
+@pytest.mark.nightly
+def test_no_hour_of_many_lives_holds_more_than_the_budget():  # R8.3-5, R8.3-9
+    check_lives(range(20, 120))
 
 
 def test_a_busy_sender_gets_almost_all_of_its_budget():
@@ -290,12 +163,6 @@ def test_what_does_not_fit_changes_nothing():
     assert ledger.spent_us(HOUR_S + 36) == 0
 
 
-def test_what_is_more_than_the_budget_never_fits():
-    ledger = Ledger(3_600_000)
-    assert ledger.next_free_s(0.0, 3_600_001) == np.inf
-    assert not ledger.reserve(0.0, 3_600_001)
-
-
 @pytest.mark.parametrize(
     ("airtime", "hold_s"), [(0, 0), (-1, 0), (60_000_001, 0), (1, -1), (1, 60)]
 )
@@ -308,11 +175,12 @@ def test_the_ledger_is_bounded():  # R8.3-7
     ledger = Ledger(HOUR_US // 10)
     rng = np.random.default_rng(1)
     now = 0.0
-    for _ in range(40_000):
+    for step in range(40_000):
         now += rng.uniform(0, 0.5)
         ledger.reserve(now, 25_856, float(rng.uniform(0, 59)))
-        assert len(ledger._entries) <= ENTRIES_MAX
-    assert len(ledger._entries) > 0.9 * HOUR_S / BIN_S, "the test fills it"
+        if step % 100 == 0:
+            assert len(ledger.settle().entries) <= ENTRIES_MAX
+    assert len(ledger.settle().entries) > 0.9 * HOUR_S / BIN_S, "the test fills it"
 
 
 def test_a_clock_that_goes_back_for_a_while_brings_nothing_back_early():

@@ -1,13 +1,12 @@
 """Restarts, and who is asked again, how often, and until when."""
 
-from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 
 from ternmesh.link.events import Delivered, GaveUp, IncomingDropped, SymbolHeld
 from ternmesh.link.messages import Offer, Status, Symbol, object_name
 from ternmesh.link.receiver import SILENCES_MAX
-from ternmesh.link.sender import ACTIVE_MAX, REPAIRS_BLOCK
+from ternmesh.link.sender import REPAIRS_BLOCK
 from tests.ternmesh.link.wired_air import (
     HOST,
     IDLE_S,
@@ -59,17 +58,6 @@ def test_a_restarted_sender_sends_no_held_symbol_and_no_repair_again() -> None: 
     assert said(frames) == ["offer", "needs [2]", str(first), f"{first + 1}!", "receipt"]
 
 
-def test_a_restarted_sender_begins_what_it_had_not_begun() -> None:
-    air = Air()
-    for seed in range(ACTIVE_MAX + 2):
-        air.host.send(NODE, content(20, seed))
-    air.take()
-    again = restarted(air, HOST)
-    frames = again.run()
-    assert len(again.got(NODE)) == ACTIVE_MAX + 2
-    assert Counter(said(frames))["0!"] == ACTIVE_MAX + 2
-
-
 def test_a_restarted_receiver_says_what_it_lacks() -> None:
     air, payload = Air(), content(6 * ROOM)
     air.host.send(NODE, payload)
@@ -83,15 +71,6 @@ def test_a_restarted_receiver_says_what_it_lacks() -> None:
     again = restarted(air, NODE)
     assert said(again.run()) == ["needs [2]", "6", "7!", "receipt"]
     assert again.got(NODE) == [payload]
-
-
-def test_a_restarted_receiver_knows_what_arrived() -> None:  # R8.2-25
-    air = Air(losses=[lose(Status, HOST)])
-    air.host.send(NODE, b"once")
-    air.run(until=1.0)
-    again = restarted(air, NODE)
-    assert said(again.run()) == ["offer", "receipt"]
-    assert (len(air.got(NODE)), again.got(NODE)) == (1, [])
 
 
 def test_what_is_too_large_after_a_restart_is_forgotten_on_either_side() -> None:
@@ -147,18 +126,6 @@ def test_a_symbol_begins_the_patience_of_its_receiver_anew() -> None:  # R8.2-21
     assert said(air.run()) == ["needs [2]"] * SILENCES_MAX
 
 
-def test_a_word_begins_the_patience_of_its_sender_anew() -> None:
-    air = Air(settings=replace(SETTINGS, give_up_s=10_000.0), deaf={NODE})
-    air.host.send(NODE, content(3 * ROOM))
-    air.run(until=9000.0)
-    status = Status(object_name(0, content(3 * ROOM)), (1,))
-    air.host.receive_frame(NODE, sealed(status), air.now)
-    frames = air.run()
-    assert said(frames)[:3] == ["3!", "offer", "offer"]
-    assert frames[1].time_s - frames[0].time_s < 1.3 * 12
-    assert 19_000 - 900 < frames[-1].time_s < 19_000 + 900
-
-
 def test_what_is_forgotten_is_not_asked_for() -> None:
     air = Air()
     air.node.receive_frame(HOST, sealed(Offer(0, 0, b"name", 90, 30)), 0.0)
@@ -187,15 +154,6 @@ def test_who_has_stopped_speaking_still_answers_each_offer() -> None:
         assert said(air.run(until=air.now + 20_000.0)) == ["needs [3]"] * attempts
 
 
-def test_a_question_that_waits_is_not_asked_once_its_offer_has_come() -> None:  # R8.2-22
-    air = Air()
-    air.node.receive_frame(HOST, sealed(Symbol(0, 0, bytes(30), False)), 0.0)
-    air.node.handle_timeout(IDLE_S)
-    assert air.node.has_frames  # and may not speak, by the law say
-    air.node.receive_frame(HOST, sealed(Offer(0, 0, b"name", 90, 30)), IDLE_S)
-    assert said(air.run(until=2 * IDLE_S)) == ["needs [2]"]
-
-
 def test_a_sender_held_back_within_a_burst_is_not_nagged() -> None:
     """Its duty cycle is spent for an hour."""
     air, payload = Air(), content(10 * ROOM)
@@ -210,18 +168,6 @@ def test_a_sender_held_back_within_a_burst_is_not_nagged() -> None:
     air.now = 3600.0
     assert said(air.run()) == ["5", "6", "7", "8", "9!", "receipt"]
     assert air.got(NODE) == [payload]
-
-
-def test_a_sender_does_not_ask_while_its_own_question_waits() -> None:
-    air = Air(losses=[lose(Symbol, index=0)])
-    air.host.send(NODE, content(2 * ROOM))
-    air.send(HOST, room=9)
-    for hour in range(1, 10):
-        air.host.handle_timeout(3600.0 * hour)
-    assert air.host.next_timeout() is None
-    air.node.handle_timeout(air.now)
-    air.send(NODE)  # what it says now answers that question
-    assert said(air.run()) == ["2!", "receipt"]
 
 
 def test_a_status_within_a_burst_is_not_counted() -> None:  # R8.2-8

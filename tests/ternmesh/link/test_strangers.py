@@ -1,8 +1,8 @@
 """Hostile or damaged frames change nothing, and memory stays bounded."""
 
+import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,11 +15,21 @@ from ternmesh.link.events import (
     LinkEvent,
     LinkRefused,
     LinkState,
+    ObjectArrived,
 )
 from ternmesh.link.link import Link
-from ternmesh.link.messages import SLOTS, Message, Offer, Question, Status, Symbol, object_name
+from ternmesh.link.messages import (
+    SLOTS,
+    Message,
+    Offer,
+    Question,
+    Status,
+    Symbol,
+    object_name,
+    read_message,
+)
 from ternmesh.link.receiver import PEERS_MAX
-from ternmesh.wire.frame import BROADCAST, DOWN, UNASSIGNED, Header, seal_open
+from ternmesh.wire.frame import BROADCAST, DOWN, UNASSIGNED, Header, open_seal, seal_open
 from tests.ternmesh.link.wired_air import (
     HOST,
     NODE,
@@ -133,115 +143,100 @@ def many(count: int) -> Iterator[str]:
     return (f"peer {number}" for number in range(count))
 
 
+OBJECT_BYTES = 20 * (10 + GENERATION_MAX)  # of memory, for an object of 20 symbols of 10 bytes
+
+
+def offered(number: int, name: bytes = b"name", slot: int = 0, size: int = 200) -> Offer:
+    return Offer(slot, number, name, size, 10)
+
+
+def hears(air: Air, peer: str, message: Message, now: float = 0.0) -> list[LinkEvent]:
+    """The events of a message at the node."""
+    air.node.receive_frame(peer, sealed(message), now)
+    return list(drain(air.node))
+
+
+def with_memory(objects: int) -> Air:
+    return Air(settings=replace(SETTINGS, incoming_bytes_max=objects * OBJECT_BYTES))
+
+
 def test_offers_of_many_peers_are_bounded() -> None:
     air = Air()
-    for peer in many(2 * PEERS_MAX):
-        air.node.receive_frame(peer, sealed(Offer(0, 0, b"name", 20, 10)), 0.0)
-    assert len(air.node._in._incoming) == PEERS_MAX
-    assert len(list(drain(air.node))) == PEERS_MAX  # of as many it forgot the symbols
+    dropped = [event for peer in many(2 * PEERS_MAX) for event in hears(air, peer, offered(0))]
+    assert [type(event) for event in dropped] == [IncomingDropped] * PEERS_MAX
     air.host.send(NODE, content(100))
     air.run(until=100.0)
     assert air.got(NODE) == [content(100)]
 
 
 def test_memory_for_objects_is_bounded_with_their_coefficients() -> None:  # R8.2-18
-    air = Air()
-    for peer in many(40):
-        air.node.receive_frame(peer, sealed(Offer(0, 0, b"name", SOURCES_MAX, 1)), 0.0)
-    held = air.node._in._incoming
-    most = sum(SOURCES_MAX * (1 + GENERATION_MAX) for _ in held)
-    assert 0 < most <= SETTINGS.incoming_bytes_max
+    air, large = Air(), Offer(0, 0, b"name", SOURCES_MAX, 1)
+    events = [event for peer in many(40) for event in hears(air, peer, large)]
+    held = 40 - len(events)
+    assert 0 < held * SOURCES_MAX * (1 + GENERATION_MAX) <= SETTINGS.incoming_bytes_max
 
 
 def test_what_waited_longest_makes_room() -> None:  # R8.2-19
-    settings = replace(SETTINGS, incoming_bytes_max=2 * 20 * (10 + GENERATION_MAX))
-    air = Air(settings=settings)
-    first, second, third = (Offer(0, n, b"name", 200, 10) for n in range(3))
-    for peer, offer in (("a", first), ("b", second)):
-        air.node.receive_frame(peer, sealed(offer), 0.0)
-    air.node.receive_frame("a", sealed(Symbol(0, 3, bytes(10), False)), 1.0)
-    air.node.receive_frame("c", sealed(third), 2.0)
-    air.take()
-    assert air.of(NODE, IncomingDropped) == [IncomingDropped("b", second)]
-    air.node.receive_frame("d", sealed(replace(third, size=411)), 3.0)
-    air.take()
-    assert air.events[NODE][-1] == LinkRefused("d", "link")
-    assert len(air.of(NODE, IncomingDropped)) == 1
+    air = with_memory(2)
+    for number, peer in enumerate(("a", "b")):
+        assert hears(air, peer, offered(number)) == []
+    hears(air, "a", Symbol(0, 3, bytes(10), False), 1.0)
+    assert hears(air, "c", offered(2), 2.0) == [IncomingDropped("b", offered(1))]
+    assert hears(air, "d", offered(2, size=411), 3.0) == [LinkRefused("d", "link")]
 
 
 def test_offers_do_not_take_the_room_of_what_another_has_sent() -> None:  # R8.2-19
-    object_bytes = 20 * (10 + GENERATION_MAX)
-    air = Air(settings=replace(SETTINGS, incoming_bytes_max=3 * object_bytes))
-    mine = Offer(0, 0, b"mine", 200, 10)
-    air.node.receive_frame("a", sealed(mine), 0.0)
-    air.node.receive_frame("a", sealed(Symbol(0, 3, bytes(10), False)), 0.0)
+    air, huge = with_memory(3), offered(1, b"huge", size=600)
+    hears(air, "a", offered(0))
+    hears(air, "a", Symbol(0, 3, bytes(10), False))
     for slot in range(SLOTS):  # one after the other, and one that would be larger than all
-        offer = Offer(slot, slot, bytes((slot, 0, 0, 0)), 200, 10)
-        air.node.receive_frame("b", sealed(offer), 1.0 + slot)
-    air.node.receive_frame("c", sealed(Offer(0, 0, b"huge", 600, 10)), 30.0)
-    air.take()
-    assert {event.peer for event in air.of(NODE, IncomingDropped)} == {"b"}
-    assert air.events[NODE][-1] == LinkRefused("c", "link")
-    assert ("a", 0) in air.node._in._incoming
-    air.node.receive_frame("a", sealed(Offer(0, 1, b"more", 600, 10)), 30.0)
-    air.take()
-    assert air.events[NODE][-1] == LinkRefused("a", "link")
-    assert air.node._in._incoming["a", 0].offer == mine  # what is refused has changed nothing
+        dropped = hears(air, "b", offered(slot, bytes((slot, 0, 0, 0)), slot), 1.0 + slot)
+        assert {event.peer for event in dropped if isinstance(event, IncomingDropped)} <= {"b"}
+    for peer in ("c", "a"):
+        assert hears(air, peer, huge, 30.0) == [LinkRefused(peer, "link")]
     late = SETTINGS.make_way_s + 30.0  # nothing has moved: then the room is theirs
-    air.node.receive_frame("c", sealed(Offer(0, 0, b"huge", 600, 10)), late)
-    assert list(air.node._in._incoming) == [("c", 0)]
+    assert IncomingDropped("a", offered(0)) in hears(air, "c", huge, late)
+
+
+def early_slots(air: Air) -> set[tuple[str, int]]:
+    """The slots of which the node has symbols without their offer: it asks for these."""
+    asked = set()
+    air.node.handle_timeout(1000.0)
+    while list(drain(air.node)) or air.node.has_frames:
+        for peer, frame in air.node.frames_to_send(1000.0):
+            message = read_message(open_seal(frame)[1])
+            if isinstance(message, Question):
+                asked.add((peer, message.slot))
+    return asked
 
 
 def test_early_symbols_are_bounded() -> None:  # R8.2-18
     air = Air(settings=replace(SETTINGS, incoming_bytes_max=100_000))
+    tracemalloc.start()
     for peer in many(2 * PEERS_MAX):
-        for index in (0, 1, 2):
-            air.node.receive_frame(peer, sealed(Symbol(0, index, b"x", False)), 0.0)
-    early = air.node._in._early
-    assert len(early) == PEERS_MAX
-    assert sum(len(each.symbols) for each in early.values()) * 128 <= 100_000
-    for _ in range(5):
-        air.node.receive_frame("peer 2047", sealed(Symbol(1, 0, b"x" * 900, False)), 0.0)
-    assert len(early["peer 2047", 1].symbols) <= 1
+        for index in range(2):
+            air.node.receive_frame(peer, sealed(Symbol(0, index, bytes(900), False)), 0.0)
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 1 << 20  # 100 kB of symbols, and 1,024 slots
+    assert len(early_slots(air)) == PEERS_MAX
 
 
-def test_early_symbols_and_objects_share_the_memory() -> None:
-    object_bytes = 20 * (10 + GENERATION_MAX)
-    air = Air(settings=replace(SETTINGS, incoming_bytes_max=3 * object_bytes))
-    air.node.receive_frame("a", sealed(Offer(0, 0, b"mine", 200, 10)), 0.0)
-    for index in range(100):
-        air.node.receive_frame("b", sealed(Symbol(index % 2, index, bytes(20), False)), 1.0)
-
-    def held() -> int:
-        state: Any = air.node._in
-        return sum(i.memory_bytes for i in (*state._incoming.values(), *state._early.values()))
-
-    assert 2 * object_bytes < held() <= 3 * object_bytes
-    air.node.receive_frame("c", sealed(Offer(0, 0, b"more", 200, 10)), 2.0)
-    assert held() <= 3 * object_bytes
-    assert set(air.node._in._incoming) == {("a", 0), ("c", 0)}
-    assert list(air.node._in._early) == [("b", 1)]  # who claimed most made way
-
-
-def test_symbols_that_nobody_offered_push_out_no_object() -> None:  # R8.2-18
-    object_bytes = 20 * (10 + GENERATION_MAX)
-    air = Air(settings=replace(SETTINGS, incoming_bytes_max=4 * object_bytes))
-    air.node.receive_frame("a", sealed(Offer(0, 0, b"mine", 200, 10)), 0.0)
+def test_early_symbols_make_way_for_objects_and_never_the_other_way() -> None:  # R8.2-18
+    air = with_memory(4)
+    hears(air, "a", offered(0))
     for slot, at in ((3, 3.0), (2, 2.0)):  # the younger one first
-        for index in range(10):
-            air.node.receive_frame("a", sealed(Symbol(slot, index, bytes(20), False)), at)
-    for slot, early in ((4, {("a", 2), ("a", 3)}), (5, {("a", 3)}), (6, set())):
-        air.node.receive_frame("a", sealed(Offer(slot, slot, b"more", 200, 10)), 4.0)
-        assert set(air.node._in._early) == early
-    assert ("a", 0) in air.node._in._incoming
-
-
-def test_an_offer_without_an_end_stops_nothing() -> None:
-    air = Air()
-    for number in range(1100):  # the node hears no symbol, and its host no answer
-        air.node.receive_frame(HOST, sealed(Offer(0, 0, b"name", 200, 10)), 100.0 * number)
-        air.node.handle_timeout(100.0 * number + 50.0)
-    assert air.node._in._incoming
+        for index in range(20):
+            hears(air, "a", Symbol(slot, index, bytes(20), False), at)
+    for slot in (4, 5, 6):
+        assert hears(air, "a", offered(slot, b"more", slot), 4.0) == []
+    assert early_slots(air) == set()
+    air = with_memory(2)
+    hears(air, "a", offered(0))
+    for slot, at in ((3, 3.0), (2, 2.0)):
+        hears(air, "b", Symbol(slot, 0, bytes(20), False), at)
+    hears(air, "c", offered(0, b"more", size=180), 4.0)
+    assert early_slots(air) == {("b", 3)}, "the one that moved longest ago has gone"
 
 
 def test_answers_and_names_are_bounded() -> None:
@@ -252,19 +247,26 @@ def test_answers_and_names_are_bounded() -> None:
         air.node.receive_frame(peer, sealed(offer), 0.0)
         air.node.receive_frame(peer, sealed(Symbol(0, 0, payload, True)), 0.0)
         air.node.handle_timeout(0.0)
-    state = air.node._in
-    assert len(state._answers) == len(state._arrived) == len(state._finished) == PEERS_MAX
-    assert len(state._incoming) == 0
     air.take()
     assert len(air.got(NODE)) == 2 * PEERS_MAX
+    receipts = 0
+    while air.node.has_frames:
+        receipts += len(air.node.frames_to_send(0.0))
+        air.take()
+    assert receipts == PEERS_MAX
 
 
 def test_of_each_peer_the_last_names_are_remembered() -> None:  # R8.2-25
-    air = Air()
-    for seed in range(ARRIVED_MAX + 40):
+    air, count = Air(), ARRIVED_MAX + 40
+    for seed in range(count):
         air.host.send(NODE, content(8, seed))
     air.run()
-    assert [len(names) for names in air.node._in._arrived.values()] == [ARRIVED_MAX]
+    for seed, is_known in ((40, True), (count - 1, True), (39, False)):
+        payload = content(8, seed)
+        offer = Offer(seed % 8, seed, object_name(seed, payload), 8, 8)
+        air.node.receive_frame(HOST, sealed(offer), air.now + 1000.0)
+        air.node.receive_frame(HOST, sealed(Symbol(seed % 8, 0, payload, True)), air.now + 1000.0)
+        assert any(isinstance(event, ObjectArrived) for event in drain(air.node)) is not is_known
 
 
 def test_one_symbol_of_a_code_serves_a_transfer_from_anywhere() -> None:  # R8.1-1
