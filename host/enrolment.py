@@ -36,7 +36,7 @@ from ternmesh.security.notices import (
     rotation_frames,
     write_notice,
 )
-from ternmesh.timers import GrowingPause, RateLimiter
+from ternmesh.timers import RateLimiter
 from ternmesh.wire import control, fragments
 from ternmesh.wire.control import Refusal
 from ternmesh.wire.frame import FRAME_MAX, open_seal, seal_open
@@ -66,7 +66,7 @@ class EnrolmentService:
         self._checks = RateLimiter(CHECK_MIN_S)
         self._lists = RateLimiter(LIST_MIN_S)
         self._rotated_at: dict[str, float] = {}  # by member
-        self._notices = GrowingPause(NOTICE_FIRST_S, NOTICE_LONGEST_S)  # by kind and fingerprint
+        self._notices = RateLimiter(NOTICE_FIRST_S, NOTICE_LONGEST_S)  # by kind and fingerprint
         self._rotations = RotationReader()
         self._refusals = RefusalLog()  # requests from strangers must not fill the log
 
@@ -96,7 +96,7 @@ class EnrolmentService:
             kind, fingerprint = HOST_ROTATED, peer.encode()
         else:
             return
-        if self._notices.allow(bytes((kind,)) + fingerprint, now):
+        if self._notices.allow(f"{kind} {fingerprint.hex()}", now):
             # A board that was away first needs the key with which a notice is signed.
             frames = rotation_frames(member_list.hosts.rotations)
             if kind != HOST_ROTATED:

@@ -15,6 +15,7 @@ from ternmesh.config import limits
 from ternmesh.errors import WireError
 from ternmesh.wire import fragments
 from ternmesh.wire.frame import FRAME_MAX, FRAME_OVERHEAD
+from ternmesh.wire.global_update import object_max
 from ternmesh.wire.update import CHUNK_HEAD_SIZE, MANIFEST_SIZE_MIN
 
 FRAME_MTU_MIN = 164  # the longest manifest in a frame
@@ -110,6 +111,11 @@ class Plan:
             if self.dimension * bits_per_trit(zeros / PERMILLE) / 8 <= room:
                 return zeros
         return fewest
+
+    @property
+    def object_max(self) -> int:
+        """Bytes of the longest global update or snapshot of this run."""
+        return object_max(self.dimension, self.down.count + self.up.count, self.frame_mtu)
 
     @property
     def chunk_room(self) -> int:

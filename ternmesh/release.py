@@ -1,9 +1,8 @@
 """Releases of a model: their signed manifest, and which release a board runs.
 
-The manifest is a canonical CBOR array `[tag, name, version, model, files, loss_max, latency_max,
-previous]`; `files` is an array of `[size, sha256]` in the order of `FILES`, so that no name or path
-comes from a peer. Versions only grow. `previous` is the SHA-256 of the manifest that this one
-replaces, empty for the first.
+The manifest is a canonical CBOR array `[tag, name, version, model, files, loss_max, latency_max]`;
+`files` is an array of `[size, sha256]` in the order of `FILES`, so that no name or path comes from
+a peer. Versions only grow.
 
 A board puts a new release on trial. If the trial fails it goes back to the last good release.
 `ReleaseStanding` is the board's state of this on disk; only the functions here change it, without a
@@ -60,7 +59,6 @@ class ReleaseManifest:
     files: tuple[FileEntry, ...]
     loss_max: int  # on the board's own held-out data, in millionths
     latency_max: int  # of one step, in milliseconds
-    previous: bytes = b""  # the hash of the manifest that this one replaces
 
 
 def write_manifest(manifest: ReleaseManifest) -> bytes:
@@ -73,15 +71,9 @@ def write_manifest(manifest: ReleaseManifest) -> bytes:
         [[entry.size, entry.sha256] for entry in manifest.files],
         manifest.loss_max,
         manifest.latency_max,
-        manifest.previous,
     ]
     content: bytes = cbor2.dumps(fields, canonical=True)
     return content
-
-
-def manifest_hash(content: bytes) -> bytes:
-    """The hash by which the next manifest names this one as its `previous`."""
-    return hashlib.sha256(content).digest()
 
 
 def read_manifest(content: bytes) -> ReleaseManifest:
@@ -93,12 +85,12 @@ def read_manifest(content: bytes) -> ReleaseManifest:
     except WireError as error:
         raise ModelPackageError("this is not the manifest of a release of this version") from error
     match fields:
-        case (tag, str(name), int(version), bytes(model), tuple(rows), int(loss), int(late), last):
-            sizes = len(model) == HASH_SIZE and type(last) is bytes and len(last) in (0, HASH_SIZE)
+        case (tag, str(name), int(version), bytes(model), tuple(rows), int(loss), int(late)):
+            sizes = len(model), len(rows)
             numbers = version > 0 and loss > 0 and late > 0
-            if tag == TAG and NAME.match(name) and sizes and numbers and len(rows) == len(FILES):
+            if tag == TAG and NAME.match(name) and numbers and sizes == (HASH_SIZE, len(FILES)):
                 files = tuple(map(_read_entry, rows))
-                return ReleaseManifest(name, version, model, files, loss, late, last)
+                return ReleaseManifest(name, version, model, files, loss, late)
     raise ModelPackageError("this is not the manifest of a release of this version")
 
 
@@ -114,12 +106,8 @@ def make_manifest(
     version: int,
     files: tuple[FileEntry, ...],
     limits: tuple[float, float],
-    previous: bytes = b"",
 ) -> ReleaseManifest:
-    """The manifest of a model package; `limits` are loss and seconds. ModelPackageError.
-
-    `previous` is the content of the manifest that this one replaces, if there is one.
-    """
+    """The manifest of a model package; `limits` are loss and seconds. ModelPackageError."""
     loss_max = round(limits[0] / LOSS_UNIT)
     latency_max = round(limits[1] / LATENCY_UNIT)
     if not all(0 < value <= INTEGER_MAX for value in (version, loss_max, latency_max)):
@@ -127,16 +115,11 @@ def make_manifest(
             f"a release's version, loss and latency must be more than 0 and at most {INTEGER_MAX} "
             "units"
         )
-    if previous and read_manifest(previous).version >= version:
-        raise ModelPackageError(f"version {version} is not above that of the release it replaces")
     if not NAME.match(loaded.name):
         raise ModelPackageError(
             f"a release's name has 1 to 32 of A-Z a-z 0-9 _ . -, not {loaded.name!r}"
         )
-    last = manifest_hash(previous) if previous else b""
-    return ReleaseManifest(
-        loaded.name, version, loaded.model_hash(), files, loss_max, latency_max, last
-    )
+    return ReleaseManifest(loaded.name, version, loaded.model_hash(), files, loss_max, latency_max)
 
 
 def write_object(content: bytes, signatures: bytes, files: Sequence[bytes]) -> bytes:

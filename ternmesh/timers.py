@@ -67,39 +67,27 @@ def earliest(*times: float | None) -> float | None:
 
 
 class RateLimiter:
-    """At most one answer to each asker in `min_s` seconds; the last `askers_max` are remembered."""
+    """At most one answer to each asker in a time, which doubles from `first_s` to `longest_s`.
 
-    def __init__(self, min_s: float, askers_max: int = ASKERS_MAX) -> None:
-        self._min_s = min_s
+    Without `longest_s` it stays the same. The last `askers_max` askers are remembered.
+    """
+
+    def __init__(
+        self, first_s: float, longest_s: float | None = None, *, askers_max: int = ASKERS_MAX
+    ) -> None:
+        self._first_s = first_s
+        self._longest_s = first_s if longest_s is None else longest_s
         self._askers_max = askers_max
-        self._answered: dict[str, float] = {}  # when, by asker
+        self._next: dict[str, tuple[float, float]] = {}  # by asker: when, and the pause after that
 
     def allow(self, asker: str, now: float) -> bool:
         """Whether to answer now; if so, it counts as answered."""
-        answered = self._answered.pop(asker, None)
-        is_due = answered is None or now >= answered + self._min_s
-        self._answered[asker] = now if answered is None or is_due else answered
-        while len(self._answered) > self._askers_max:
-            del self._answered[next(iter(self._answered))]
-        return is_due
-
-
-class GrowingPause:
-    """When something may be told to an asker again: the pause doubles each time, for each asker."""
-
-    def __init__(self, first_s: float, longest_s: float) -> None:
-        self._first_s = first_s
-        self._longest_s = longest_s
-        self._next: dict[bytes, tuple[float, float]] = {}  # when, and the pause after that
-
-    def allow(self, asker: bytes, now: float) -> bool:
-        """Whether to tell it now; if so, it counts as told."""
         at, pause_s = self._next.pop(asker, (now, self._first_s))
         is_due = now >= at
-        self._next[asker] = (
-            (now + pause_s, min(2 * pause_s, self._longest_s)) if is_due else (at, pause_s)
-        )
-        while len(self._next) > ASKERS_MAX:
+        if is_due:
+            at, pause_s = now + pause_s, min(2 * pause_s, self._longest_s)
+        self._next[asker] = at, pause_s
+        while len(self._next) > self._askers_max:
             del self._next[next(iter(self._next))]
         return is_due
 

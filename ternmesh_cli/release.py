@@ -61,7 +61,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="of one step on a board",
     )
-    make.add_argument("--previous", type=Path, metavar="DIR", help="the release that it replaces")
     row = rows.add("sign", "sign a release with the key of the host or of another signer", _sign)
     _add_release(row)
     add_signer(row)
@@ -112,7 +111,7 @@ def _make(arguments: argparse.Namespace) -> int:
     package: Path = arguments.package
     if not package.is_dir():
         package = package_folder(str(package), "PACKAGE")
-    manifest = make_release(package, arguments.out, arguments.version, limits, arguments.previous)
+    manifest = make_release(package, arguments.out, arguments.version, limits)
     print(f"{arguments.out}: {_named(manifest)}, not signed")
     return 0
 

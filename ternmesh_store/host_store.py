@@ -19,7 +19,7 @@ from ternmesh.federated.events import (
     UpdateForgotten,
 )
 from ternmesh.federated.management import BoardRecord
-from ternmesh.federated.state import HostState, Learned, NodeRecord, new_host_state
+from ternmesh.federated.state import HostState, Learned, RegisteredNode, new_host_state
 from ternmesh.federated.state_checks import check_host
 from ternmesh.plan import Plan, from_numbers, to_numbers
 from ternmesh.wire.control import Report, read_control, write_control
@@ -366,7 +366,7 @@ class HostStore(Store):
             oldest = event.version - ROUNDS_MAX
             self._database.write(f"DELETE FROM {table} WHERE version <= ?", oldest)
 
-    def _nodes(self) -> Iterable[NodeRecord]:
+    def _nodes(self) -> Iterable[RegisteredNode]:
         rows = self._database.rows(
             "SELECT address, name, samples, counted_round, counted_digest, counted_have, "
             "aggregate_address, aggregate_digest FROM host_node ORDER BY address"
@@ -377,7 +377,7 @@ class HostStore(Store):
                 counted = Counted(address, round_number, digest, have)
             if lead is not None:
                 aggregate = Counted(lead, round_number, lead_digest, have)
-            yield NodeRecord(address, name, samples, counted, aggregate)
+            yield RegisteredNode(address, name, samples, counted, aggregate)
 
 
 def _write_reports(

@@ -224,17 +224,15 @@ class Releases:
 
 
 def make_release(
-    source: Path, target: Path, version: int, limits: tuple[float, float], previous: Path | None
+    source: Path, target: Path, version: int, limits: tuple[float, float]
 ) -> ReleaseManifest:
     """Write the model package in `source` as an unsigned release to the new folder `target`.
 
-    `limits` are the loss and the seconds of a step; `previous` is the folder of the release that
-    this one replaces. ModelError or ModelPackageError.
+    `limits` are the loss and the seconds of a step. ModelError or ModelPackageError.
     """
     loaded = load_model(source)
-    before = b"" if previous is None else read_file(previous / MANIFEST, MANIFEST_MAX)
     entries = tuple(entry_of(source / name) for name in FILES)
-    manifest = make_manifest(loaded.package, version, entries, limits, before)
+    manifest = make_manifest(loaded.package, version, entries, limits)
     try:
         target.mkdir(parents=True)
         for name, entry in zip(FILES, entries, strict=True):

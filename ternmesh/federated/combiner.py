@@ -4,13 +4,15 @@ All of it follows from the plan, the updates that counted and the order of the r
 time.
 """
 
+import struct
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+
+import numpy as np
 
 from ternmesh.codec.encoder import zero_residual
 from ternmesh.codec.scale import add_q24, to_float
 from ternmesh.federated.aggregation import make_step, older_adapter
-from ternmesh.federated.consolidation import Consolidation
 from ternmesh.federated.guard import Guard
 from ternmesh.federated.open_round import Count
 from ternmesh.federated.registry import CHAIN_BYTES_MAX, NodeRegistry, UpdateChain
@@ -20,6 +22,10 @@ from ternmesh.federated.rules import AggregationSettings
 from ternmesh.federated.state import RegisteredNode
 from ternmesh.plan import Plan
 from ternmesh.types import ModelQ24, Vector
+
+PULL = 0.25  # the part of the way to the mean of the adapters
+ENDS_MAX = 8  # adapters in the mean; beyond it, an older one counts less than a newer one
+_COUNT = struct.Struct("<I")
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,3 +171,34 @@ class Combiner:
         )
         model_q24 = add_q24(combined.base_q24, delta_q24)
         return Proposal(version, chunks, model_q24, residual, probe, combined.returns_to)
+
+
+class Consolidation:
+    """What keeps a fleet from forgetting: a step to the mean of its adapters after each news.
+
+    New samples move the global adapter away from what nodes that left have taught it, and farther
+    than the samples need. The mean of the adapters at the ends of the news is better for the old
+    samples (Izmailov et al., "Averaging weights leads to wider optima", UAI 2018), but worse for
+    the newest: so the host makes one step of `PULL` to it, in a global update that counts nobody.
+
+    The program keeps what `stored` returns on disk; bytes of another size are ignored.
+    """
+
+    def __init__(self, dimension: int, stored: bytes = b"") -> None:
+        self.mean = np.zeros(dimension, dtype=np.float32)
+        self.count = 0  # adapters in the mean, at most `ENDS_MAX`
+        if len(stored) == _COUNT.size + self.mean.nbytes:
+            (self.count,) = _COUNT.unpack_from(stored)
+            self.mean = np.frombuffer(stored, "<f4", offset=_COUNT.size).astype(np.float32)
+
+    def stored(self) -> bytes:
+        """Return what must be on disk."""
+        return _COUNT.pack(self.count) + self.mean.astype("<f4").tobytes()
+
+    def step(self, model_q24: ModelQ24) -> Vector:
+        """Count an adapter that has just learned news; return the step from it (float32, D)."""
+        adapter = to_float(model_q24)
+        self.count = min(self.count + 1, ENDS_MAX)
+        self.mean = self.mean + (adapter - self.mean) / np.float32(self.count)
+        step: Vector = np.float32(PULL) * (self.mean - adapter)
+        return step

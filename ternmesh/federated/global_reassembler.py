@@ -9,7 +9,7 @@ from ternmesh.federated.state import ChainLink
 from ternmesh.plan import Plan
 from ternmesh.security.signatures import QUANTUM
 from ternmesh.wire.fragments import Reassembler
-from ternmesh.wire.global_update import Certificate, GlobalSnapshot, GlobalUpdate, object_max
+from ternmesh.wire.global_update import Certificate, GlobalSnapshot, GlobalUpdate
 
 BESIDE_MAX = 4  # signatures that are kept until their object arrives
 
@@ -39,8 +39,9 @@ class GlobalReassembler:
     def expect(self, plan: Plan) -> None:
         """Prepare for the objects of a run with this plan; unfinished objects are kept."""
         if not self._assemblies:
-            longest = object_max(plan.dimension, plan.down.count + plan.up.count, plan.frame_mtu)
-            self._assemblies = {i: Reassembler(plan.frame_mtu, longest) for i in (False, True)}
+            self._assemblies = {
+                i: Reassembler(plan.frame_mtu, plan.object_max) for i in (False, True)
+            }
             self._beside = {i: deque(maxlen=BESIDE_MAX) for i in (False, True)}
 
     def forget(self) -> None:

@@ -53,7 +53,6 @@ from ternmesh.federated.state import (
     addresses_awaited,
     is_any_counted,
     next_state,
-    registered,
 )
 from ternmesh.plan import Plan, genesis, to_numbers
 from ternmesh.security.authenticator import OPEN, SecurityLayer
@@ -102,7 +101,7 @@ class HostProtocol:
         # The nodes, and what they and this host send each other
         self.channel = Channel[HostEvent](run=run, counter=state.counter, security=security)
         self.refused = self.channel.refused  # frames, by reason
-        self.nodes = NodeRegistry(map(registered, state.nodes), new=RegisteredNode)
+        self.nodes = NodeRegistry(state.nodes, new=RegisteredNode)
         self.session = FleetSession(
             channel=self.channel,
             nodes=self.nodes,

@@ -25,14 +25,7 @@ from ternmesh.federated.state import next_state
 from ternmesh.security import notices
 from ternmesh.security.membership import HOST
 from ternmesh.security.session import HostRotated, ListNumber
-from ternmesh.timers import (
-    NETWORK_TIMERS,
-    Backoff,
-    GrowingPause,
-    Random,
-    RateLimiter,
-    TimerSettings,
-)
+from ternmesh.timers import NETWORK_TIMERS, Backoff, Random, RateLimiter, TimerSettings
 from ternmesh.wire import control
 from ternmesh.wire.control import Control, Hello, Inquiry, Refusal, Settings, Welcome
 from ternmesh.wire.frame import BROADCAST, DOWN, FRAME_MAX, UNASSIGNED
@@ -126,7 +119,7 @@ class Joining:
         self._is_unanswered = False  # a hello was sent and no welcome has come since
         self._host_process: bytes | None = None  # names the process of the host; None: none known
         self._notices = RateLimiter(NOTICE_MIN_S)
-        self._host_notices = GrowingPause(notices.NOTICE_FIRST_S, notices.NOTICE_LONGEST_S)
+        self._host_notices = RateLimiter(notices.NOTICE_FIRST_S, notices.NOTICE_LONGEST_S)
         self._list_floor = channel.authenticator.list_number  # from earlier processes of the host
         self._list_reports = RateLimiter(LIST_REPORT_MIN_S)
 
@@ -191,7 +184,7 @@ class Joining:
         """Answer what another key than the host's has sealed: it may be of an old copy of it."""
         rotations = self._channel.authenticator.host_rotations
         is_first_tag = frame[1:3] == UNASSIGNED.to_bytes(2, "little")
-        if rotations and is_first_tag and self._host_notices.allow(b"", now):
+        if rotations and is_first_tag and self._host_notices.allow("", now):
             for notice in notices.rotation_frames(rotations):
                 self._channel.send_in_clear(HOST, [notice])
 

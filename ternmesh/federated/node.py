@@ -199,8 +199,8 @@ class NodeProtocol:
         self.host_phase = control.GATHERING  # the highest that the host has told
         self.target = state.version  # the newest version that this node knows of
         self._heard_at = 0.0  # when the last frame of the host came
-        self._other_runs = RateLimiter(float("inf"), OTHER_RUNS_MAX)
-        self._given = RateLimiter(GIVEN_MIN_S, CHAIN_MAX)  # by version of the host
+        self._other_runs = RateLimiter(float("inf"), askers_max=OTHER_RUNS_MAX)
+        self._given = RateLimiter(GIVEN_MIN_S, askers_max=CHAIN_MAX)  # by version of the host
         # What the program sets
         self.evaluation: Values = ()  # of the global adapter, for the next update
         self.take_release: TakeBody | None = None  # None: this node takes no releases

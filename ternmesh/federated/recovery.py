@@ -29,7 +29,6 @@ from ternmesh.wire.global_update import (
     GlobalSnapshot,
     GlobalUpdate,
     hash_adapter,
-    object_max,
     read_given,
     read_object,
     split_certificate,
@@ -187,6 +186,4 @@ class Recovery:
         return name
 
     def _new_reassembler(self) -> Reassembler:
-        plan = self._plan
-        longest = object_max(plan.dimension, plan.down.count + plan.up.count, plan.frame_mtu)
-        return Reassembler(plan.frame_mtu, longest, GIVEN_MAX)
+        return Reassembler(self._plan.frame_mtu, self._plan.object_max, GIVEN_MAX)

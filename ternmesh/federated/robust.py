@@ -292,7 +292,7 @@ class RobustAggregation:
                 group = next(numbers)
                 grouped[group] += np.float32(weight / sums[group]) * row
         settings = self._settings
-        context = Context(settings.byzantine, self.before, own, self._rng)
+        context = Context(settings.byzantine, self.before, own)
         try:
             check_count(settings.name, len(grouped), settings.byzantine)
             return _checked(settings.rule(grouped, sums, context), mean.size)

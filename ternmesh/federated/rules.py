@@ -35,7 +35,6 @@ class Context:
     byzantine: int = 0  # f: how many members may lie
     before: Vector | None = None  # the step of the round before (float32 [D])
     root: Vector | None = None  # the step that the host's own samples suggest (float32 [D])
-    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
 
 Rule = Callable[[Updates, Weights, Context], Vector]

@@ -174,61 +174,15 @@ class HostSettings:
         return min(self.nodes_max, NODES_AGGREGATED_MAX if self.partial_aggregates else COUNTED_MAX)
 
 
-@dataclass(frozen=True, slots=True)
-class NodeRecord:
-    """A registered node as kept on disk.
-
-    `counted` is the last row that a global update has of it, `partial_aggregate` the row of the
-    partial aggregate in which it was counted, if it was in one.
-    """
-
-    address: int
-    name: str
-    samples: int
-    counted: Counted | None = None
-    partial_aggregate: Counted | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class HostState:
-    """The state that a host needs after a restart. `bodies`: of the open round, by place."""
-
-    model_q24: ModelQ24
-    residual: Vector
-    version: int = 0
-    global_hash: bytes = b""
-    started: bool = False
-    finished: bool = False
-    nodes: tuple[NodeRecord, ...] = ()
-    chain: tuple[ChainLink, ...] = ()
-    bodies: tuple[tuple[int, bytes], ...] = ()
-    counter: int = 0  # the first seal counter that was never reserved
-    is_first: bool = False  # the host knows no run before this one: it may have lost it
-    mean: bytes = b""  # of the adapters, in a run without an end (`Consolidation.stored`)
-    standings: bytes = b""  # of the nodes (`Reputations.stored`)
-
-    @property
-    def run_state(self) -> RunState:
-        """The state to continue in."""
-        if self.finished:
-            return RunState.FINISHED
-        return RunState.OPEN if self.started else RunState.GATHERING
-
-
-def new_host_state(dimension: int) -> HostState:
-    """Return the state of a run that has not begun."""
-    return HostState(np.zeros(dimension, dtype=np.int32), zero_residual(dimension))
-
-
 @dataclass(slots=True)
 class RegisteredNode:
-    """A registered node while the host runs."""
+    """A registered node. The first five fields survive a restart of the host."""
 
     address: int
     name: str
     samples: int = 0
-    counted: Counted | None = None  # as in `NodeRecord`
-    partial_aggregate: Counted | None = None  # as in `NodeRecord`
+    counted: Counted | None = None  # the last row that a global update has of it
+    partial_aggregate: Counted | None = None  # the row of the one in which it was counted, if any
     active: bool = True  # a frame of it has come since the last deadline without one
     late: int = 0  # deadlines missed, see `was_on_time`
     late_until: float = 0.0  # until then `late` does not fall
@@ -266,10 +220,38 @@ class RegisteredNode:
             self.late, self.late_until = self.late - 1, now + LATE_KEPT * deadline_s
 
 
-def registered(record: NodeRecord) -> RegisteredNode:
-    """Return a node as the host continues with it."""
-    known = record.counted, record.partial_aggregate
-    return RegisteredNode(record.address, record.name, record.samples, *known)
+@dataclass(frozen=True, slots=True)
+class HostState:
+    """The state that a host needs after a restart, which takes over the nodes.
+
+    `bodies` are those of the open round, by place.
+    """
+
+    model_q24: ModelQ24
+    residual: Vector
+    version: int = 0
+    global_hash: bytes = b""
+    started: bool = False
+    finished: bool = False
+    nodes: tuple[RegisteredNode, ...] = ()
+    chain: tuple[ChainLink, ...] = ()
+    bodies: tuple[tuple[int, bytes], ...] = ()
+    counter: int = 0  # the first seal counter that was never reserved
+    is_first: bool = False  # the host knows no run before this one: it may have lost it
+    mean: bytes = b""  # of the adapters, in a run without an end (`Consolidation.stored`)
+    standings: bytes = b""  # of the nodes (`Reputations.stored`)
+
+    @property
+    def run_state(self) -> RunState:
+        """The state to continue in."""
+        if self.finished:
+            return RunState.FINISHED
+        return RunState.OPEN if self.started else RunState.GATHERING
+
+
+def new_host_state(dimension: int) -> HostState:
+    """Return the state of a run that has not begun."""
+    return HostState(np.zeros(dimension, dtype=np.int32), zero_residual(dimension))
 
 
 def is_any_counted(nodes: Iterable[RegisteredNode], round_number: int) -> bool:

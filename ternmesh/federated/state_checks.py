@@ -6,7 +6,7 @@ is possible, such as another sample count within its limits.
 
 from ternmesh.federated.gateway.partial_aggregate import GatewayState, partial_aggregate_q24
 from ternmesh.federated.open_round import PARTIAL_AGGREGATE, OpenRound, UpdateReassembler
-from ternmesh.federated.state import NO_RUN, ChainLink, HostState, NodeRecord, NodeState
+from ternmesh.federated.state import NO_RUN, ChainLink, HostState, NodeState, RegisteredNode
 from ternmesh.plan import Plan
 from ternmesh.wire.control import INTEGER_MAX, NAME
 from ternmesh.wire.frame import NODE_MAX
@@ -34,7 +34,7 @@ def check_host(run: bytes, plan: Plan, state: HostState, model_hash: bytes) -> N
         opened.add(source, body)
 
 
-def _check_node(node: NodeRecord, plan: Plan, version: int) -> None:
+def _check_node(node: RegisteredNode, plan: Plan, version: int) -> None:
     _check(0 < node.address <= NODE_MAX and bool(NAME.match(node.name)), "a node's address or name")
     _check(0 <= node.samples <= SAMPLES_MAX, "a node's samples")
     for row in (node.counted, node.partial_aggregate):

@@ -8,7 +8,7 @@ the usual time to come.
 from collections.abc import Sequence
 
 from ternmesh.deliveries import Deliveries, Delivery
-from ternmesh.federated.send_queue import SealedQueue
+from ternmesh.federated.channel import SealedQueue
 from ternmesh.security.membership import HOST
 from ternmesh.timers import Backoff, Random, TimerSettings
 

@@ -195,7 +195,7 @@ def new_release(tmp_path: Path) -> Release:
         package.mkdir()
         _write(package, changes or {})
         release = tmp_path / f"{name}-{version}"
-        make_release(package, release, version, (loss_max, latency_max_s), None)
+        make_release(package, release, version, (loss_max, latency_max_s))
         if spoil is not None:
             spoil(release)
         return release

@@ -50,7 +50,7 @@ def test_all_three_forms_give_the_outputs_of_the_node(
     assert fits_adapter(old, new)
     assert not keeps_adapter(old, new), "what was learned would be added twice"
     assert adapter_version(adapter) == 7
-    make_release(package, tmp_path / "release", 1, (1.0, 1.0), None)
+    make_release(package, tmp_path / "release", 1, (1.0, 1.0))
 
 
 def test_nothing_is_overwritten_and_a_name_is_no_path(tiny: LoadedModel, tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ class Host:
             source.mkdir(parents=True)
             adapter = np.random.default_rng(version).standard_normal(SIZE_A + SIZE_B)
             _write(source, {ADAPTER: adapter.astype("<f4").tobytes()})
-            make_release(source, release, version, (9.0, 9.0), None)
+            make_release(source, release, version, (9.0, 9.0))
         self.folder.mkdir(exist_ok=True)
         (self.folder / NEW).write_bytes(pack_folder(release))
         (self.folder / f"{NEW}.json").write_text("0.5")

@@ -22,7 +22,7 @@ from ternmesh.federated.recovery import ASKS_MAX
 from ternmesh.federated.refusals import NORMAL_UP_TO, why
 from ternmesh.federated.reputation import NodeStanding
 from ternmesh.federated.rules import AggregationSettings
-from ternmesh.federated.state import HostSettings, NodeRecord, new_node_state
+from ternmesh.federated.state import HostSettings, RegisteredNode, new_node_state
 from ternmesh.plan import make_plan
 from ternmesh.security.authenticator import OPEN, SecurityLayer
 from ternmesh.security.identity import rotation_text
@@ -465,7 +465,7 @@ def test_a_run_of_too_many_nodes_takes_no_partial_aggregates(bench):  # R6.8-5
     """The rows of all nodes and partial aggregates must fit a global update."""
     stored = bench.store.load(MODEL)
     settings = replace(SETTINGS, partial_aggregates=True)
-    nodes = tuple(NodeRecord(address, f"node-{address}", 9) for address in range(1, 2732))
+    nodes = tuple(RegisteredNode(address, f"node-{address}", 9) for address in range(1, 2732))
     full, over = (replace(stored.state, nodes=some) for some in (nodes[:-1], nodes))
     HostService(replace(stored, state=full), settings, MODEL, bench.store, bench.transport)
     with pytest.raises(ConfigError, match="is for at most 2730 nodes, and this run has 2731"):

@@ -39,7 +39,7 @@ from ternmesh.federated.state import (
     ChainLink,
     HostState,
     Learned,
-    NodeRecord,
+    RegisteredNode,
     new_host_state,
     new_node_state,
 )
@@ -140,7 +140,7 @@ class HostDisk:
                 state = replace(state, counter=limit)
             case NodeJoined(address, name, samples):
                 old = {node.address: node for node in state.nodes}
-                before = old.get(address, NodeRecord(address, name, samples))
+                before = old.get(address, RegisteredNode(address, name, samples))
                 old[address] = replace(before, samples=samples)
                 state = replace(state, nodes=tuple(old.values()))
             case BodyAccepted(address, _, body):
@@ -193,6 +193,14 @@ class HostDisk:
     def forget(self) -> None:
         """A crash: what was not committed is gone."""
         self.working, self._made, self._boards = self.committed, [], self.boards
+
+    def load(self) -> HostState:
+        """The state with which the host starts; it takes over the nodes, so these are copies."""
+        kept = [
+            (n.address, n.name, n.samples, n.counted, n.partial_aggregate)
+            for n in self.committed.nodes
+        ]
+        return replace(self.committed, nodes=tuple(RegisteredNode(*row) for row in kept))
 
     def load_boards(self, now: float) -> dict[str, BoardRecord]:
         """What the host knows of its boards when it starts."""

@@ -531,7 +531,7 @@ class Fleet:
                     continue
                 expect(len(endpoint.refused) <= 65, f"{process.name}: too many reasons")
                 if isinstance(endpoint, HostProtocol):
-                    expect(len(endpoint.session._refusals._answered) <= 4096, "answers pile up")
+                    expect(len(endpoint.session._refusals._next) <= 4096, "answers pile up")
                     arrived = endpoint.round.updates.keys() | endpoint.round.silent
                     expect(arrived <= endpoint.nodes.keys(), "intakes pile up")
                 else:

@@ -304,7 +304,7 @@ class HostProcess(Process):
             settings=settings,
             model_hash=MODEL,
             run=d.run,
-            state=d.committed,
+            state=d.load(),
             security=self.new_security(),
         )
         made.session.management.restore(d.load_boards(self.fleet.now))

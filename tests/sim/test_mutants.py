@@ -15,9 +15,9 @@ from ternmesh.codec.scale import to_vector
 from ternmesh.errors import WireError
 from ternmesh.federated import channel, host, joining, local_update, node
 from ternmesh.federated.aggregation import update_delta_q24
+from ternmesh.federated.channel import SealedQueue
 from ternmesh.federated.events import Pending, ResidualChanged
 from ternmesh.federated.open_round import OpenRound, UpdateReassembler
-from ternmesh.federated.send_queue import SealedQueue
 from ternmesh.plan import Plan
 from ternmesh.security import peer_session
 from ternmesh.timers import Backoff

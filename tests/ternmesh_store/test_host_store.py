@@ -19,7 +19,7 @@ from ternmesh.federated.events import (
 from ternmesh.federated.local_update import make_update
 from ternmesh.federated.management import BoardRecord
 from ternmesh.federated.open_round import PARTIAL_AGGREGATE
-from ternmesh.federated.state import ChainLink, HostState, NodeRecord, new_host_state
+from ternmesh.federated.state import ChainLink, HostState, RegisteredNode, new_host_state
 from ternmesh.plan import make_plan
 from ternmesh.wire.control import Report, Silent, write_control
 from ternmesh.wire.global_update import Counted, certify, hash_global_update
@@ -73,8 +73,8 @@ def plain(state: HostState) -> dict[str, object]:
     return values
 
 
-NODES = (NodeRecord(1, "ada", 100), NodeRecord(2, "bob", 30))
-AFTER_1 = (NodeRecord(1, "ada", 100, COUNTED), NodeRecord(2, "bob", 30))
+NODES = (RegisteredNode(1, "ada", 100), RegisteredNode(2, "bob", 30))
+AFTER_1 = (RegisteredNode(1, "ada", 100, COUNTED), RegisteredNode(2, "bob", 30))
 HEAD, SHARE = make_update(EMPTY.residual + 1, MODEL, 0, 9, PLAN).bodies[:2]
 SILENT = write_control(Silent(0))
 LISTED = write_contributions(0, [Contribution(b"dige", 1)] * 2)
@@ -114,8 +114,8 @@ CASES: dict[str, Any] = {
         at(
             global_hash(1),
             nodes=(
-                NodeRecord(1, "ada", 100, COUNTED, BUNDLE_ROW),
-                NodeRecord(2, "bob", 30, BUNDLED.counted[1], BUNDLE_ROW),
+                RegisteredNode(1, "ada", 100, COUNTED, BUNDLE_ROW),
+                RegisteredNode(2, "bob", 30, BUNDLED.counted[1], BUNDLE_ROW),
             ),
         ),
     ),
@@ -125,8 +125,8 @@ CASES: dict[str, Any] = {
         at(
             global_hash(2),
             nodes=(
-                NodeRecord(1, "ada", 100, replace(COUNTED, round=1)),
-                NodeRecord(2, "bob", 30, BUNDLED.counted[1], BUNDLE_ROW),
+                RegisteredNode(1, "ada", 100, replace(COUNTED, round=1)),
+                RegisteredNode(2, "bob", 30, BUNDLED.counted[1], BUNDLE_ROW),
             ),
             chain=(
                 ChainLink(1, global_hash(1).global_hash, global_hash(1).content),

@@ -18,6 +18,7 @@ import numpy as np
 
 from ternmesh.codec.encoder import zero_residual
 from ternmesh.errors import WireError
+from ternmesh.federated.channel import SealedQueue
 from ternmesh.federated.events import SecurityChanged
 from ternmesh.federated.gateway.downlink_hold import DownlinkHold, Passing
 from ternmesh.federated.gateway.partial_aggregate import (
@@ -33,7 +34,6 @@ from ternmesh.federated.gateway.partial_aggregate import (
     settle_partial_aggregate,
 )
 from ternmesh.federated.open_round import UpdateReassembler
-from ternmesh.federated.send_queue import SealedQueue
 from ternmesh.plan import Plan, from_numbers
 from ternmesh.timers import NETWORK_TIMERS, Backoff, earliest
 from ternmesh.wire import control, fragments

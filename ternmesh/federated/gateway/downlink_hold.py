@@ -9,7 +9,6 @@ from collections import OrderedDict, deque
 from ternmesh.errors import WireError
 from ternmesh.plan import Plan
 from ternmesh.wire import fragments
-from ternmesh.wire.global_update import object_max
 
 OBJECTS_MAX = 40  # incomplete objects; each board may be sent a global snapshot of its own
 READ_MAX = 64  # names of complete objects that are kept
@@ -21,8 +20,7 @@ class DownlinkHold:
     """Holds the fragments of a run, of at most `OBJECTS_MAX` objects."""
 
     def __init__(self, plan: Plan) -> None:
-        longest = object_max(plan.dimension, plan.down.count + plan.up.count, plan.frame_mtu)
-        self._reassembler = fragments.Reassembler(plan.frame_mtu, longest, OBJECTS_MAX)
+        self._reassembler = fragments.Reassembler(plan.frame_mtu, plan.object_max, OBJECTS_MAX)
         # By object, the frames of its fragments by receiver and fragment header.
         self._waiting: OrderedDict[bytes, dict[tuple[str, bytes], bytes]] = OrderedDict()
         self._read: deque[bytes] = deque(maxlen=READ_MAX)

@@ -22,7 +22,7 @@ from ternmesh.federated.events import (
 )
 from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.open_round import round_of
-from ternmesh.federated.state import LATE_KEPT, NodeRecord, new_host_state
+from ternmesh.federated.state import LATE_KEPT, RegisteredNode, new_host_state
 from ternmesh.security.membership import ALL, HOST
 from ternmesh.wire import control, fragments
 from ternmesh.wire.control import FINISHED, GATHERING, OPEN
@@ -459,7 +459,7 @@ def test_a_restart_finds_the_open_round_and_goes_on(bench: Any) -> None:
     state = replace(
         new_host_state(bench.plan.dimension),
         started=bench.count(HOST, RoundOpened) > 0,
-        nodes=tuple(NodeRecord(e.address, e.name, e.samples) for e in joined),
+        nodes=tuple(RegisteredNode(e.address, e.name, e.samples) for e in joined),
         bodies=tuple((e.address, e.body) for e in bodies),
         counter=4096,
     )

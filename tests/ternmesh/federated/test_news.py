@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ternmesh.codec.scale import to_float
-from ternmesh.federated.consolidation import Consolidation
+from ternmesh.federated.combiner import Consolidation
 from ternmesh.federated.events import Advanced, FellSilent, GlobalUpdateMade, RoundExtended
 from ternmesh.federated.news import News
 from ternmesh.federated.node import NodeProtocol

@@ -23,7 +23,7 @@ from ternmesh.federated.open_round import PARTIAL_AGGREGATE, OpenRound, UpdateRe
 from ternmesh.federated.state import (
     HostSettings,
     HostState,
-    NodeRecord,
+    RegisteredNode,
     new_host_state,
     new_node_state,
 )
@@ -222,7 +222,7 @@ def test_a_bundle_holds_no_more_than_a_manifest_may_say() -> None:
 
 
 def new_host(partial_aggregates: bool = True, state: HostState | None = None) -> HostProtocol:
-    nodes = tuple(NodeRecord(c, f"n{c}", 10 * c) for c in sorted(NODES))
+    nodes = tuple(RegisteredNode(c, f"n{c}", 10 * c) for c in sorted(NODES))
     state = state or replace(new_host_state(DIMENSION), nodes=nodes, started=True)
     host = HostProtocol(
         plan=PLAN,
@@ -274,7 +274,7 @@ def test_a_restarted_host_has_the_bundle_beside_a_packet_in_the_same_name() -> N
     events = send(host, 1, own[0], *BUNDLE_12.bodies, own[1])
     kept = tuple((e.address, e.body) for e in events if isinstance(e, BodyAccepted))
     assert {place for place, _ in kept} == {1, 1 | PARTIAL_AGGREGATE}
-    nodes = tuple(NodeRecord(c, f"n{c}", 10 * c) for c in sorted(NODES))
+    nodes = tuple(RegisteredNode(c, f"n{c}", 10 * c) for c in sorted(NODES))
     state = replace(new_host_state(DIMENSION), nodes=nodes, started=True, bodies=kept, counter=4096)
     again = new_host(state=state)
     assert [again.round.delivered(c) for c in (1, 2, 3)] == ["whole", "whole", "none"]

@@ -1,4 +1,4 @@
-from ternmesh.federated.send_queue import BLOCK, QUEUE_MAX, SealedQueue
+from ternmesh.federated.channel import BLOCK, QUEUE_MAX, SealedQueue
 from ternmesh.security.signatures import SIGNED
 from ternmesh.wire import control
 from ternmesh.wire.frame import open_seal

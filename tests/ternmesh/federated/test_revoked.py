@@ -13,7 +13,7 @@ from ternmesh.federated.events import (
     UpdateForgotten,
 )
 from ternmesh.federated.host import HostProtocol
-from ternmesh.federated.state import HostState, NodeRecord
+from ternmesh.federated.state import HostState, RegisteredNode
 from ternmesh.security.key_derivation import nonce
 from ternmesh.security.membership import HOST
 
@@ -51,7 +51,9 @@ def test_what_a_node_sent_before_the_host_stopped_does_not_count_if_it_was_revok
         model_q24=np.zeros(dimension, np.int32),
         residual=np.zeros(dimension, np.float32),
         started=True,
-        nodes=tuple(NodeRecord(n.address, n.name, n.samples) for n in bench.host.nodes.values()),
+        nodes=tuple(
+            RegisteredNode(n.address, n.name, n.samples) for n in bench.host.nodes.values()
+        ),
         bodies=tuple((event.address, event.body) for event in said),
         counter=1 << 16,
     )

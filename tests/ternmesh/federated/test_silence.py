@@ -19,7 +19,7 @@ from ternmesh.federated.events import (
 from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.local_update import is_too_little, make_update
 from ternmesh.federated.open_round import OpenRound
-from ternmesh.federated.state import HostState, NodeRecord, NodeState
+from ternmesh.federated.state import HostState, NodeState, RegisteredNode
 from ternmesh.plan import make_plan
 from ternmesh.security.membership import HOST
 from ternmesh.wire import control, fragments
@@ -318,7 +318,7 @@ def test_a_silence_that_was_answered_survives_the_hosts_restart(bench: Any) -> N
     host = bench.host
     bench.take(HOST)
     bench.events[HOST] = [e for e in bench.events[HOST] if isinstance(e, NodeJoined)]
-    nodes = tuple(NodeRecord(e.address, e.name, e.samples) for e in bench.events[HOST])
+    nodes = tuple(RegisteredNode(e.address, e.name, e.samples) for e in bench.events[HOST])
     say(bench, 1)
     assert words(bench, HOST) == [Silent(1)]
     kept = [e for e in bench.events[HOST] if isinstance(e, BodyAccepted)]

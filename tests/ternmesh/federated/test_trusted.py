@@ -11,7 +11,7 @@ from ternmesh.errors import WireError
 from ternmesh.federated.aggregation import read_step
 from ternmesh.federated.events import BodyAccepted, GlobalUpdateMade, SecurityChanged
 from ternmesh.federated.host import HostProtocol
-from ternmesh.federated.state import ChainLink, HostState, NodeRecord, NodeState, new_host_state
+from ternmesh.federated.state import ChainLink, HostState, NodeState, RegisteredNode, new_host_state
 from ternmesh.plan import to_numbers
 from ternmesh.security.identity import Role, make_identity
 from ternmesh.security.key_derivation import nonce
@@ -456,7 +456,7 @@ def test_a_run_from_before_the_keys_goes_on(new_bench: New) -> None:
     links = [e for e in old.events[HOST] if isinstance(e, GlobalUpdateMade)]
     chain = tuple(ChainLink(e.version, e.global_hash, e.content) for e in links)
     nodes = tuple(
-        NodeRecord(n.address, n.name, n.samples, n.counted) for n in old.host.nodes.values()
+        RegisteredNode(n.address, n.name, n.samples, n.counted) for n in old.host.nodes.values()
     )
     state = HostState(
         old.host.model_q24,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from ternmesh.errors import SealError, WireError
-from ternmesh.federated.send_queue import SealedQueue
+from ternmesh.federated.channel import SealedQueue
 from ternmesh.security import group_keys, peer_session
 from ternmesh.security.keyed_sealing import NEIGHBOUR
 from ternmesh.wire.frame import open_seal
