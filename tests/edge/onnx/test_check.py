@@ -14,6 +14,7 @@ from edge.onnx.check import OPSETS, SIZES, check, check_file
 from edge.onnx.session import LoadedModel, load_model
 from models.zoo import FOLDER
 from ternmesh.model_package import FORWARD, OPERATORS, TRAIN_STEP
+from tests.edge.onnx.test_reader import field
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install 'ternmesh[dev]'")
 helper, FLOAT, INT64 = onnx.helper, onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
@@ -23,7 +24,8 @@ def node(kind, inputs=("x",), outputs=("y",), **more):
     return helper.make_node(kind, list(inputs), list(outputs), **more)
 
 
-def model(*nodes, constants=(), opsets=(("", 20),), **more):
+def model(*nodes, constants=(), opsets=(("", 20),), change=None) -> bytes:
+    """The file of a model from x of 2 x 3 floats to y; `change` may spoil it before."""
     graph = helper.make_graph(
         list(nodes) or [node("Relu")],
         "g",
@@ -32,49 +34,52 @@ def model(*nodes, constants=(), opsets=(("", 20),), **more):
         list(constants),
     )
     imports = [helper.make_opsetid(*opset) for opset in opsets]
-    return helper.make_model(graph, opset_imports=imports, ir_version=9, **more)
+    made = helper.make_model(graph, opset_imports=imports, ir_version=9)
+    if change is not None:
+        change(made)
+    return made.SerializeToString()
 
 
 def numbers(name, *values):
     return onnx.numpy_helper.from_array(np.array(values, np.int64), name)
 
 
-def changed(change: Callable, *args, **more) -> bytes:
-    made = model(*args, **more)
-    change(made)
-    return made.SerializeToString()
-
-
 def with_tensor(change: Callable) -> bytes:
     """A model whose weight w of 2 x 3 floats was changed."""
     weight = onnx.numpy_helper.from_array(np.ones((2, 3), np.float32), "w")
-    made = model(node("Add", ("x", "w")), constants=[weight])
-    change(made.graph.initializer[0])
-    return made.SerializeToString()
+    add = node("Add", ("x", "w"))
+    return model(add, constants=[weight], change=lambda m: change(m.graph.initializer[0]))
 
 
-def external(location: str) -> bytes:
+def with_dims(*dims: int) -> bytes:
     def change(tensor):
-        tensor.ClearField("raw_data")
-        tensor.data_location = onnx.TensorProto.EXTERNAL
-        tensor.external_data.add(key="location", value=location)
+        del tensor.dims[:]
+        tensor.dims.extend(dims)
 
     return with_tensor(change)
 
 
-def field(number: int, content: bytes) -> bytes:
-    """One length-delimited protobuf field."""
-    size = len(content)
-    head = bytes([number << 3 | 2])
-    while size >= 0x80:
-        head, size = head + bytes([size & 0x7F | 0x80]), size >> 7
-    return head + bytes([size]) + content
+def with_attribute(**fields: Any) -> bytes:
+    """A Softmax whose attribute was changed."""
+    return model(
+        node("Softmax", axis=1),
+        change=lambda m: [setattr(m.graph.node[0].attribute[0], *item) for item in fields.items()],
+    )
+
+
+def external() -> bytes:
+    def change(tensor):
+        tensor.ClearField("raw_data")
+        tensor.data_location = onnx.TensorProto.EXTERNAL
+        tensor.external_data.add(key="location", value="../../etc/passwd")
+
+    return with_tensor(change)
 
 
 def bomb(kind: str, *values: int) -> bytes:
     constant = node("Constant", (), ("c",), value=numbers("", 1))
     grown = node(kind, ("s",) if kind == "ConstantOfShape" else ("c", "s"))
-    return model(constant, grown, constants=[numbers("s", *values)]).SerializeToString()
+    return model(constant, grown, constants=[numbers("s", *values)])
 
 
 def functions(depth: int) -> bytes:
@@ -86,46 +91,16 @@ def functions(depth: int) -> bytes:
                 helper.make_function("local", f"f{index}", ["a"], ["b"], [inner], opset)
             )
 
-    return changed(change, opsets=(("", 20), ("local", 1)))
+    return model(opsets=(("", 20), ("local", 1)), change=change)
 
 
-def nested(depth: int) -> bytes:
-    branch = helper.make_graph([node("Relu", ("x",), ("z",))], "b", [], [])
-    for _ in range(depth):
-        inner = node("If", ("x",), ("z",), then_branch=branch)
-        branch = helper.make_graph([inner], "b", [], [])
-    return model(node("If", then_branch=branch, else_branch=branch)).SerializeToString()
-
-
-def sparse() -> bytes:
-    def change(made):
-        made.graph.sparse_initializer.add().dims.append(4)
-
-    return changed(change)
-
-
-def sequence_input() -> bytes:
-    def change(made):
-        made.graph.input[0].CopyFrom(helper.make_tensor_sequence_value_info("x", FLOAT, None))
-
-    return changed(change)
-
-
-def in_domain(domain: str, kind: str) -> bytes:
-    return model(node(kind, domain=domain), opsets=(("", 20), (domain, 1))).SerializeToString()
-
-
-def only(kind: str, *inputs: str, constants=()) -> bytes:
-    return model(node(kind, ("x", *inputs)), constants=constants).SerializeToString()
-
-
-def cast(kind: int) -> bytes:
-    return model(node("Cast", to=kind)).SerializeToString()
+def branch() -> bytes:
+    inner = helper.make_graph([node("Relu", ("x",), ("z",))], "b", [], [])
+    return model(node("If", then_branch=inner, else_branch=inner))
 
 
 def padded(*pads: int, more: tuple[str, ...] = ()) -> bytes:
-    made = model(node("Pad", ("x", "p", *more)), constants=[numbers("p", *pads), numbers("a", 0)])
-    return made.SerializeToString()
+    return model(node("Pad", ("x", "p", *more)), constants=[numbers("p", *pads), numbers("a", 0)])
 
 
 def chain(kind: str, length: int, product_at: int = 0) -> bytes:
@@ -141,12 +116,7 @@ def chain(kind: str, length: int, product_at: int = 0) -> bytes:
         else:
             nodes.append(node("Pad", (given, "p"), (f"y{at}",)))
     nodes.append(node("Relu", (f"y{length}",)))
-    return model(*nodes, constants=[weight, numbers("p", 1, 0, 0, 0)]).SerializeToString()
-
-
-def size_of_data() -> bytes:
-    whole = node("Cast", ("x",), ("n",), to=INT64)
-    return model(whole, node("Expand", ("x", "n"))).SerializeToString()
+    return model(*nodes, constants=[weight, numbers("p", 1, 0, 0, 0)])
 
 
 def resized_by_data(kind: str, index: int, count: int) -> bytes:
@@ -154,8 +124,7 @@ def resized_by_data(kind: str, index: int, count: int) -> bytes:
     whole = node("Cast", ("x",), ("n",), to=INT64)
     inputs = ["x", *["s"] * (count - 1)]
     inputs[index] = "n"
-    constants = [numbers("s", 1, 1)]
-    return model(whole, node(kind, inputs), constants=constants).SerializeToString()
+    return model(whole, node(kind, inputs), constants=[numbers("s", 1, 1)])
 
 
 def expanded_by_a_slice() -> bytes:
@@ -166,40 +135,27 @@ def expanded_by_a_slice() -> bytes:
         node("Shape", ("part",), ("size",)),
         node("Expand", ("x", "size")),
         constants=[numbers("s", 0)],
-    ).SerializeToString()
+    )
 
 
-def set_dims(*dims: int) -> Callable:
-    def change(tensor):
-        del tensor.dims[:]
-        tensor.dims.extend(dims)
-
-    return change
-
-
-def declared(*dims: int) -> bytes:
-    def change(made):
-        made.graph.input[0].CopyFrom(helper.make_tensor_value_info("x", FLOAT, list(dims)))
-
-    return changed(change)
+def with_input(value: Any) -> bytes:
+    return model(change=lambda m: m.graph.input[0].CopyFrom(value))
 
 
 def location_in_64_bits() -> bytes:
     """data_location 2**32 + 1, which a reader of 32 bits takes for EXTERNAL."""
-    plain = with_tensor(lambda tensor: None)
-    tensor = onnx.load_from_string(plain).graph.initializer[0].SerializeToString()
-    more = tensor + bytes.fromhex("70 8180808010")
-    graph = onnx.load_from_string(plain).graph
+    made = onnx.load_from_string(with_tensor(lambda tensor: None))
+    tensor = made.graph.initializer[0].SerializeToString() + bytes.fromhex("70 8180808010")
+    graph = made.graph.__deepcopy__()
     del graph.initializer[:]
-    made = onnx.load_from_string(plain)
     made.ClearField("graph")
-    return made.SerializeToString() + field(7, graph.SerializeToString() + field(5, more))
+    return made.SerializeToString() + field(7, graph.SerializeToString() + field(5, tensor))
 
 
 def two_graphs() -> bytes:
     """A harmless graph, and a second that protobuf would merge into it."""
-    second = model(node("Loop", ("x",), ("z",))).graph.SerializeToString()
-    return model().SerializeToString() + field(7, second)
+    second = onnx.load_from_string(model(node("Loop", ("x",), ("z",)))).graph
+    return model() + field(7, second.SerializeToString())
 
 
 def deep(depth: int) -> bytes:
@@ -209,201 +165,146 @@ def deep(depth: int) -> bytes:
     return field(7, field(1, field(5, content)))
 
 
-HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
+def of_shapes(*shapes: int) -> bytes:
+    """A ConstantOfShape for each of these sizes."""
+    nodes = [node("ConstantOfShape", (f"s{n}",), ("y" if n == 0 else f"y{n}",))
+             for n in range(len(shapes))]  # fmt: skip
+    return model(*nodes, constants=[numbers(f"s{n}", size) for n, size in enumerate(shapes)])
+
+
+SQUARE = node("Mul", ("s", "s"), ("t",)), node("ConstantOfShape", ("t",))
+EMPTY = onnx.TensorProto(dims=[1 << 20], data_type=FLOAT)
+
+# What it is, the file, and why it is refused.
+HOSTILE: tuple[tuple[str, Callable[[], bytes], str], ...] = (
     # Data outside the file: CVE-2022-25882, CVE-2024-27318, CVE-2026-27489, CVE-2026-34447.
-    "external data above the folder": (lambda: external("../../etc/passwd"), "another file"),
-    "external data by an absolute path": (lambda: external("/etc/passwd"), "another file"),
-    "external data through a symlink": (lambda: external("link.bin"), "another file"),
-    "external data in the current directory": (lambda: external("weights.bin"), "another file"),
-    "external data beside the file": (lambda: external("./forward.bin"), "another file"),
-    "external data without a location": (
-        lambda: with_tensor(lambda t: setattr(t, "data_location", 1)),
-        "lies outside",
-    ),
-    "an external location in 64 bits": (location_in_64_bits, "lies outside"),
+    ("external data", external, "another file"),
+    ("no location", lambda: with_tensor(lambda t: setattr(t, "data_location", 1)), "lies outside"),
+    ("an external location in 64 bits", location_in_64_bits, "lies outside"),
     # Weights that are not as large as their shape says: CVE-2024-27319 and its like.
-    "an initializer that is too short": (
-        lambda: with_tensor(set_dims(2, 4)), "holds 24 bytes and its shape needs 32"
+    ("too short", lambda: with_dims(2, 4), "holds 24 bytes and its shape needs 32"),
+    ("too long", lambda: with_dims(2, 2), "holds 24 bytes and its shape needs 16"),
+    ("no data", lambda: with_tensor(lambda t: t.ClearField("raw_data")), "holds 0 numbers"),
+    ("enormous axes", lambda: with_dims(1 << 31, 1 << 31, 4), "axis whose size is"),
+    ("a product that overflows", lambda: with_dims(1 << 30, 1 << 30, 16), "holds 24 bytes"),
+    ("a negative axis", lambda: with_dims(-1, -6), "axis whose size"),
+    ("many axes", lambda: with_dims(*[1] * 9), "more than 8 axes"),
+    ("text", lambda: with_tensor(lambda t: setattr(t, "data_type", 8)), "data type 8"),
+    ("numbers twice", lambda: with_tensor(lambda t: t.float_data.extend([1.0] * 6)), "both"),
+    ("segments", lambda: with_tensor(lambda t: setattr(t.segment, "begin", 1)), "segments"),
+    (
+        "a sparse initializer",
+        lambda: model(change=lambda m: m.graph.sparse_initializer.add().dims.append(4)),
+        "sparse",
     ),
-    "an initializer that is too long": (
-        lambda: with_tensor(set_dims(2, 2)), "holds 24 bytes and its shape needs 16"
-    ),
-    "an initializer without data": (
-        lambda: with_tensor(lambda t: t.ClearField("raw_data")), "holds 0 numbers"
-    ),
-    "an initializer of enormous axes": (
-        lambda: with_tensor(set_dims(1 << 31, 1 << 31, 4)), "axis whose size is"
-    ),
-    "axes whose product overflows": (
-        lambda: with_tensor(set_dims(1 << 30, 1 << 30, 16)), "holds 24 bytes"
-    ),
-    "an initializer of a negative axis": (lambda: with_tensor(set_dims(-1, -6)), "axis whose size"),
-    "an initializer of many axes": (lambda: with_tensor(set_dims(*[1] * 9)), "more than 8 axes"),
-    "an initializer of text": (
-        lambda: with_tensor(lambda t: setattr(t, "data_type", 8)), "data type 8"
-    ),
-    "an initializer of an unknown type": (
-        lambda: with_tensor(lambda t: setattr(t, "data_type", 99)), "data type 99"
-    ),
-    "numbers twice": (
-        lambda: with_tensor(lambda t: t.float_data.extend([1.0] * 6)), "both"
-    ),
-    "segments": (lambda: with_tensor(lambda t: setattr(t.segment, "begin", 1)), "segments"),
-    "a sparse initializer": (sparse, "sparse"),
-    "a size that a constant tensor does not have": (
-        lambda: model(
-            node("Constant", (), ("y",), value=onnx.TensorProto(dims=[1 << 20], data_type=FLOAT))
-        ).SerializeToString(),
+    (
+        "a size that a constant tensor does not have",
+        lambda: model(node("Constant", (), ("y",), value=EMPTY)),
         "holds 0 numbers and its shape needs 1048576",
     ),
     # Code that is not ours: contrib kernels read out of bounds, functions 3,000 deep crash.
-    "MatMulNBits of another domain": (
-        lambda: in_domain("com.microsoft", "MatMulNBits"), "'com.microsoft'"
+    (
+        "an operator of another domain",
+        lambda: model(node("Relu", domain="evil"), opsets=(("", 20), ("evil", 1))),
+        "'evil'",
     ),
-    "Attention of another domain": (
-        lambda: in_domain("com.microsoft", "Attention"), "'com.microsoft'"
+    ("a domain that is not imported", lambda: model(node("Relu", domain="evil")), "domain 'evil'"),
+    ("functions 3,000 deep", lambda: functions(3000), "functions of its own"),
+    (
+        "an overloaded node",
+        lambda: model(change=lambda m: setattr(m.graph.node[0], "overload", "o")),
+        "overload",
     ),
-    "a custom operator": (lambda: in_domain("evil", "Relu"), "'evil'"),
-    "an allowed name in a domain that is not imported": (
-        lambda: model(node("Relu", domain="evil")).SerializeToString(), "domain 'evil'"
-    ),
-    "functions 3,000 deep": (lambda: functions(3000), "functions of its own"),
-    "a function that calls itself": (lambda: functions(1), "functions of its own"),
-    "an overloaded node": (
-        lambda: changed(lambda m: setattr(m.graph.node[0], "overload", "o")), "overload"
-    ),
-    "training information": (
-        lambda: changed(lambda m: m.training_info.add()), "a field 20"
-    ),
-    "metadata": (lambda: changed(lambda m: m.metadata_props.add(key="ort_config")), "metadata"),
-    "an old operator set": (
-        lambda: model(opsets=(("", 9),)).SerializeToString(), "operator set is version 9"
-    ),
-    "an operator set to come": (
-        lambda: model(opsets=(("", 4000),)).SerializeToString(), "operator set is version 4000"
-    ),
-    "no operator set": (lambda: model(opsets=()).SerializeToString(), "none"),
-    "a format to come": (lambda: changed(lambda m: setattr(m, "ir_version", 99)), "version 99"),
-    # Graphs in graphs, loops.
-    "a loop": (lambda: only("Loop"), "'Loop' is not on the list"),
-    "an If": (lambda: nested(0), "graph inside the graph"),
-    "an If 20 deep": (lambda: nested(20), "graph inside the graph"),
-    "fields 10,000 deep": (lambda: deep(10_000), "graph inside the graph"),
+    ("training", lambda: model(change=lambda m: m.training_info.add()), "a field 20"),
+    ("metadata", lambda: model(change=lambda m: m.metadata_props.add(key="a")), "metadata"),
+    ("an old operator set", lambda: model(opsets=(("", 9),)), "operator set is version 9"),
+    ("one to come", lambda: model(opsets=(("", 4000),)), "operator set is version 4000"),
+    ("no operator set", lambda: model(opsets=()), "none"),
+    ("a format to come", lambda: model(change=lambda m: setattr(m, "ir_version", 99)), "on 99"),
+    ("an If", branch, "graph inside the graph"),
+    ("fields 10,000 deep", lambda: deep(10_000), "graph inside the graph"),
     # A few bytes that become gigabytes.
-    "a ConstantOfShape bomb": (lambda: bomb("ConstantOfShape", 1 << 28), "expand to"),
-    "a ConstantOfShape bomb of many axes": (
-        lambda: bomb("ConstantOfShape", *[1 << 10] * 4), "expand to"
-    ),
-    "a ConstantOfShape of a size from data": (
-        lambda: only("ConstantOfShape"), "depends on data"
-    ),
-    "a ConstantOfShape of a computed size": (
-        lambda: model(
-            node("Mul", ("s", "s"), ("t",)),
-            node("ConstantOfShape", ("t",)),
-            constants=[numbers("s", 1 << 20)],
-        ).SerializeToString(),
-        "is not a constant",
-    ),
-    "two ConstantOfShape that are too much together": (
-        lambda: model(
-            node("ConstantOfShape", ("s",), ("a",)),
-            node("ConstantOfShape", ("s",)),
-            constants=[numbers("s", 3 << 23)],
-        ).SerializeToString(),
-        "expand to",
-    ),
-    "a ConstantOfShape without a size": (
-        lambda: model(node("ConstantOfShape", ())).SerializeToString(), "is not a constant"
-    ),
-    "an Expand bomb": (lambda: bomb("Expand", 1 << 20, 1 << 20), "expand to"),
-    "an Expand to a size from data": (size_of_data, "depends on data"),
-    "an Expand to the shape of a Slice by data": (expanded_by_a_slice, "result of 'Slice'"),
-    "a Pad bomb": (lambda: padded(0, 1 << 40, 0, 0), "padding"),
-    "a Pad bomb that names its axes": (
-        lambda: padded(0, 1 << 40, more=("", "a")), "padding"
-    ),
-    "a chain of Concat": (lambda: chain("Concat", 17), "joining enlarges a tensor more than"),
-    "a chain of Pad": (lambda: chain("Pad", 17), "padding or joining enlarges"),
-    "a Pad bomb of many axes": (lambda: padded(999, 999, 999, 999), "padding"),
-    "a padding bomb in a pooling": (
-        lambda: model(
-            node("MaxPool", kernel_shape=[1, 1], pads=[1 << 30] * 4)
-        ).SerializeToString(),
+    ("a ConstantOfShape bomb", lambda: bomb("ConstantOfShape", *[1 << 10] * 4), "expand to"),
+    ("a size from data", lambda: model(node("ConstantOfShape")), "depends on data"),
+    ("a size", lambda: model(*SQUARE, constants=[numbers("s", 1 << 20)]), "is not a constant"),
+    ("two that are too much together", lambda: of_shapes(3 << 23, 3 << 23), "expand to"),
+    ("no size", lambda: model(node("ConstantOfShape", ())), "is not a constant"),
+    ("an Expand bomb", lambda: bomb("Expand", 1 << 20, 1 << 20), "expand to"),
+    ("an Expand by data", lambda: resized_by_data("Expand", 1, 2), "depends on data"),
+    ("an Expand to the shape of a Slice by data", expanded_by_a_slice, "result of 'Slice'"),
+    ("a Pad bomb", lambda: padded(0, 1 << 40, 0, 0), "padding"),
+    ("one that names its axes", lambda: padded(0, 1 << 40, more=("", "a")), "padding"),
+    ("one of many axes", lambda: padded(999, 999, 999, 999), "padding"),
+    ("a chain of Concat", lambda: chain("Concat", 17), "joining enlarges a tensor more than"),
+    ("a chain of Pad", lambda: chain("Pad", 17), "padding or joining enlarges"),
+    (
+        "a padding bomb in a pooling",
+        lambda: model(node("MaxPool", kernel_shape=[1, 1], pads=[1 << 30] * 4)),
         "padding",
     ),
-    "a Tile bomb": (lambda: only("Tile", "s", constants=[numbers("s", 9, 9)]), "'Tile' is not"),
-    "a Range bomb": (lambda: only("Range"), "'Range' is not"),
-    "a Resize bomb": (lambda: only("Resize"), "'Resize' is not"),
-    "random numbers": (lambda: only("RandomNormalLike"), "'RandomNormalLike' is not"),
-    "an image decoder": (lambda: only("ImageDecoder"), "'ImageDecoder' is not"),
-    "sizes out of values": (lambda: only("NonZero"), "'NonZero' is not"),
-    "a Cast to text": (lambda: cast(8), "'Cast' has a data type"),
-    "an enormous input": (lambda: declared(1 << 20, 1 << 20), "more than 1073741824 bytes"),
-    "an input that is a sequence": (sequence_input, "a sequence"),
+    ("a Cast to text", lambda: model(node("Cast", to=8)), "'Cast' has a data type"),
+    (
+        "an enormous input",
+        lambda: with_input(helper.make_tensor_value_info("x", FLOAT, [1 << 20, 1 << 20])),
+        "more than 1073741824 bytes",
+    ),
+    (
+        "an input that is a sequence",
+        lambda: with_input(helper.make_tensor_sequence_value_info("x", FLOAT, None)),
+        "a sequence",
+    ),
     # Bounds.
-    "many nodes": (
-        lambda: model(*[node("Relu", (), ())] * (reader.NODES_MAX + 1)).SerializeToString(),
-        "more than 20000 nodes",
-    ),
-    "many inputs of a node": (
-        lambda: model(node("Sum", ["x"] * 1025)).SerializeToString(), "more than 1024 inputs"
-    ),
-    "many attributes": (
-        lambda: model(node("Relu", **{f"a{n}": 1 for n in range(17)})).SerializeToString(),
+    ("many nodes", lambda: model(*[node("Relu", (), ())] * 20_001), "more than 20000 nodes"),
+    ("many inputs", lambda: model(node("Sum", ["x"] * 1025)), "more than 1024 inputs"),
+    (
+        "many attributes",
+        lambda: model(node("Relu", **{f"a{n}": 1 for n in range(17)})),
         "too many of them",
     ),
-    "an attribute of many numbers": (
-        lambda: model(node("Relu", a=[1] * 65)).SerializeToString(), "more than 64 numbers"
-    ),
-    "a long name": (lambda: only("R" * 513), "more than 512 bytes"),
+    ("many numbers", lambda: model(node("Relu", a=[1] * 65)), "more than 64 numbers"),
+    ("a long name", lambda: model(node("R" * 513)), "more than 512 bytes"),
     # What readers disagree about.
-    "a name that is no text": (
-        lambda: model().SerializeToString().replace(b"Relu", b"R\xff\xfe."),
-        "a name that is not UTF-8",
-    ),
-    "two graphs": (two_graphs, "two of graph"),
-    "a value made twice": (
-        lambda: model(node("Relu"), node("Tanh")).SerializeToString(), "'y' is defined twice"
-    ),
-    "a value before it is made": (
-        lambda: model(node("Relu", ("z",)), node("Relu", ("x",), ("z",))).SerializeToString(),
+    ("no text", lambda: model().replace(b"Relu", b"R\xff\xfe."), "a name that is not UTF-8"),
+    ("two graphs", two_graphs, "two of graph"),
+    ("made twice", lambda: model(node("Relu"), node("Tanh")), "'y' is defined twice"),
+    (
+        "a value before it is made",
+        lambda: model(node("Relu", ("z",)), node("Relu", ("x",), ("z",))),
         "'z' is used before",
     ),
-    "an output that nothing makes": (
-        lambda: model(node("Relu", ("x",), ("z",))).SerializeToString(), "output 'y'"
-    ),
-    "an attribute of another type": (
-        lambda: changed(
-            lambda m: setattr(m.graph.node[0].attribute[0], "type", 3), node("Softmax", axis=1)
-        ),
-        "values of another type",
-    ),
-    "an attribute of a function": (
-        lambda: changed(
-            lambda m: setattr(m.graph.node[0].attribute[0], "ref_attr_name", "a"),
-            node("Softmax", axis=1),
-        ),
-        "a field 21",
-    ),
-    "a group": (lambda: b"\x3b\x3c", "wrong wire type"),
-    "a number that does not end": (lambda: b"\x08" + b"\xff" * 20, "ends nowhere"),
-    "a number of more than 64 bits": (lambda: b"\x08" + b"\xff" * 9 + b"\x02", "too long"),
-    "a length beyond the end": (lambda: b"\x3a\xff\xff\xff\xff\x07\x00", "ends inside"),
-    "half a file": (lambda: model().SerializeToString()[:-9], "ends inside"),
-    "no graph": (lambda: b"\x08\x09", "no graph"),
-    "a field that ONNX does not have": (lambda: field(13, b""), "a field 13"),
-}  # fmt: skip
+    ("an output of nothing", lambda: model(node("Relu", ("x",), ("z",))), "output 'y'"),
+    ("an attribute of another type", lambda: with_attribute(type=3), "values of another type"),
+    ("an attribute of a function", lambda: with_attribute(ref_attr_name="a"), "a field 21"),
+    ("a group", lambda: b"\x3b\x3c", "wrong wire type"),
+    ("a number that does not end", lambda: b"\x08" + b"\xff" * 20, "ends nowhere"),
+    ("more than 64 bits", lambda: b"\x08" + b"\xff" * 9 + b"\x02", "too long"),
+    ("a length beyond the end", lambda: b"\x3a\xff\xff\xff\xff\x07\x00", "ends inside"),
+    ("half a file", lambda: model()[:-9], "ends inside"),
+    ("no graph", lambda: b"\x08\x09", "no graph"),
+    ("a field that ONNX does not have", lambda: field(13, b""), "a field 13"),
+)
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_file_is_refused_for_its_own_reason(name: str) -> None:
-    make, reason = HOSTILE[name]
+@pytest.mark.parametrize(
+    ("make", "reason"), [row[1:] for row in HOSTILE], ids=[r[0] for r in HOSTILE]
+)
+def test_a_hostile_file_is_refused_for_its_own_reason(
+    make: Callable[[], bytes], reason: str
+) -> None:
     with pytest.raises(ModelError, match=reason) as caught:
         check(memoryview(make()))
     sentence = str(caught.value)
     assert len(sentence) < 300
     assert "\n" not in sentence
+
+
+def test_each_operator_that_is_not_on_the_list_is_refused() -> None:
+    """Among them Loop, Tile, Range, Resize, NonZero, ImageDecoder and random numbers."""
+    known = {schema.name for schema in onnx.defs.get_all_schemas() if not schema.domain}
+    assert {name.encode() for name in known} >= OPERATORS
+    for kind in known - {name.decode() for name in OPERATORS}:
+        with pytest.raises(ModelError, match=f"'{kind}' is not on the list"):
+            check(memoryview(model(node(kind))))
 
 
 @pytest.mark.parametrize(
@@ -441,12 +342,12 @@ def test_a_file_has_so_many_fields_and_no_more(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_harmless_file_is_taken() -> None:
-    check(memoryview(model().SerializeToString()))
+    check(memoryview(model()))
     check(memoryview(with_tensor(lambda tensor: None)))
     typed = helper.make_tensor("w", FLOAT, [2, 3], [1.0] * 6)
-    check(memoryview(model(node("Add", ("x", "w")), constants=[typed]).SerializeToString()))
+    check(memoryview(model(node("Add", ("x", "w")), constants=[typed])))
     whole = helper.make_tensor("s", INT64, [2], [2, -3])
-    check(memoryview(only("Reshape", "s", constants=[whole])))
+    check(memoryview(model(node("Reshape", ("x", "s")), constants=[whole])))
     check(memoryview(padded(0, 1, 0, 1)))
     check(memoryview(chain("Concat", 16)))
     check(memoryview(chain("Concat", 30, product_at=15)))
@@ -459,7 +360,7 @@ def test_a_file_is_named_where_it_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"")
     with pytest.raises(ModelError, match=r"forward\.onnx cannot be read"):
         check_file(path)
-    path.write_bytes(external("weights.bin"))
+    path.write_bytes(external())
     with pytest.raises(ModelError, match=r"forward\.onnx is refused: a tensor has data in another"):
         check_file(path)
 
@@ -468,11 +369,6 @@ def test_a_file_is_named_where_it_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("folder", sorted(path.parent.name for path in FOLDER.glob("*/model.json")))
 def test_every_model_of_the_zoo_is_taken(folder: str, file: str) -> None:
     check_file(FOLDER / folder / file)
-
-
-def test_every_operator_of_the_list_is_one_of_onnx() -> None:
-    known = {schema.name.encode() for schema in onnx.defs.get_all_schemas()}
-    assert known >= OPERATORS
 
 
 def _schemas_of_taken_versions() -> list[Any]:
@@ -523,4 +419,4 @@ def test_an_operator_may_have_any_number_of_inputs(kind: bytes) -> None:
     for count in range(4):
         made = model(node(kind.decode(), "s" * count), constants=[numbers("s", 1)])
         with suppress(ModelError):
-            check(memoryview(made.SerializeToString()))
+            check(memoryview(made))
