@@ -21,8 +21,7 @@ from bench.processes import MODEL
 from edge.config import DataConfig, EvaluateConfig, NodeConfig, ReleasesConfig
 from edge.files import entry_of
 from edge.releases.incoming import Incoming
-from edge.releases.signatures import release_check
-from edge.releases.store import Releases
+from edge.releases.store import Releases, release_check
 from host.config import PublishConfig, RunConfig, plan_of, settings_of
 from host.releases import FOLDER, NEW, Publisher, signed_here
 from host.runs import continue_or_begin

@@ -54,7 +54,7 @@ def join(
     link: LinkConfig, name: str, state: StateFile, own: PublicIdentity, code: EnrolmentCode
 ) -> MemberListState:
     """The fleet of the host that issued the code; SecurityError if it refuses or is silent."""
-    if not may_ask(link):
+    if is_linked(link):
         raise SecurityError(
             "a board cannot enrol with a code over a radio, whose link is sealed: copy the output "
             "of `ternmesh enrol identity` to the host by hand"
@@ -74,11 +74,6 @@ def join(
     return fleet
 
 
-def may_ask(link: LinkConfig) -> bool:
-    """Whether a board without keys can reach the host: not over a radio, whose link is sealed."""
-    return not is_linked(link)
-
-
 def finish_rotation(
     link: LinkConfig,
     name: str,
@@ -90,7 +85,7 @@ def finish_rotation(
 
     Only the host knows which keys are valid, so it is asked until it answers or `stop` is set.
     """
-    if keyring.rotation is not None and not may_ask(link):
+    if keyring.rotation is not None and is_linked(link):  # a board without keys cannot ask
         _log.warning("%s has new keys, which wait for `ternmesh enrol rotate --finish`", name)
         return
     while keyring.rotation is not None and not stop.is_set():

@@ -1,36 +1,91 @@
 """The evaluation of each global adapter, once: for the history, the best adapter and the host.
 
-It runs batch by batch, between which the node serves traffic.
+The samples are those set aside for it, or new ones before the node trains on them. It runs batch by
+batch, between which the node serves traffic.
 """
 
+import json
 import logging
 import math
+import struct
+from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge.config import BEST, NodeConfig
-from edge.evaluation import (
-    SLICE_S,
-    BestAdapter,
-    Evaluator,
-    History,
-    Probe,
-    is_better,
-    read_best,
-    spread,
-    write_best,
-)
+from edge.evaluation import SLICE_S, Evaluator, spread
 from edge.onnx.session import LoadedModel, write_adapter
-from edge.trainer import Dataset
+from edge.trainer import Dataset, Vector
 from ternmesh.codec.scale import to_float
 from ternmesh.federated.evaluation import Evaluation, Values, write_values
 from ternmesh.types import ModelQ24
 from ternmesh_service.status import HistoryEntry
 from ternmesh_store.node_store import NodeStore
 
+ENTRIES_MAX = 256
+KEY, BEST_KEY = "history", "best"  # of its values in the store
+_BEST = struct.Struct("<qd")  # version and metric, before the adapter's int32
+
 _log = logging.getLogger(__name__)
+
+
+class History:
+    """The newest entries of one run, stored in `values` and durable after the next commit."""
+
+    def __init__(self, values: NodeStore) -> None:
+        self._values = values
+        self._entries: deque[HistoryEntry] = deque(maxlen=ENTRIES_MAX)
+
+    def load(self) -> None:
+        """Read what an earlier process stored; damaged bytes are ignored."""
+        data = self._values.get(KEY)
+        if data is None:
+            return
+        try:
+            self._entries.extend(HistoryEntry(**item) for item in json.loads(data))
+        except (ValueError, TypeError, RecursionError) as error:
+            _log.warning("the history of earlier rounds cannot be read: %s", error)
+
+    def __iter__(self) -> Iterator[HistoryEntry]:
+        return iter(self._entries)
+
+    @property
+    def last(self) -> HistoryEntry | None:
+        return self._entries[-1] if self._entries else None
+
+    def append(self, entry: HistoryEntry) -> None:
+        """Add an entry; beyond `ENTRIES_MAX` the oldest is dropped."""
+        self._entries.append(entry)
+        self._store()
+
+    def clear(self) -> None:
+        """Delete all entries, for another run."""
+        self._entries.clear()
+        self._store()
+
+    def _store(self) -> None:
+        self._values.put(KEY, json.dumps([asdict(entry) for entry in self._entries]).encode())
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A vector (float32 [D]) to evaluate with a global adapter, and then its effect on the loss."""
+
+    version: int = 0
+    vector: Vector | None = None
+    effect: float | None = None  # see `Evaluator.effect`
+
+
+@dataclass(frozen=True, slots=True)
+class BestAdapter:
+    """The adapter of a run with the best metric on the held-out samples, as the board used it."""
+
+    version: int
+    metric: float
+    model_q24: NDArray[np.int32]
 
 
 class GlobalEvaluation:
@@ -91,12 +146,9 @@ class GlobalEvaluation:
 
     def lacks(self, version: int) -> bool:
         """Whether this version was not evaluated, and no evaluation of another one runs."""
-        if self._running is not None:
-            return False
-        if self._next is not None:
-            return self._next[0] != version
         last = self.history.last
-        return last is None or last.version != version
+        newest = self._next[0] if self._next else last and last.version
+        return self._running is None and newest != version
 
     def begin(self, version: int, model_q24: ModelQ24) -> None:
         """Evaluate this version with the next calls of `advance`."""
@@ -181,3 +233,29 @@ class GlobalEvaluation:
     def _write_file(self, best: BestAdapter) -> None:
         vector = self._initial + to_float(best.model_q24)
         write_adapter(self._config.adapter_file(BEST), self._package, vector, best.version)
+
+
+def read_best(values: NodeStore, dimension: int) -> BestAdapter | None:
+    """What `write_best` stored; None if there is nothing, or it is damaged."""
+    data = values.get(BEST_KEY) or b""
+    if len(data) != _BEST.size + 4 * dimension:
+        return None
+    version, metric = _BEST.unpack_from(data)
+    if not math.isfinite(metric):
+        return None
+    return BestAdapter(version, metric, np.frombuffer(data, "<i4", offset=_BEST.size))
+
+
+def write_best(values: NodeStore, best: BestAdapter | None) -> None:
+    """Store the best adapter, durable after the next commit; None deletes it, for another run."""
+    data = b""
+    if best is not None:
+        data = _BEST.pack(best.version, best.metric) + best.model_q24.astype("<i4").tobytes()
+    values.put(BEST_KEY, data)
+
+
+def is_better(metric_name: str, metric: float, best: BestAdapter | None) -> bool:
+    """Whether `metric` is better than that of `best`: more accuracy, or less error."""
+    if best is None:
+        return True
+    return metric > best.metric if metric_name == "accuracy" else metric < best.metric

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from edge.config import NEWEST, NodeConfig, TrainingConfig
 from edge.data.node_data import NodeData
 from edge.errors import ModelError, OutOfMemory
-from edge.evaluation import Evaluator, Probe
+from edge.evaluation import Evaluator
 from edge.event_log import EventLog
-from edge.global_evaluation import GlobalEvaluation
+from edge.global_evaluation import GlobalEvaluation, Probe
 from edge.onnx.session import Arrays, Inference, LoadedModel, TrainStep, trim_memory, write_adapter
 from edge.resources import SHORT_OF_MEMORY, Throttle
 from edge.trainer import AdamSettings, Trainer, round_rng

@@ -16,16 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from edge.config import NodeConfig, check_config, warn_of_shared
-from edge.data.label_queue import PresentModel
-from edge.data.labels import answer_data, finish_data
+from edge.data.labels import PresentModel, answer_data, finish_data
 from edge.data.node_data import open_data, with_knowledge
 from edge.enrolment import finish_rotation
 from edge.node import Node
 from edge.onnx.session import LoadedModel, load_model
 from edge.releases.incoming import Incoming
 from edge.releases.rollout import settle
-from edge.releases.signatures import release_check
-from edge.releases.store import Releases
+from edge.releases.store import Releases, release_check
 from edge.report import status, summary, values
 from ternmesh_service.backup import answer_backup
 from ternmesh_service.config_file import control_path, package_folder
@@ -70,26 +68,16 @@ def run_node(config: NodeConfig, stop: threading.Event, *, insecure: bool = Fals
     with opened(state, keyring, config.link.fleet):
         if isinstance(keyring, Keyring):
             finish_rotation(config.link, config.name, keyring, stop, manager.beat)
-        _run_releases(config, state, keyring, stop, manager)
-
-
-def _run_releases(
-    config: NodeConfig,
-    state: StateFile,
-    keyring: Keyring | NoKeyring,
-    stop: threading.Event,
-    manager: ServiceManager,
-) -> None:
-    if config.releases.dir is None:
-        loaded = load_model(package_folder(config.model))
-        _serve(config, loaded, state, keyring, stop, manager, None)
-        return
-    if config.releases.insecure:
-        _log.warning("releases are installed without signatures: [releases] insecure = true")
-    releases = Releases(Path(config.releases.dir), release_check(config, keyring))
-    while not stop.is_set():
-        loaded = settle(config, releases, manager.beat)
-        _serve(config, loaded, state, keyring, stop, manager, releases)
+        if config.releases.dir is None:
+            loaded = load_model(package_folder(config.model))
+            _serve(config, loaded, state, keyring, stop, manager, None)
+            return
+        if config.releases.insecure:
+            _log.warning("releases are installed without signatures: [releases] insecure = true")
+        releases = Releases(Path(config.releases.dir), release_check(config, keyring))
+        while not stop.is_set():
+            loaded = settle(config, releases, manager.beat)
+            _serve(config, loaded, state, keyring, stop, manager, releases)
 
 
 def _answer(

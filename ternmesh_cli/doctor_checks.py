@@ -259,8 +259,7 @@ def model(subject: Subject) -> Iterator[Result]:
     yield OK, f"{package.name}, {package.model_hash().hex()[:12]}: the same on host and boards"
     releases = getattr(subject.config, "releases", None)
     if releases is not None and releases.dir is not None:
-        from edge.releases.signatures import signed_by
-        from edge.releases.store import Releases, accept_unsigned
+        from edge.releases.store import Releases, accept_unsigned, signed_by
 
         fleet = None if releases.insecure else fleet_of(subject.path)
         verify = signed_by(fleet.signers, fleet.name) if fleet else accept_unsigned

@@ -300,10 +300,10 @@ def _tell_wait(link: LinkConfig) -> None:
 
 def _open_link(path: Path, config: End) -> LinkConfig:
     """The link over which a board can ask the host; SecurityError where radios are in between."""
-    from edge.enrolment import may_ask
+    from transports.factory import is_linked
 
     link = link_of(path, config) if config.role is Role.NODE else None
-    if link is None or not may_ask(link):
+    if link is None or is_linked(link):
         raise SecurityError(
             "radios and gateways still use the old keys, so the line must be copied by hand: "
             "see --line and --finish"

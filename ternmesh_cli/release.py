@@ -339,7 +339,7 @@ def _board(path: Path) -> "tuple[NodeConfig, Releases]":
 
 def _signed_in(path: Path) -> "Verify":
     """What accepts only manifests that the fleet of this configuration has signed."""
-    from edge.releases.signatures import signed_by
+    from edge.releases.store import signed_by
 
     fleet = keys.fleet_of(path)
     return signed_by(fleet.signers, fleet.name)

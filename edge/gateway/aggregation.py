@@ -37,7 +37,7 @@ class AggregateConfig:
 class GatewayAggregation:
     """Takes all frames that pass a gateway; `settle` returns those to forward.
 
-    Methods may raise StoreError.
+    It goes on with what is in `store`. Methods may raise StoreError.
     """
 
     def __init__(
@@ -52,50 +52,38 @@ class GatewayAggregation:
         self.aggregates_made = 0
         self.aggregates_counted = 0  # by the host
         self.updates_aggregated = 0
-        self._model = model
-        self._boards = boards
-        self._wait_s = wait_s
         self._store = store
         self._clock = clock
-        self._rng = rng
-        self._aggregator: GatewayAggregator | None = None
-
-    def open(self) -> None:
-        """Load the stored state of an earlier process, and start."""
-        model_hash = self._model.model_hash()
-        state = self._store.load(model_hash, self._model.dimension)
-        aggregator = GatewayAggregator(model_hash, self._boards, self._wait_s, state, self._rng)
-        aggregator.start(self._clock())
-        self._aggregator = aggregator
+        model_hash = model.model_hash()
+        state = store.load(model_hash, model.dimension)
+        self._aggregator = GatewayAggregator(model_hash, boards, wait_s, state, rng)
+        self._aggregator.start(clock())
 
     def receive_up(self, board: str, frames: Sequence[bytes]) -> None:
         """Take a board's frames for the host."""
-        self._opened().receive_up(board, frames, self._clock())
+        self._aggregator.receive_up(board, frames, self._clock())
 
     def receive_down(self, peer: str, frames: Sequence[bytes]) -> None:
         """Take the host's frames for a board or for all."""
-        self._opened().receive_down(peer, frames, self._clock())
+        self._aggregator.receive_down(peer, frames, self._clock())
 
     def handle_timeouts(self) -> None:
         """Handle the timeout of the aggregator, if it is due."""
-        aggregator = self._opened()
-        now = self._clock()
-        due = aggregator.next_timeout()
+        now, due = self._clock(), self._aggregator.next_timeout()
         if due is not None and now >= due:
-            aggregator.handle_timeout(now)
+            self._aggregator.handle_timeout(now)
 
     def settle(self) -> tuple[list[Group], list[Group]]:
         """Store all events, and only then return the frames: up by board, and down by peer."""
-        aggregator = self._opened()
-        while (event := aggregator.next_event()) is not None:
+        while (event := self._aggregator.next_event()) is not None:
             self._store.record(event)
             self._count(event)
         self._store.commit()
-        return aggregator.frames_up(), aggregator.frames_down()
+        return self._aggregator.frames_up(), self._aggregator.frames_down()
 
     def status(self) -> AggregatorStatus:
         """Counters and state."""
-        aggregator = self._opened()
+        aggregator = self._aggregator
         return AggregatorStatus(
             run=None if aggregator.plan is None else aggregator.run.hex(),
             refused=aggregator.is_refused,
@@ -103,10 +91,6 @@ class GatewayAggregation:
             counted=self.aggregates_counted,
             updates=self.updates_aggregated,
         )
-
-    def _opened(self) -> GatewayAggregator:
-        assert self._aggregator is not None, "open it first"
-        return self._aggregator
 
     def _count(self, event: GatewayEvent) -> None:
         match event:

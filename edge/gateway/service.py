@@ -132,8 +132,6 @@ class Gateway:
         self._down: deque[tuple[str, Sequence[bytes]]] = deque()  # by peer
 
     def open(self) -> None:
-        if self._aggregation is not None:
-            self._aggregation.open()
         for transport in (self._radio, *self._network.values()):
             transport.open()
 
@@ -267,36 +265,40 @@ def run_gateway(config: GatewayConfig, stop: threading.Event, *, insecure: bool 
         keyring = choose_keyring(state, config.security, config.radio, insecure=insecure)
     radio = make_transport(config.radio, HOST, state, hop_keys(keyring, config.name))
     network = {board: make_transport(config.network, board, state) for board in config.boards}
-    aggregation = _aggregation(config, state)
     member_list = MemberListClient(keyring) if isinstance(keyring, Keyring) else None
-    gateway, relay = Gateway(radio, network, aggregation, member_list), Relay()
-    links, manager = (radio, *network.values()), ServiceManager()
-
-    def answer(request: Mapping[str, Any]) -> dict[str, Any]:
-        if BACKUP in request:
-            return answer_backup(state, config.security.path(state.folder), request)
-        found = GatewayStatus(
-            frames_up=gateway.frames_up,
-            frames_down=gateway.frames_down,
-            frames_refused=gateway.frames_refused,
-            frames_lost=gateway.frames_lost,
-            transport=radio.status(),
-            network={board: transport.status() for board, transport in network.items()},
-            partial_aggregates=None if aggregation is None else aggregation.status(),
-            security=keyring.status() if is_linked(config.radio) else None,
-        )
-        return to_json(found)
-
-    with opened(state, keyring, config.network.fleet), closing(gateway):
+    relay, manager = Relay(), ServiceManager()
+    with opened(state, keyring, config.network.fleet):
         _check_members(keyring, config)
-        gateway.open()
-        with ControlServer(control_path(config.state_dir, config.control_socket), relay.ask):
+        aggregation = _aggregation(config, state)
+        gateway = Gateway(radio, network, aggregation, member_list)
+
+        def answer(request: Mapping[str, Any]) -> dict[str, Any]:
+            if BACKUP in request:
+                return answer_backup(state, config.security.path(state.folder), request)
+            return to_json(
+                GatewayStatus(
+                    frames_up=gateway.frames_up,
+                    frames_down=gateway.frames_down,
+                    frames_refused=gateway.frames_refused,
+                    frames_lost=gateway.frames_lost,
+                    transport=radio.status(),
+                    network={board: end.status() for board, end in network.items()},
+                    partial_aggregates=None if aggregation is None else aggregation.status(),
+                    security=keyring.status() if is_linked(config.radio) else None,
+                )
+            )
+
+        path = control_path(config.state_dir, config.control_socket)
+        with closing(gateway), ControlServer(path, relay.ask):
+            gateway.open()
             manager.ready()
             _log.info("gateway for %s is ready", ", ".join(config.boards))
             while not stop.is_set():
                 gateway.turn(POLL_S)
                 relay.serve(answer)
-                manager.turn(gateway.summary, lambda: [t.status() for t in links])
+                manager.turn(
+                    gateway.summary, lambda: [end.status() for end in (radio, *network.values())]
+                )
             manager.stopping()
 
 

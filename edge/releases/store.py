@@ -15,10 +15,12 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
-from edge.errors import BoardFault, ModelError
+from edge.config import NodeConfig
+from edge.errors import BoardFault, ModelError, NotSigned
 from edge.files import entry_of, read_file, read_optional, unreadable
 from edge.onnx.session import LoadedModel, load_model
-from ternmesh.errors import TernmeshError
+from ternmesh.config import ConfigError
+from ternmesh.errors import TernmeshError, WireError
 from ternmesh.release import (
     DESCRIPTION,
     FILES,
@@ -37,6 +39,8 @@ from ternmesh.release import (
     read_manifest,
     write_manifest,
 )
+from ternmesh.security.signatures import Signers, verify_release
+from ternmesh_service.keyring import Keyring, NoKeyring
 from ternmesh_service.release_files import extract
 from ternmesh_store.files import copy_file, replace_file, sync_folder
 
@@ -262,6 +266,37 @@ def load_release(folder: Path, manifest: ReleaseManifest) -> LoadedModel:
 
 def accept_unsigned(_content: bytes, _signatures: bytes) -> None:
     """Accept a release without checking its signatures, if the owner has configured that."""
+
+
+def release_check(config: NodeConfig, keyring: Keyring | NoKeyring) -> Verify:
+    """The check of a release's signatures; ConfigError if the node has no keys for it."""
+    if config.releases.insecure:
+        return accept_unsigned
+    if isinstance(keyring, NoKeyring):
+        raise ConfigError(
+            "releases.dir needs keys: without them, anyone who may write there could run a model "
+            "here; if that is intended, set releases.insecure = true"
+        )
+
+    def check(content: bytes, signatures: bytes) -> None:  # the host's key may change meanwhile
+        signed_by(keyring.signers, keyring.member_list.fleet)(content, signatures)
+
+    return check
+
+
+def signed_by(signers: Signers, fleet: bytes) -> Verify:
+    """The check that enough of `signers` have signed; it raises NotSigned."""
+    who = "the host of this fleet"
+    if len(signers.keys) > 1:
+        who = f"{signers.needed} of the {len(signers.keys)} signers of this fleet"
+
+    def check(content: bytes, signatures: bytes) -> None:
+        try:
+            verify_release(signers, fleet, content, signatures)
+        except WireError as error:
+            raise NotSigned(f"this release is not signed by {who}: {error}") from error
+
+    return check
 
 
 def _size(path: Path) -> int:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
-from edge.data.knowledge import WithKnowledge
+from edge.knowledge import WithKnowledge
 from edge.onnx.session import Inference, TrainStep, load_model, write_adapter
 from edge.trainer import AdamSettings, Trainer, round_rng
 from models.adapters.base import adapter_of

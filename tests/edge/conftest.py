@@ -1,7 +1,7 @@
 """A tiny linear model as a package, written with onnx alone, so that no test here needs torch."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -21,6 +21,7 @@ from ternmesh.model_package import (
     TensorSpec,
     write_model_package,
 )
+from tests.edge.fleet import World
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install 'ternmesh[dev]'")
 
@@ -174,6 +175,17 @@ def tiny_data() -> dict[str, np.ndarray]:
 def tiny_samples(tiny: LoadedModel, tiny_data: dict[str, np.ndarray]) -> FolderData:
     """The same as a data set."""
     return FolderData(tiny.package, tiny_data, 1.0)
+
+
+@pytest.fixture
+def world(tiny: LoadedModel, tiny_data: dict[str, np.ndarray], tmp_path: Path) -> Iterator[World]:
+    """A host, and data of the boards ada and bob, and of both to evaluate on."""
+    parts = {"ada": slice(0, 40), "bob": slice(40, 80), "dev": slice(80, 96)}
+    data = {name: {key: a[part] for key, a in tiny_data.items()} for name, part in parts.items()}
+    made = World(tiny, data, tmp_path)
+    made.new_host()
+    yield made
+    made.close()
 
 
 Release = Callable[..., Path]

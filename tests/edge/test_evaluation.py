@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from edge.errors import DataError, ModelError
+from edge.errors import DataError
 from edge.evaluation import Evaluator, sample_losses, scores, spread
 from edge.onnx.session import Inference
 
@@ -78,15 +78,14 @@ def test_losses_by_metric() -> None:
 
 
 @pytest.mark.parametrize(
-    ("metric", "output", "target", "sentence"),
+    ("output", "target"),
     [
-        ("mean_absolute_error", (2, 3), np.zeros(2), "outputs have shape"),
-        ("accuracy", (2, 5, 3), np.zeros((2, 5), int), r"logits \[n, classes\]"),
-        ("accuracy", (2, 3), np.zeros((2, 1), int), r"and targets \[n\]"),
-        ("accuracy", (2, 3), np.array([0, 3]), "outside the 3 classes"),
-        ("accuracy", (2, 3), np.array([-1, 0]), "outside the 3 classes"),
+        ((2, 5, 3), np.zeros((2, 5), int)),
+        ((2, 3), np.zeros((2, 1), int)),
+        ((2, 3), np.array([0, 3])),
+        ((2, 3), np.array([-1, 0])),
     ],
 )
-def test_what_has_no_loss_is_one_sentence(metric, output, target, sentence) -> None:
-    with pytest.raises(ModelError, match=sentence):
-        sample_losses(metric, np.zeros(output, np.float32), target)
+def test_what_has_no_cross_entropy_is_not_a_number(output, target) -> None:
+    losses = sample_losses("accuracy", np.zeros(output, np.float32), target)
+    assert np.isnan(losses).tolist() == [True, True]

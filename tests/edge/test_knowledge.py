@@ -1,38 +1,30 @@
 """Knowledge packets on a board, with the shipped keyword model."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from edge.config import DataConfig, KnowledgeConfig, NodeConfig, ResourcesConfig, TrainingConfig
-from edge.data.knowledge import OWN_SHARE, WithKnowledge
-from edge.data.node_data import open_data, with_knowledge
+from edge.config import DataConfig, EvaluateConfig, KnowledgeConfig
 from edge.data.probe_set import ProbeSet, open_probe_set, predict
 from edge.data.sources import NpzSettings
 from edge.errors import DataError
-from edge.knowledge import BoardKnowledge, open_probe_predictions
-from edge.node import Node
+from edge.knowledge import OWN_SHARE, BoardKnowledge, WithKnowledge, open_probe_predictions
 from edge.onnx.session import Inference, LoadedModel, load_model
 from models.zoo import fsdd_path, package_path
 from ternmesh.codec.soft_labels import quantise
 from ternmesh.config import ConfigError
 from ternmesh.errors import WireError
-from ternmesh.federated.host import HostProtocol
-from ternmesh.federated.state import HostSettings, new_host_state
 from ternmesh.model_package import TensorSpec
 from ternmesh.plan import make_plan
 from ternmesh.wire.knowledge import cut_labels, write_part
 from ternmesh_service.notify import no_beat
 from ternmesh_store.node_store import NodeStore
 from ternmesh_store.state_file import StateFile
-from transports.driver import Driver
-from transports.link_config import LinkConfig
-from transports.loopback import LoopbackHub
+from tests.edge.fleet import World
 
 CLIPS, OWN = 60, 12
 TARGET = TensorSpec("t", "int64", (0,))
@@ -85,29 +77,20 @@ def packet(probe: ProbeSet, truth: np.ndarray, number: int = 1, quality: int = 2
     return [write_part(part) for part in cut_labels(probe.topic, number, quality, units, 105)]
 
 
-def test_labels_are_drawn_as_the_soft_label_says() -> None:
+def test_labels_are_drawn_as_the_soft_label_says_and_anew_in_each_round() -> None:
     own = Rows(x=np.zeros((4, 1)), t=np.full(4, 3))
     samples = WithKnowledge(own, {"x": np.arange(50.0)[:, None]}, TARGET)
-    units = np.tile(np.array([6, 2, 0, 0], dtype=np.uint8), (50, 1))
     assert len(samples) == 4
-    samples.teach(units, np.ones(50))
+    samples.teach(np.tile(np.array([6, 2, 0, 0], dtype=np.uint8), (50, 1)), np.ones(50))
     assert len(samples) == 50 + -(-50 // (OWN_SHARE - 1))
-    drawn = [samples.batch(np.arange(at, len(samples))) for at in range(17, 50)]
-    found = np.concatenate([batch["t"] for batch in drawn])
-    assert set(found) == {0, 1}
-    assert np.mean(found == 0) == pytest.approx(0.75, abs=0.05)
-    one, two = samples.batch(np.arange(67)), samples.batch(np.arange(67))
-    assert (one["t"] == two["t"]).all()
-    assert (one["t"][:17] == 3).all()
-
-
-def test_each_round_draws_anew() -> None:
-    samples = WithKnowledge(Rows(x=np.zeros(1), t=np.zeros(1)), {"x": np.arange(3.0)}, TARGET)
-    samples.teach(np.full((3, 2), 4, np.uint8), np.ones(3))
-    drawn = set()
-    for samples.round in range(20):
-        drawn |= set(samples.batch(np.array([2]))["t"])
-    assert drawn == {0, 1}
+    drawn = []
+    for samples.round in range(33):
+        batch, same = samples.batch(np.arange(67)), samples.batch(np.arange(67))
+        assert (batch["t"] == same["t"]).all()
+        assert (batch["t"][:17] == 3).all()
+        drawn.append(batch["t"][17:])
+    assert set(np.concatenate(drawn)) == set(np.array(drawn)[:, 0]) == {0, 1}
+    assert np.mean(np.concatenate(drawn) == 0) == pytest.approx(0.75, abs=0.05)
 
 
 def test_a_sample_of_weight_zero_is_never_drawn() -> None:
@@ -137,14 +120,11 @@ def test_the_probe_set_is_the_same_for_models_that_see_the_same(
         open_probe_set(paths[0], keyword.package, READ, "nothing")
 
 
-def test_a_model_without_classes_has_no_probe_set(tiny: LoadedModel, tmp_path: Path) -> None:
+def test_a_model_without_a_row_of_classes_has_no_probe_set(
+    keyword: LoadedModel, tiny: LoadedModel, tmp_path: Path
+) -> None:
     with pytest.raises(DataError, match="no classes"):
         open_probe_set(tmp_path, tiny.package, NpzSettings())
-
-
-def test_a_model_with_more_than_a_row_of_scores_has_no_probe_set(
-    keyword: LoadedModel, tmp_path: Path
-) -> None:
     outputs = (TensorSpec("output", "float32", (-1, 7, 10)),)
     with pytest.raises(DataError, match="row of scores"):
         open_probe_set(tmp_path, replace(keyword.package, outputs=outputs), READ)
@@ -210,74 +190,34 @@ def test_the_host_asks_its_model_about_the_probe_set(
         open_probe_predictions(keyword.folder, tmp_path / "none.npz", READ, "")
 
 
-@dataclass
-class Fleet:
-    """A host and a node that has joined it, in simulated time."""
-
-    host: HostProtocol
-    driver: Driver[Any]
-    node: Node
-    knowledge: BoardKnowledge
-    time: SimpleNamespace  # its `now`
-
-    def poll(self) -> bool:
-        moved = self.driver.poll(0.0, lambda _: None, lambda: None)
-        return self.node.turn(0.0) | moved
-
-
-@pytest.fixture
-def fleet(
-    keyword: LoadedModel, clips: dict[str, Any], probe: ProbeSet, tmp_path: Path
-) -> Iterator[Fleet]:
-    np.savez(tmp_path / "own.npz", x=clips["x"][CLIPS:], y=clips["y"][CLIPS:])
-    config = NodeConfig(
-        name="ada",
-        state_dir=str(tmp_path / "ada"),
-        model="keyword",
-        link=LinkConfig("mqtt://unused.example"),
-        data=DataConfig({"features": "x", "target": "y"}, {}, 255.0, str(tmp_path / "own.npz")),
-        knowledge=KnowledgeConfig({"features": "x"}, {}, 255.0, str(tmp_path / "probe.npz")),
-        training=TrainingConfig(samples_min=8),
-        resources=ResourcesConfig(temperature_max_c=0, memory_pressure_max=0),
-    )
-    package, hub = keyword.package, LoopbackHub()
-    plan = make_plan(package.dimension, rounds=2, local_steps=6, learning_rate=0.001)
-    host = HostProtocol(
-        plan=plan, settings=HostSettings(1, 60.0), model_hash=package.model_hash(), run=b"a run   ",
-        state=new_host_state(plan.dimension),
-    )  # fmt: skip
-    time = SimpleNamespace(now=1000.0)
-    driver: Driver[Any] = Driver(host, hub.host(), lambda: time.now)
-    driver.transport.open()
-    host.start(1000.0)
-    state = StateFile(Path(config.state_dir))
-    state.open()
-    store, end = NodeStore(state), hub.node("ada")
-    stored = store.load(package.model_hash(), package.dimension)
-    data = with_knowledge(config, package, open_data(config, package, state), store)
-    assert data.knowledge is not None
-    node = Node(config, keyword, data, store, stored, end, lambda: time.now)
-    end.open()
-    for body in packet(probe, clips["y"][:CLIPS], number=40):  # of a run before
-        data.knowledge.take(body, 0.0)
-    node.start()
-    yield Fleet(host, driver, node, data.knowledge, time)
-    state.close()
-
-
 def test_a_node_learns_what_its_host_broadcasts(
-    fleet: Fleet, clips: dict[str, Any], probe: ProbeSet
+    keyword: LoadedModel, clips: dict[str, Any], probe: ProbeSet, tmp_path: Path
 ) -> None:
-    while not fleet.node.protocol.joined:
-        fleet.poll()
-    fleet.host.session.broadcast(packet(probe, clips["y"][:CLIPS]))
-    for _ in range(200):
-        fleet.time.now += not fleet.poll()
-    assert fleet.host.version == 2
-    assert fleet.knowledge.status().known == CLIPS
-    assert fleet.knowledge.status().number == 1
-    assert fleet.host.nodes[1].samples == OWN  # its weight is that of its own samples
-    assert not fleet.node.protocol.refused
+    own = {name: array[CLIPS:] for name, array in clips.items()}
+    world = World(keyword, {"ada": own}, tmp_path)
+    plan = make_plan(keyword.package.dimension, rounds=2, local_steps=6, learning_rate=0.001)
+    world.new_host(plan)
+    files: dict[str, Any] = {"arrays": {"features": "x", "target": "y"}, "divide_by": 255.0}
+    node = world.add(
+        "ada",
+        replace(
+            world.config("ada"),
+            evaluate=EvaluateConfig(),
+            data=DataConfig(path=str(tmp_path / "ada.npz"), **files),
+            knowledge=KnowledgeConfig({"features": "x"}, {}, 255.0, str(tmp_path / "probe.npz")),
+        ),
+    )
+    knowledge, host = node.data.knowledge, world.host.protocol
+    assert knowledge is not None
+    for body in packet(probe, clips["y"][:CLIPS], number=40):  # of a run before
+        knowledge.take(body, 0.0)
+    world.until(lambda: node.protocol.joined)
+    host.session.broadcast(packet(probe, clips["y"][:CLIPS]))
+    world.finish()
+    assert (knowledge.status().known, knowledge.status().number) == (CLIPS, 1)
+    assert host.nodes[1].samples == OWN  # its weight is that of its own samples
+    assert not node.protocol.refused
+    world.close()
 
 
 def test_a_damaged_part_changes_nothing(probe: ProbeSet, store: NodeStore) -> None:

@@ -14,14 +14,7 @@ from edge.node import Node
 from edge.report import status, values
 from edge.resources import Readings
 from ternmesh.federated.management import ACTIVITIES, VALUES, pack, unpack
-from tests.edge.test_node import World
-
-
-@pytest.fixture
-def world(tiny, tiny_data, tmp_path) -> Iterator[World]:
-    made = World(tiny, tiny_data, tmp_path)
-    yield made
-    made.close()
+from tests.edge.fleet import SECOND_RUN, World
 
 
 @pytest.fixture(autouse=True)
@@ -44,8 +37,12 @@ def set_all(world: World, node: Node, **settings: int) -> None:
     raise AssertionError("the settings do not arrive")
 
 
-def test_a_board_that_is_paused_stops_in_its_round_and_goes_on_in_it(world: World) -> None:
+def test_a_board_that_is_paused_stops_in_its_round_and_goes_on_in_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # R6.10-11
+    freed: list[float] = []
+    monkeypatch.setattr("edge.node.trim_memory", lambda: freed.append(world.now))
     node = world.add("ada")
     world.until(lambda: node.trainer.progress[0] == 2)
     set_all(world, node, pause=1)
@@ -53,12 +50,11 @@ def test_a_board_that_is_paused_stops_in_its_round_and_goes_on_in_it(world: Worl
     for _ in range(50):
         world.turn()
         world.now += 1.0
-    assert node.trainer.progress == held
+    assert (node.trainer.progress, bool(freed)) == (held, True)
     assert status(node).activity == "paused by the host"
     assert status(node).settings == {"pause": 1}
-    assert node._step._session is None, "its memory is free"
     set_all(world, node)
-    world.until(lambda: node.protocol.finished)
+    world.finish()
     assert status(node).settings == {}
 
 
@@ -66,7 +62,7 @@ def test_a_paused_board_follows_the_others(world: World) -> None:  # R6.10-5
     ada, bob = world.add("ada"), world.add("bob")
     world.until(lambda: ada.protocol.joined and bob.protocol.joined)
     set_all(world, ada, pause=1)
-    world.until(lambda: ada.protocol.finished and bob.protocol.finished)
+    world.finish()
     address = ada.protocol.address
     assert world.host.counted[address] < world.host.counted[bob.protocol.address]
     assert world.now < 1060.0, "no round waited for its deadline"
@@ -108,11 +104,11 @@ def test_settings_survive_a_power_cut_and_another_run(world: World) -> None:  # 
     set_all(world, node, pause=1, log_level=3)
     world.cut_power("ada")
     logging.getLogger().setLevel(logging.INFO)
-    world.new_host(run=b"second  ")
+    world.new_host(run=SECOND_RUN)
     again = world.add("ada")
     assert again.management.paused
     assert logging.getLogger().level == logging.ERROR
-    world.until(lambda: again.protocol.run == b"second  ")
+    world.until(lambda: again.protocol.run == SECOND_RUN)
     assert again.management.number == 1
     assert again.management.settings == {"pause": 1, "log_level": 3}
 
@@ -126,7 +122,7 @@ def test_the_owner_of_a_board_may_keep_settings_from_the_host(world: World, capl
     set_all(world, node, pause=1, pace_s=1)
     assert node.management.settings == {"pace_s": 1}
     assert "settings: the host may not set this here" in caplog.text
-    world.until(lambda: node.protocol.finished)
+    world.finish()
 
 
 def test_a_report_has_what_is_known(world: World) -> None:
@@ -136,7 +132,7 @@ def test_a_report_has_what_is_known(world: World) -> None:
     assert ACTIVITIES[early["activity"]] == "joining"
     node.throttle.measure = lambda: Readings(51.234)
     world.now += 1.0
-    world.until(lambda: node.protocol.finished)
+    world.finish()
     found: dict[str, Any] = {**values(node, time.monotonic() - 90)}
     assert found["uptime_s"] == pytest.approx(90, abs=60)
     assert found["temperature_c"] == 51.234

@@ -1,7 +1,7 @@
 """What training may use of a board: the rule, the readings, and a node that keeps to them."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +16,7 @@ from edge.config import ResourcesConfig
 from edge.errors import OutOfMemory
 from edge.evaluation import SLICE_S
 from edge.node import Node
-from edge.onnx.session import write_adapter
+from edge.onnx.session import Inference
 from edge.report import status, summary, values
 from edge.resources import (
     BATCH_S,
@@ -33,7 +33,7 @@ from edge.resources import (
 )
 from ternmesh.federated.management import ACTIVITIES
 from ternmesh.plan import Plan
-from tests.edge.test_node import STEPS, World, make
+from tests.edge.fleet import STEPS, World, new_plan, replace_step
 
 LIMITS = ResourcesConfig()
 
@@ -151,19 +151,6 @@ def test_a_share_of_the_time_is_kept() -> None:
     assert whole.wait_s(101.5) == 0.0
 
 
-def test_only_failures_in_a_row_lead_to_a_long_wait() -> None:
-    throttle, error = Throttle(LIMITS), MemoryError("too small")
-    throttle.measure = Readings
-    for now in (0.0, 20.0):
-        throttle.failed(error, now)
-    throttle.worked(40.0, 41.0)
-    throttle.failed(error, 50.0)
-    assert throttle.reason == "too little for a step, tries again in 10 s"
-    throttle.failed(error, 70.0)
-    throttle.failed(error, 90.0)
-    assert throttle.reason == "too little for a step, tries again in 600 s"
-
-
 def test_a_batch_grows_until_it_takes_its_time_and_shrinks_for_good_without_memory() -> None:
     size = BatchSize(64)
 
@@ -183,23 +170,19 @@ def test_a_batch_grows_until_it_takes_its_time_and_shrinks_for_good_without_memo
     assert [size.failed() for _ in range(6)] == [True] * 5 + [False]
 
 
-@pytest.fixture
-def world(tiny, tiny_data, tmp_path) -> Iterator[World]:
-    made = World(tiny, tiny_data, tmp_path)
-    yield made
-    made.close()
-
-
 def add(world: World, readings: list[Readings], plan: Plan | None = None, **limits: Any) -> Node:
     """A node that measures what is last in `readings`."""
-    world.new_host(plan=plan)
-    config = replace(world.config("ada"), resources=ResourcesConfig(**limits))
-    node = world.add("ada", config)
+    world.new_host(plan)
+    node = world.add("ada", replace(world.config("ada"), resources=ResourcesConfig(**limits)))
     node.throttle.measure = lambda: readings[-1]
     return node
 
 
-def test_a_hot_board_rests_in_its_round_and_goes_on_in_it(world: World) -> None:
+def test_a_hot_board_rests_in_its_round_and_goes_on_in_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    freed: list[float] = []
+    monkeypatch.setattr("edge.node.trim_memory", lambda: freed.append(world.now))
     readings = [Readings(60.0, 0.0)]
     node = add(world, readings)
     world.until(lambda: node.trainer.progress[0] == 2)
@@ -208,113 +191,95 @@ def test_a_hot_board_rests_in_its_round_and_goes_on_in_it(world: World) -> None:
     for _ in range(30):
         world.turn()
         world.now += 1.0
-    assert node.trainer.progress == (2, STEPS)
+    assert (node.trainer.progress, bool(freed)) == ((2, STEPS), True)
     shown = status(node)
     assert (shown.activity, shown.held_back) == (HOT, "83 C, waits for 75 C")
     assert summary(node).startswith("paused: too hot, 83 C, waits for 75 C; global adapter")
     assert ACTIVITIES[int(values(node, 0.0)["activity"] or 0)] == HOT
-    assert node._step._session is None, "its memory is free"
     readings.append(Readings(74.0, 0.0))
-    world.until(lambda: node.protocol.finished)
+    world.finish()
     assert status(node).held_back == ""
     assert [entry.version for entry in node.evaluation.history][-1] == node.protocol.version
 
 
 def test_what_was_learned_before_a_pause_counts_when_the_round_ends(world: World) -> None:
-    ada_readings = [Readings(60.0, 0.0)]
-    ada, bob = add(world, ada_readings), world.add("bob")
+    readings = [Readings(60.0, 0.0)]
+    ada, bob = add(world, readings), world.add("bob")
     world.until(lambda: ada.trainer.progress[0] == 2)
-    ada_readings.append(Readings(90.0, 0.0))
+    readings.append(Readings(90.0, 0.0))
     world.now += 1.0
     version = ada.protocol.version
     assert not ada.protocol.residual.any()
-    world.until(lambda: ada.protocol.version > version and bob.protocol.version > version)
+    world.until(lambda: min(ada.protocol.version, bob.protocol.version) > version)
     assert ada.protocol.residual.any(), "a later update carries it"
-    known = {entry.version for entry in ada.evaluation.history}
-    assert ada.protocol.version not in known, "an evaluation waits, too"
+    evaluated = {entry.version for entry in ada.evaluation.history}
+    assert ada.protocol.version not in evaluated, "an evaluation waits, too"
 
 
-class Starved:
-    """A training step without memory, `times` times."""
-
-    def __init__(self, step: Any, times: int) -> None:
-        self.step, self.times, self.tries = step, times, 0
-
-    def run(self, adapter: Any, batch: Any) -> tuple[float, Any]:
-        self.tries += 1
-        if self.tries <= self.times:
-            raise (OutOfMemory("too small"), MemoryError("too small"))[self.tries % 2]
-        result: tuple[float, Any] = self.step.run(adapter, batch)
-        return result
-
-
-def test_a_step_without_memory_is_tried_again_and_then_seldom(world: World, caplog) -> None:
-    node = add(world, [Readings(60.0, 0.0)])
-    starved = Starved(node._step, FAILURES + 1)
-    node.trainer._step = starved
+def test_a_step_without_memory_is_tried_again_and_then_seldom(
+    world: World, caplog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     begins: list[float] = []
-    while not begins or world.now < begins[0] + RETRY_S * (FAILURES - 1) + 2 * REST_S + 60:
-        before = starved.tries
+
+    def starved(run: Callable[..., Any], *given: Any) -> Any:
+        begins.append(world.now)
+        if len(begins) == 3:  # a step in between: only failures in a row count
+            return run(*given)
+        if len(begins) <= FAILURES + 4:
+            raise (OutOfMemory("too small"), MemoryError("too small"))[len(begins) % 2]
+        return run(*given)
+
+    node = add(world, [Readings(60.0, 0.0)])
+    replace_step(monkeypatch, starved)
+    while not node.protocol.finished:
         world.turn()
-        if before < starved.tries <= FAILURES + 2 and node.trainer.round is not None:
-            begins.append(world.now)
-            if starved.tries <= FAILURES:
-                assert status(node).activity == SHORT_OF_MEMORY
-                assert "too little for a step, tries again in" in status(node).held_back
+        if 3 < len(begins) <= FAILURES + 3:
+            assert status(node).activity == SHORT_OF_MEMORY
+            assert "too little for a step, tries again in" in status(node).held_back
         world.now += 1.0
     waits = [b - a for a, b in pairwise(begins)]
-    assert waits[: FAILURES - 1] == [pytest.approx(RETRY_S, abs=1.5)] * (FAILURES - 1)
-    assert waits[FAILURES - 1 : FAILURES + 1] == [pytest.approx(REST_S, abs=1.5)] * 2
+    assert waits[:2] == [pytest.approx(RETRY_S, abs=1.5)] * 2
+    assert waits[3 : FAILURES + 2] == [pytest.approx(RETRY_S, abs=1.5)] * (FAILURES - 1)
+    assert waits[FAILURES + 2 : FAILURES + 4] == [pytest.approx(REST_S, abs=1.5)] * 2
     assert "out of memory, failure 3 in a row: too small" in caplog.text
-    world.until(lambda: node.protocol.finished)
     assert node.diverged == 0
 
 
-def test_a_share_of_the_time_leaves_the_loop_free(world: World) -> None:
+def test_a_share_of_the_time_leaves_the_loop_free(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(run: Callable[..., Any], *given: Any) -> Any:
+        world.now += 2.0
+        return run(*given)
+
+    replace_step(monkeypatch, slow)
     node = add(world, [Readings(60.0, 0.0)], cpu_share=0.25)
-    step = node._step
-
-    class Slow:
-        def run(self, adapter: Any, batch: Any) -> Any:
-            world.now += 2.0
-            return step.run(adapter, batch)
-
-    node.trainer._step = Slow()
     world.until(lambda: node.trainer.progress[0] == 1)
-    waits: list[float] = []
-    poll = node.driver.poll
-    node.driver.poll = lambda wait_s, *rest: waits.append(wait_s) or poll(0.0, *rest)  # type: ignore[method-assign, func-returns-value]
     began, turns = world.now, 0
     while node.trainer.progress[0] == 1:
-        world.host.turn()
-        node.turn()
+        world.turn()
         world.now += 0.5
         turns += 1
     assert 6.0 <= world.now - began - 2.0 <= 7.0
     assert turns > 10, "the loop turns in the pause"
-    assert waits[0] == 0.25
     assert status(node).activity == "training"
 
 
-def test_an_evaluation_leaves_the_loop_free_and_keeps_its_adapter(world: World) -> None:
-    plan = make(rounds=3, steps=2)
-    node = add(world, [Readings(60.0, 0.0)], plan)
-    predict, parts = node._inference.predict, []
+def test_an_evaluation_leaves_the_loop_free_and_keeps_its_adapter(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    predict, parts = Inference.predict, list[int]()
 
-    def slow(inputs: Any) -> Any:
-        count = len(inputs["x"])
-        world.now += 0.02 * count
-        parts.append(count)
-        return predict(inputs)
+    def slow(self: Inference, inputs: Any) -> Any:
+        parts.append(len(inputs["x"]))
+        world.now += 0.02 * parts[-1]
+        return predict(self, inputs)
 
-    node._inference.predict = slow  # type: ignore[method-assign]
+    monkeypatch.setattr(Inference, "predict", slow)
+    node = add(world, [Readings(60.0, 0.0)], new_plan(rounds=3, steps=2))
     turns: list[float] = []
     adapters: dict[int, Any] = {}
-    while not (
-        node.protocol.finished
-        and node.evaluation.history.last
-        and node.evaluation.history.last.version == 3
-    ):
+    while (last := node.evaluation.history.last) is None or last.version < 3:
         before = world.now
         world.turn()
         adapters[node.protocol.version] = node.global_adapter
@@ -323,16 +288,14 @@ def test_an_evaluation_leaves_the_loop_free_and_keeps_its_adapter(world: World) 
         assert len(turns) < 2000
     assert max(turns) <= 2 * SLICE_S + 0.02
     assert max(parts) == 2, "20 ms a sample"
-    assert 2 <= len(list(node.evaluation.history)) < 4, "rounds end sooner than evaluations"
-    node._inference.predict = predict  # type: ignore[method-assign]
-    for entry in node.evaluation.history:
-        assert entry.metric == pytest.approx(error_of(node, adapters[entry.version]), rel=1e-5)
-
-
-def error_of(node: Node, adapter: Any) -> float:
-    """The metric of an adapter on the held-out samples."""
+    entries = list(node.evaluation.history)
+    assert 2 <= len(entries) < 4, "rounds end sooner than evaluations"
     assert node.data.held_out is not None
-    whole = node.data.held_out.batch(np.arange(16))
-    write_adapter(node.config.adapter_path, node.package, adapter, 0)
-    node._inference.use_adapter(node.config.adapter_path)
-    return float(np.abs(node._inference.predict({"x": whole["x"]})["y"] - whole["t"]).mean())
+    whole, bare = (
+        node.data.held_out.batch(np.arange(16)),
+        Inference(world.loaded.folder, node.package),
+    )
+    for entry in entries:
+        tensors = node.package.split(adapters[entry.version])
+        errors = np.abs(bare.predict({"x": whole["x"], **tensors})["y"] - whole["t"])
+        assert entry.metric == pytest.approx(errors.mean(), rel=1e-5)

@@ -4,8 +4,9 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,18 +16,14 @@ import numpy as np
 import pytest
 
 from edge.config import DataConfig, EvaluateConfig, NodeConfig, ReleasesConfig, TrainingConfig
-from edge.data.sources import Label, Sample
+from edge.data.sources import Sample
 from edge.errors import DataError
 from edge.onnx.session import LoadedModel, adapter_version, load_model
 from edge.service import run_node
 from models.zoo import fsdd_path, package_path
 from ternmesh.config import ConfigError
-from ternmesh.federated.events import GlobalUpdateMade
-from ternmesh.federated.host import HostProtocol
-from ternmesh.federated.state import HostSettings, new_host_state
-from ternmesh.plan import make_plan
 from ternmesh_service.control_socket import ControlError, ask
-from transports.driver import Driver
+from tests.edge.fleet import Host, new_plan
 from transports.link_config import LinkConfig
 from transports.mqtt.settings import MqttSettings
 from transports.mqtt.transport import MqttTransport
@@ -55,45 +52,6 @@ def node_process(config: Path) -> Iterator[subprocess.Popen[str]]:
         process.wait()
 
 
-class Host:
-    def __init__(self, url: str, tiny: LoadedModel) -> None:
-        plan = make_plan(18, rounds=ROUNDS, local_steps=4, learning_rate=0.05, announce_s=1)
-        settings, state = HostSettings(1, deadline_s=600.0), new_host_state(18)
-        self.now = 0.0
-        self.counted = 0
-        self.protocol = HostProtocol(
-            plan=plan,
-            settings=settings,
-            model_hash=tiny.package.model_hash(),
-            run=b"run     ",
-            state=state,
-        )
-        self.transport = MqttTransport(MqttSettings(url, "ternmesh", "host"))
-        self.driver = Driver(self.protocol, self.transport, lambda: self.now)
-        self.transport.open()
-        self.protocol.start(self.now)
-
-    def poll(self) -> None:
-        self.driver.poll(0.05, self._note, lambda: None)
-        self.now += 0.05
-
-    def _note(self, event: object) -> None:
-        if isinstance(event, GlobalUpdateMade):
-            self.counted += len(event.counted)
-
-
-@pytest.fixture
-def url(mosquitto) -> str:
-    return mosquitto.url
-
-
-@pytest.fixture
-def host(url, tiny) -> Iterator[Host]:
-    made = Host(url, tiny)
-    yield made
-    made.transport.close()
-
-
 def status_of(config: Path) -> Any:
     try:
         return ask(config.parent / "state" / "control.sock", {"command": "status"})
@@ -102,37 +60,35 @@ def status_of(config: Path) -> Any:
 
 
 @pytest.mark.nightly
-def test_kill_9_in_mid_run_and_a_clean_end(host, url, tiny, tiny_data, tmp_path, eventually):
+def test_kill_9_in_mid_run_and_a_clean_end(mosquitto, tiny, tiny_data, tmp_path, eventually):
     np.savez(tmp_path / "ada.npz", **tiny_data)
-    config = write_config(tmp_path, url, tiny)
+    config = write_config(tmp_path, mosquitto.url, tiny)
+    end = MqttTransport(MqttSettings(mosquitto.url, "ternmesh", "host"))
+    host = Host(tiny, end, time.monotonic, new_plan(ROUNDS, 4, announce_s=1))
 
     def reached(version: int) -> bool:
-        host.poll()
+        host.turn(0.05)
         return host.protocol.version >= version
 
-    with node_process(config) as process:
+    with closing(end), node_process(config) as process:
         eventually(lambda: reached(3))
         process.send_signal(signal.SIGKILL)
         process.wait()
-    with node_process(config) as process:
-        eventually(lambda: reached(ROUNDS))
-
-        def finished() -> bool:
-            host.poll()
+        with node_process(config) as process:
+            eventually(lambda: reached(ROUNDS))
+            eventually(
+                lambda: reached(ROUNDS) and (status_of(config) or {}).get("phase") == "finished"
+            )
             answer = status_of(config)
-            return answer is not None and answer["activity"] == "finished"
-
-        eventually(finished)
-        answer = status_of(config)
-        assert answer["version"] == ROUNDS
-        assert answer["transport"]["connected"]
-        assert [entry["version"] for entry in answer["history"]][-1] == ROUNDS
-        assert host.counted == ROUNDS
-        libraries = Path(f"/proc/{process.pid}/maps").read_text()
-        assert "onnxruntime" in libraries
-        assert "torch" not in libraries
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+            assert (answer["activity"], answer["version"]) == ("finished", ROUNDS)
+            assert answer["transport"]["connected"]
+            assert [entry["version"] for entry in answer["history"]][-1] == ROUNDS
+            assert host.counted.total() == ROUNDS
+            libraries = Path(f"/proc/{process.pid}/maps").read_text()
+            assert "onnxruntime" in libraries
+            assert "torch" not in libraries
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(20) == 0
     assert adapter_version(tmp_path / "state" / "current.onnx_adapter") == ROUNDS
     assert not (tmp_path / "state" / "control.sock").exists()
 
@@ -169,13 +125,6 @@ def test_without_a_broker_it_waits_and_ends_when_stopped(tiny, tiny_data, tmp_pa
         answer = status_of(tmp_path / "node.toml")
         assert (answer["activity"], answer["joined"]) == ("joining", False)
         assert answer["transport"]["connected"] is False
-
-
-class Sensor:
-    """One sample with a label, and one without."""
-
-    def poll(self, now: float) -> list[Sample | Label]:
-        return [*(Sample(key, {"x": np.zeros(6)}) for key in "ab"), Label("a", {"t": np.zeros(3)})]
 
 
 class Recordings:

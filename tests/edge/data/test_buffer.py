@@ -2,7 +2,6 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -15,8 +14,8 @@ from edge.data.feed import Rehearsal
 from edge.data.sources import Label, Sample, sample_bytes
 from edge.errors import DataError
 from edge.onnx.session import LoadedModel
-from ternmesh.model_package import TensorSpec
-from ternmesh_store.state_file import STATE, StateFile
+from ternmesh_store.state_file import StateFile
+from tests.edge.data.conftest import NewBuffer
 
 
 def sample(number: int) -> Sample:
@@ -27,22 +26,9 @@ def label(number: int) -> Label:
     return Label(str(number), {"t": np.full(3, -number, np.float32)})
 
 
-def opened(folder: Path) -> StateFile:
-    state = StateFile(folder)
-    state.open()
-    return state
-
-
-def new_buffer(tiny: LoadedModel, folder: Path, samples_max: int = 100) -> ReplayBuffer:
-    return ReplayBuffer(opened(folder), tiny.package, samples_max, 1 << 20)
-
-
 @pytest.fixture
-def buffer(tiny, tmp_path):
-    made = new_buffer(tiny, tmp_path)
-    made.load()
-    yield made
-    made._database.close()
+def buffer(tiny: LoadedModel, new_buffer: NewBuffer) -> ReplayBuffer:
+    return new_buffer(tiny.package)
 
 
 def numbers(buffer: ReplayBuffer) -> list[int]:
@@ -98,23 +84,16 @@ def test_items_that_do_not_fit_are_counted_and_left_out(buffer, item, sentence) 
         raise DataError(buffer.last_refusal)
 
 
-def test_a_label_outside_the_classes_is_left_out(tiny, tmp_path) -> None:
-    x = tiny.package.batch_inputs[0]
-    classes = replace(
-        tiny.package, batch_inputs=(x, TensorSpec("t", "int64", (8,))), metric="accuracy"
-    )
-    buffer = ReplayBuffer(opened(tmp_path), classes, 100, 1 << 20)
-    buffer.load()
+def test_a_label_outside_the_classes_is_left_out(classes, new_buffer) -> None:
+    buffer = new_buffer(classes)
     for number, target in enumerate((-1, 3, 2)):
         buffer.add([sample(number), Label(str(number), {"t": np.array(target)})])
     assert (len(buffer), buffer.counters.refused) == (1, 2)
     assert buffer.last_refusal == "1: t is the label 3: the model has the classes 0 to 2"
-    buffer._database.close()
 
 
-def test_the_oldest_make_room(tiny, tmp_path) -> None:
-    buffer = new_buffer(tiny, tmp_path, samples_max=3)
-    buffer.load()
+def test_the_oldest_make_room(tiny, new_buffer) -> None:
+    buffer = new_buffer(tiny.package, 3)
     for number in range(5):
         buffer.add([sample(number), label(number)])
     buffer.add([sample(number) for number in range(10, 15)])
@@ -122,46 +101,29 @@ def test_the_oldest_make_room(tiny, tmp_path) -> None:
     assert (buffer.counters.evicted, buffer.counters.expired) == (2, 2)
     # The label of an old sample: it is labelled and makes room at once, as it is the oldest.
     assert buffer.add([label(11), label(12)]).tolist() == [2]
-    buffer._database.close()
 
 
-def test_bytes_are_bounded_too(tiny, tmp_path) -> None:
+def test_bytes_are_bounded_too(tiny, state) -> None:
     size = sample_bytes(tiny.package)
     assert size == 4 * 9
-    state = StateFile(tmp_path)
     assert ReplayBuffer(state, tiny.package, 100, 2 * size).capacity == 2
     with pytest.raises(DataError, match=r"36 bytes, more than data\.replay_bytes_max"):
         ReplayBuffer(state, tiny.package, 100, size - 1).load()
 
 
-def test_it_is_all_there_again_and_smaller_where_asked(tiny, tmp_path) -> None:
-    buffer = new_buffer(tiny, tmp_path)
-    buffer.load()
+def test_it_is_all_there_again_but_for_another_model(tiny, new_buffer) -> None:
+    buffer = new_buffer(tiny.package)
     buffer.add([sample(n) for n in range(6)] + [label(n) for n in range(4)])
-    buffer._database.close()
-    buffer = new_buffer(tiny, tmp_path)
-    buffer.load()
+    buffer = new_buffer(tiny.package)
     assert (numbers(buffer), buffer.waiting) == ([0, 1, 2, 3], 2)
     buffer.add([sample(6), sample(0)])
     assert (buffer.waiting, buffer.counters.repeated) == (3, 1)
-    buffer._database.close()
-    buffer = new_buffer(tiny, tmp_path, samples_max=2)
-    buffer.load()
+    buffer = new_buffer(tiny.package, 2)
     assert (numbers(buffer), buffer.waiting) == ([2, 3], 2)
-    buffer._database.close()
-
-
-def test_samples_of_another_model_are_deleted(tiny, tmp_path) -> None:
-    buffer = new_buffer(tiny, tmp_path)
-    buffer.load()
-    buffer.add([sample(1), label(1)])
-    buffer._database.close()
     x, t = tiny.package.batch_inputs
     other = replace(tiny.package, batch_inputs=(replace(x, dtype="float64"), t))
-    buffer = ReplayBuffer(opened(tmp_path), other, 100, 1 << 20)
-    buffer.load()
+    buffer = new_buffer(other)
     assert (len(buffer), buffer.waiting) == (0, 0)
-    buffer._database.close()
 
 
 CAPACITY = 4
@@ -172,10 +134,9 @@ CAPACITY = 4
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.lists(st.lists(st.tuples(st.booleans(), st.integers(0, 12)), max_size=8), max_size=8))
-def test_it_behaves_as_a_list_would(tiny, tmp_path_factory, batches) -> None:
-    folder = tmp_path_factory.mktemp("replay")
-    buffer = new_buffer(tiny, folder, CAPACITY)
-    buffer.load()
+def test_it_behaves_as_a_list_would(tiny, new_buffer, batches) -> None:
+    buffer = new_buffer(tiny.package, CAPACITY)
+    buffer.forget([row for rows in buffer.groups().values() for row in rows])
     waiting: list[int] = []
     labelled: list[int] = []
     arrival: dict[int, int] = {}
@@ -195,7 +156,6 @@ def test_it_behaves_as_a_list_would(tiny, tmp_path_factory, batches) -> None:
         assert sorted(fresh) == sorted(set(done) & set(labelled))
         assert numbers(buffer) == labelled
         assert buffer.waiting == len(waiting)
-    buffer._database.close()
 
 
 WRITER = """
@@ -225,7 +185,7 @@ while True:
 def test_what_was_committed_survives_kill_9(tiny, tmp_path) -> None:
     for _ in range(2):
         writer = subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(tiny.folder), str(tmp_path)],
+            [sys.executable, "-c", WRITER, str(tiny.folder), str(tmp_path / "state")],
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -234,12 +194,14 @@ def test_what_was_committed_survives_kill_9(tiny, tmp_path) -> None:
         writer.send_signal(signal.SIGKILL)
         told += [int(line) for line in writer.stdout.read().split()]
         writer.wait()
-        buffer = ReplayBuffer(opened(tmp_path), tiny.package, 100_000, 1 << 30)
+        state = StateFile(tmp_path / "state")
+        state.open()
+        buffer = ReplayBuffer(state, tiny.package, 100_000, 1 << 30)
         buffer.load()
         kept = numbers(buffer)
-        buffer._database.close()
+        buffer.forget([row for rows in buffer.groups().values() for row in rows])
+        state.close()
         assert kept[: len(told)] == told
-        (tmp_path / STATE).unlink()
 
 
 class Files:

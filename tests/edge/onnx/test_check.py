@@ -61,10 +61,12 @@ def with_dims(*dims: int) -> bytes:
 
 def with_attribute(**fields: Any) -> bytes:
     """A Softmax whose attribute was changed."""
-    return model(
-        node("Softmax", axis=1),
-        change=lambda m: [setattr(m.graph.node[0].attribute[0], *item) for item in fields.items()],
-    )
+
+    def change(made):
+        for name, value in fields.items():
+            setattr(made.graph.node[0].attribute[0], name, value)
+
+    return model(node("Softmax", axis=1), change=change)
 
 
 def external() -> bytes:

@@ -1,0 +1,36 @@
+"""A state file, and buffers in it."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge.data.buffer import ReplayBuffer
+from ternmesh.model_package import ModelPackage
+from ternmesh_store.state_file import StateFile
+
+NewBuffer = Callable[..., ReplayBuffer]
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Iterator[StateFile]:
+    made = StateFile(tmp_path)
+    made.open()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def new_buffer(state: StateFile) -> NewBuffer:
+    """A function that loads a buffer, as a new process would."""
+
+    def make(package: ModelPackage, samples_max: int = 100, clock: Any = time.time) -> ReplayBuffer:
+        state.close()
+        state.open()
+        made = ReplayBuffer(state, package, samples_max, 1 << 30, clock)
+        made.load()
+        return made
+
+    return make
