@@ -2,8 +2,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from edge.onnx.session import LoadedModel, TrainStep
 from edge.trainer import (
@@ -88,29 +86,19 @@ def test_steps_and_rate_are_those_of_the_plan() -> None:
     assert trainer.round is None
 
 
-def test_every_sample_is_dealt_before_any_is_dealt_again() -> None:
+def test_every_sample_is_drawn_before_any_is_drawn_again_and_the_data_may_change() -> None:
     data = Numbers(10)
     trainer = Trainer(Bowl(), data, 4, AdamSettings())
-    trainer.begin(0, np.ones(D, np.float32), plan(steps=5), round_rng(0, "ada", 0))
-    while trainer.step():
-        pass
-    dealt = [index for batch in data.asked for index in batch]
-    assert sorted(dealt[:10]) == sorted(dealt[10:]) == list(range(10))
-    assert dealt[:10] != dealt[10:]
-
-
-def test_a_batch_may_be_larger_than_the_data_and_the_data_may_grow() -> None:
-    data = Numbers(3)
-    trainer = Trainer(Bowl(), data, 8, AdamSettings())
-    trainer.begin(0, np.ones(D, np.float32), plan(steps=3), round_rng(0, "ada", 0))
-    trainer.step()
-    assert set(data.asked[0]) == {0, 1, 2}
-    data.count = 100
-    trainer.step()
-    assert len(set(data.asked[1])) == 8
-    data.count = 2
-    trainer.step()
-    assert set(data.asked[2]) == {0, 1}
+    trainer.begin(0, np.ones(D, np.float32), plan(steps=8), round_rng(0, "ada", 0))
+    for _ in range(5):
+        trainer.step()
+    drawn = [index for batch in data.asked for index in batch]
+    assert sorted(drawn[:10]) == sorted(drawn[10:]) == list(range(10))
+    assert drawn[:10] != drawn[10:]
+    for data.count in (3, 100, 2):  # a batch may be larger than the data
+        trainer.step()
+    assert [set(batch) for batch in data.asked[5::2]] == [{0, 1, 2}, {0, 1}]
+    assert len(set(data.asked[6])) == 4
 
 
 @pytest.mark.parametrize("keep_moments", [False, True])
@@ -132,9 +120,9 @@ def test_moments_are_kept_only_where_asked(keep_moments: bool) -> None:
 def test_two_steps_worked_by_hand() -> None:
     settings = AdamSettings(beta1=0.5, beta2=0.75, epsilon=0.0)
     vector = np.zeros(2, np.float32)
-    change, state = adam_update(
-        init_adam(2), np.array([2.0, -1.0], np.float32), vector, 0.1, settings
-    )
+    first = init_adam(2)
+    change, state = adam_update(first, np.array([2.0, -1.0], np.float32), vector, 0.1, settings)
+    assert (first.steps, first.mean.any(), first.square.any()) == (0, np.False_, np.False_)
     # The first step of Adam is the rate times the sign, whatever the gradient's size.
     np.testing.assert_allclose(change, [-0.1, 0.1], rtol=1e-6)
     change, state = adam_update(state, np.array([0.0, -3.0], np.float32), vector, 0.1, settings)
@@ -142,12 +130,6 @@ def test_two_steps_worked_by_hand() -> None:
     expected = -0.1 * np.array([0.5, -1.75]) / 0.75 / np.sqrt(np.array([0.75, 2.4375]) / 0.4375)
     np.testing.assert_allclose(change, expected, rtol=1e-6)
     assert state.steps == 2
-
-
-def test_the_state_that_went_in_is_left_alone() -> None:
-    state = init_adam(3)
-    adam_update(state, np.ones(3, np.float32), np.ones(3, np.float32), 0.1, AdamSettings())
-    assert (state.steps, state.mean.any(), state.square.any()) == (0, np.False_, np.False_)
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
@@ -168,19 +150,8 @@ def test_it_is_torch_s_adamw(weight_decay: float) -> None:
     assert vector.dtype == np.float32
 
 
-@given(st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=8), st.floats(0.01, 100))
-def test_clipping_keeps_the_direction_and_bounds_the_length(
-    values: list[float], norm_max: float
-) -> None:
-    gradient = np.array(values, np.float32)
-    clipped = clip_gradient(gradient, norm_max)
-    length = float(np.linalg.norm(gradient))
-    assert np.linalg.norm(clipped) <= min(norm_max, length) * (1 + 1e-5)
-    np.testing.assert_allclose(
-        clipped * max(1.0, length / norm_max), gradient, rtol=1e-4, atol=1e-6
-    )
-
-
-def test_no_limit_leaves_the_gradient_as_it_is() -> None:
-    gradient = np.full(4, 1e6, np.float32)
-    assert clip_gradient(gradient, 0.0) is gradient
+def test_clipping_keeps_the_direction_and_bounds_the_length() -> None:
+    gradient = np.array([3.0, -4.0], np.float32)
+    np.testing.assert_allclose(clip_gradient(gradient, 1.0), [0.6, -0.8], rtol=1e-6)
+    for norm_max in (0.0, 5.0, 9.0):  # 0: no limit
+        assert clip_gradient(gradient, norm_max) is gradient

@@ -133,33 +133,24 @@ def test_replies_that_cannot_be_used_are_left_out(caplog: pytest.LogCaptureFixtu
     assert "b is not float32 (4,)" in caplog.text
 
 
-def test_without_any_usable_reply_the_arrays_stay() -> None:
-    strategy = flower_strategy.RuleStrategy()
-    step_of(strategy, reply(filled(2)), reply(filled(2)))
+@pytest.mark.parametrize(
+    ("rule", "counts", "value", "said"),
+    [
+        (("krum", 1), ((1, 10), (2, 10), (4, 20)), 11 / 4, "round 1 takes the weighted mean: krum"),
+        # Declared samples count at most as twice the median.
+        (("weighted_mean", 0), ((0, 10), (0, 10), (4, 1_000_000)), 2, ""),
+    ],
+)
+def test_the_weighted_mean_stands_in_and_is_bounded(
+    rule: tuple[str, int], counts: Any, value: float, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    strategy = flower_strategy.RuleStrategy(rule[0], byzantine=rule[1])
+    with caplog.at_level(logging.WARNING):
+        result = step_of(strategy, *(reply(filled(v), num_examples=n) for v, n in counts))
+    assert value_of(result) == pytest.approx(value)
+    assert said in caplog.text
     assert strategy.aggregate_train(2, []) == (None, None)
     assert strategy.aggregate_evaluate(2, []) is None
-
-
-def test_a_rule_with_too_few_nodes_gives_the_weighted_mean(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    with caplog.at_level(logging.WARNING):
-        result = step_of(
-            flower_strategy.RuleStrategy("krum", byzantine=1),
-            *(reply(filled(v), num_examples=n) for v, n in ((1, 10), (2, 10), (4, 20))),
-        )
-    assert value_of(result) == pytest.approx(11 / 4)
-    assert (
-        "round 1 takes the weighted mean: krum withstands 1 liars among at least 5" in caplog.text
-    )
-
-
-def test_declared_samples_count_at_most_as_twice_the_median() -> None:
-    result = step_of(
-        flower_strategy.RuleStrategy(),
-        *(reply(filled(v), num_examples=n) for v, n in ((0, 10), (0, 10), (4, 1_000_000))),
-    )
-    assert value_of(result) == pytest.approx(2)
 
 
 def test_a_minority_does_not_move_the_metrics() -> None:

@@ -62,28 +62,6 @@ def test_the_shipped_clips_fit_the_shipped_model() -> None:
     assert 0.0 <= batch["features"].min() < batch["features"].max() <= 1.0
 
 
-@pytest.mark.parametrize(
-    ("arrays", "sentence"),
-    [
-        ({"t": np.zeros((4, 3))}, "has no array x: it has t"),
-        ({"x": np.zeros((4, 5)), "t": np.zeros((4, 3))}, r"x has shape \(4, 5\), tiny needs"),
-        ({"x": np.zeros(6), "t": np.zeros((4, 3))}, r"x has shape \(6,\)"),
-        ({"x": np.zeros((4, 6)), "t": np.zeros((5, 3))}, "t has 5 samples, other arrays have 4"),
-        ({"x": np.zeros((4, 6), "<U3"), "t": np.zeros((4, 3))}, "x is <U3: x must be float32"),
-        ({"x": np.full((4, 6), np.nan), "t": np.zeros((4, 3))}, "x holds NaN or infinity"),
-        ({"x": np.full((4, 6), 1e300), "t": np.zeros((4, 3))}, "x holds NaN or infinity"),
-        ({"x": np.zeros((0, 6)), "t": np.zeros((0, 3))}, "holds no sample: its arrays are empty"),
-        ({"x": np.array([{}] * 4), "t": np.zeros((4, 3))}, "x holds Python objects: save an array"),
-    ],
-)
-def test_what_does_not_fit_is_one_sentence(tiny, tmp_path, arrays, sentence) -> None:
-    path = save(tmp_path / "a.npz", **arrays)
-    with pytest.raises(DataError, match=sentence) as caught:
-        open_folder(path, tiny.package, PLAIN)
-    assert "a.npz" in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
 def test_files_in_folders_of_a_folder_are_named_as_not_read(
     tiny, tiny_data, tmp_path, caplog
 ) -> None:
@@ -129,20 +107,71 @@ def test_the_first_bad_sample_is_named(tmp_path: Path, array, value, kind, sente
     assert f"{path}: sample 281 of {array} {sentence}" in str(caught.value)
 
 
-def test_a_file_that_is_no_npz_is_refused(tiny, tmp_path: Path) -> None:
-    (tmp_path / "a.npz").write_bytes(b"PK\x03\x04 but not really")
-    np.save(tmp_path / "b.npy", np.zeros(3))
-    for name, sentence in (
-        ("a.npz", "is not an .npz file"),
-        ("b.npy", "is not an .npz file"),
-        ("missing.npz", "cannot be read (No such file or directory): check that it exists"),
-    ):
-        with pytest.raises(NoData) as caught:
-            open_folder(tmp_path / name, tiny.package, PLAIN)
-        assert f"{tmp_path / name} {sentence}" in str(caught.value)
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(NoData, match=r"is a folder of 0 \.npz files"):
-        open_folder(tmp_path / "empty", tiny.package, PLAIN)
+def whole(tmp_path: Path, **changes: Any) -> Path:
+    """A file for the tiny model, in which some arrays were changed; None leaves one out."""
+    arrays = {
+        "x": np.zeros((4, 6)),
+        "t": np.zeros((4, 3)),
+        "room": np.zeros(4, np.uint8),
+        "room_names": np.array(["hall", "roof"]),
+    } | changes
+    return save(tmp_path / "a.npz", **{name: a for name, a in arrays.items() if a is not None})
+
+
+@pytest.mark.parametrize(
+    ("arrays", "settings", "kind", "sentence"),
+    [
+        ({"x": None}, {}, DataError, "has no array x: it has t"),
+        ({"x": np.zeros((4, 5))}, {}, DataError, r"x has shape \(4, 5\), tiny needs"),
+        ({"x": np.zeros(6)}, {}, DataError, r"x has shape \(6,\)"),
+        ({"t": np.zeros((5, 3))}, {}, DataError, "t has 5 samples, other arrays have 4"),
+        ({"x": np.zeros((4, 6), "<U3")}, {}, DataError, "x is <U3: x must be float32"),
+        ({"x": np.full((4, 6), np.nan)}, {}, NoData, "x holds NaN or infinity"),
+        ({"x": np.full((4, 6), 1e300)}, {}, DataError, "x holds NaN or infinity"),
+        (
+            {"x": np.zeros((0, 6)), "t": np.zeros((0, 3))},
+            {},
+            NoData,
+            "holds no sample: its arrays are empty",
+        ),
+        ({"x": np.array([{}] * 4)}, {}, DataError, "x holds Python objects: save an array"),
+        ({}, {"arrays": {"z": "x"}}, DataError, "z is no tensor of tiny: arrays may map t, x"),
+        ({}, {"where": {"site": 1}}, DataError, "has no array site"),
+        ({}, {"where": {"room": "attic"}}, NoData, "room 'attic' is none of hall, roof"),
+        ({}, {"where": {"t": 1}}, DataError, "t does not hold one value for each sample"),
+        ({}, {"where": {"room": 9}}, NoData, "no sample where room = 9"),
+    ],
+)
+def test_what_does_not_fit_is_one_sentence(
+    tiny, tmp_path, arrays, settings, kind, sentence
+) -> None:
+    path = whole(tmp_path, **arrays)
+    with pytest.raises(kind, match=sentence) as caught:
+        open_folder(path, tiny.package, NpzSettings(**settings))
+    assert type(caught.value) is kind
+    assert "\n" not in str(caught.value)
+
+
+def damage(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[:150] + bytes(100) + data[250:])
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "sentence"),
+    [
+        ("a.npz", lambda path: path.write_bytes(b"PK\x03\x04 but not"), "is not an .npz file"),
+        ("b.npy", lambda path: np.save(path, np.zeros(3)), "is not an .npz file"),
+        ("empty", Path.mkdir, r"is a folder of 0 \.npz files"),
+        ("missing.npz", lambda _: None, r"cannot be read \(No such file.*\): check that it"),
+        ("a" * 300, lambda _: None, "cannot be read"),
+        ("c.npz", lambda path: damage(whole(path.parent).rename(path)), "is damaged"),
+    ],
+)
+def test_a_file_that_is_no_npz_is_no_data(tiny, tmp_path, name, make, sentence) -> None:
+    make(tmp_path / name)
+    with pytest.raises(NoData, match=f"{name} {sentence}"):
+        open_folder(tmp_path / name, tiny.package, PLAIN)
 
 
 @pytest.mark.parametrize("method", ["pathlib.Path.iterdir", "edge.data.sources.open_regular"])
@@ -165,22 +194,6 @@ def test_files_of_several_dtypes_lose_nothing(tiny, tmp_path) -> None:
         save(tmp_path / f"{name}.npz", x=x, t=np.zeros((2, 3)))
     data = open_folder(tmp_path, tiny.package, PLAIN)
     assert data.batch(np.arange(4))["x"][:, 0].tolist() == [200, 200, 0.25, 0.25]
-
-
-@pytest.mark.parametrize("kind", ["damaged", "beyond the file system", "no such room", "no sample"])
-def test_data_that_no_model_could_use_is_told_apart(tiny, tiny_data, tmp_path, kind) -> None:
-    rooms = {"room": np.zeros(96, np.uint8), "room_names": np.array(["hall", "roof"])}
-    path, where = save(tmp_path / "a.npz", **tiny_data, **rooms), {}
-    if kind == "damaged":
-        data = path.read_bytes()
-        at = data.index(tiny_data["x"].tobytes())
-        path.write_bytes(data[:at] + bytes(100) + data[at + 100 :])
-    elif kind == "beyond the file system":
-        path = tmp_path / ("a" * 300)
-    else:
-        where = {"room": "attic" if kind == "no such room" else 9}
-    with pytest.raises(NoData):
-        open_folder(path, tiny.package, NpzSettings({}, where))
 
 
 @pytest.mark.parametrize(
@@ -210,25 +223,6 @@ def test_an_array_beyond_the_limit_is_refused_before_it_is_read(
     monkeypatch.setattr("edge.data.sources.BYTES_MAX", 2000)
     with pytest.raises(DataError, match=r"x has 2432 bytes, more than the 2000"):
         open_folder(path, tiny.package, PLAIN)
-
-
-@pytest.mark.parametrize(
-    ("settings", "sentence"),
-    [
-        (NpzSettings({"z": "x"}, {}), "z is no tensor of tiny: arrays may map t, x"),
-        (NpzSettings({}, {"site": 1}), "has no array site"),
-        (NpzSettings({}, {"room": "attic"}), "room 'attic' is none of hall, roof"),
-        (NpzSettings({}, {"t": 1}), "t does not hold one value for each sample"),
-        (NpzSettings({}, {"room": 9}), "no sample where room = 9"),
-    ],
-)
-def test_settings_that_do_not_fit_are_one_sentence(
-    tiny, tiny_data, tmp_path, settings, sentence
-) -> None:
-    rooms = {"room": np.zeros(96, np.uint8), "room_names": np.array(["hall", "roof"])}
-    path = save(tmp_path / "a.npz", **tiny_data, **rooms)
-    with pytest.raises(DataError, match=sentence):
-        open_folder(path, tiny.package, settings)
 
 
 class Beeper:

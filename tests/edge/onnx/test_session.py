@@ -1,9 +1,11 @@
+import hashlib
 import json
 import os
 import re
 import resource
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -54,60 +56,47 @@ def test_onnxruntime_neither_keeps_a_device_id_nor_reports(module: str, tmp_path
 def test_adapters_are_swapped_without_a_new_session(tiny: LoadedModel, tmp_path: Path) -> None:
     inference = Inference(tiny.folder, tiny.package)
     x = np.random.default_rng(3).standard_normal((4, 6)).astype(np.float32)
-    zero = np.zeros_like(tiny.initial)
-    np.testing.assert_allclose(inference.predict({"x": x})["y"], by_hand(tiny, x, zero), atol=1e-6)
+
+    def predicts(vector: np.ndarray) -> None:
+        expected = by_hand(tiny, x, vector)
+        np.testing.assert_allclose(inference.predict({"x": x})["y"], expected, atol=1e-5)
+
+    predicts(np.zeros_like(tiny.initial))
     path = tmp_path / "current.onnx_adapter"
     for version in (1, 2, 3):
         vector = random_vector(tiny, version)
         write_adapter(path, tiny.package, vector, version)
         inference.use_adapter(path)
-        np.testing.assert_allclose(
-            inference.predict({"x": x})["y"], by_hand(tiny, x, vector), atol=1e-5
-        )
+        predicts(vector)
         assert adapter_version(path) == version
-
-
-def test_an_adapter_in_use_survives_its_file(tiny: LoadedModel, tmp_path: Path) -> None:
-    path = tmp_path / "a.onnx_adapter"
-    x = np.ones((1, 6), dtype=np.float32)
-    inference = Inference(tiny.folder, tiny.package)
-    write_adapter(path, tiny.package, random_vector(tiny, 1), 1)
     assert path.stat().st_mode & 0o777 == 0o600, "whatever the umask is"
-    inference.use_adapter(path)
-    before = inference.predict({"x": x})["y"]
-    write_adapter(path, tiny.package, random_vector(tiny, 2), 2)
-    np.testing.assert_array_equal(inference.predict({"x": x})["y"], before)
+    assert list(tmp_path.iterdir()) == [path]
+    write_adapter(path, tiny.package, random_vector(tiny, 9), 9)
+    predicts(vector)
+    path.write_bytes(path.read_bytes()[:-40])
+    for bad in (path, tmp_path / "missing"):
+        with pytest.raises(ModelError, match=bad.name):
+            inference.use_adapter(bad)
     inference.release()
-    np.testing.assert_array_equal(inference.predict({"x": x})["y"], before)
-    assert [item.name for item in tmp_path.iterdir()] == ["a.onnx_adapter"]
+    predicts(vector)
 
 
-def test_a_spoilt_adapter_is_refused_and_the_old_one_stays(
+def test_an_adapter_that_cannot_be_written_is_one_sentence(
     tiny: LoadedModel, tmp_path: Path
 ) -> None:
-    good, bad = tmp_path / "good.onnx_adapter", tmp_path / "bad.onnx_adapter"
-    write_adapter(good, tiny.package, random_vector(tiny, 1), 1)
-    inference = Inference(tiny.folder, tiny.package)
-    inference.use_adapter(good)
-    x = np.ones((1, 6), dtype=np.float32)
-    before = inference.predict({"x": x})["y"]
-    bad.write_bytes(good.read_bytes()[:-40])
-    with pytest.raises(ModelError, match=r"bad\.onnx_adapter"):
-        inference.use_adapter(bad)
-    with pytest.raises(ModelError, match="missing"):
-        inference.use_adapter(tmp_path / "missing")
-    np.testing.assert_array_equal(inference.predict({"x": x})["y"], before)
-
-
-def test_an_adapter_of_another_length_is_refused(tiny: LoadedModel, tmp_path: Path) -> None:
     with pytest.raises(Exception, match="18 numbers"):
         write_adapter(tmp_path / "a", tiny.package, np.zeros(17, np.float32), 1)
-
-
-def test_an_adapter_that_cannot_be_written_is_a_sentence(tiny: LoadedModel, tmp_path) -> None:
-    (tmp_path / "current.new").mkdir()
-    with pytest.raises(ModelError, match=r"cannot write .*current"):
-        write_adapter(tmp_path / "current", tiny.package, random_vector(tiny, 1), 1)
+    for name, reason in (("current.new", ""), ("current", ": Is a directory$")):
+        (tmp_path / name).mkdir()
+        with pytest.raises(ModelError, match=f"cannot write .*current{reason}"):
+            write_adapter(tmp_path / "current", tiny.package, tiny.initial, 1)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16, limits[1]))  # as a full disk
+    try:
+        with pytest.raises(ModelError, match=r"a: is the disk full\? Make room and restart$"):
+            write_adapter(tmp_path / "a", tiny.package, tiny.initial, 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_the_train_step_gives_loss_and_gradient(tiny: LoadedModel, tiny_data) -> None:
@@ -188,40 +177,48 @@ def test_too_little_memory_is_the_boards_fault(tiny: LoadedModel, monkeypatch, e
         TrainStep(tiny.folder, tiny.package).run(tiny.initial, {})
 
 
-def test_a_changed_file_is_refused(tiny_copy: Path) -> None:
-    content = bytearray((tiny_copy / FORWARD).read_bytes())
-    content[40] ^= 1
-    (tiny_copy / FORWARD).write_bytes(content)
-    with pytest.raises(ModelError, match=r"forward\.onnx is not what model\.json describes"):
-        load_model(tiny_copy)
-
-
-@pytest.mark.parametrize("name", [FORWARD, "model.json"])
-def test_a_missing_file_is_named(tiny_copy: Path, name: str) -> None:
-    (tiny_copy / name).unlink()
-    with pytest.raises(ModelError, match=f"{name} cannot be read"):
-        load_model(tiny_copy)
-
-
-def rewrite(folder: Path, **changes: object) -> None:
+def describe(folder: Path, **changes: object) -> None:
     content = json.loads((folder / "model.json").read_bytes())
     (folder / "model.json").write_text(json.dumps(content | changes))
 
 
-def test_an_adapter_file_with_nan_or_another_length_is_refused(tiny_copy: Path) -> None:
-    import hashlib
-
-    for content in (b"\xff\xff\xff\xff" * 18, bytes(4 * 17), bytes(4 * 18 - 1)):
-        (tiny_copy / ADAPTER).write_bytes(content)
-        files = json.loads((tiny_copy / "model.json").read_bytes())["files"]
-        rewrite(tiny_copy, files=files | {ADAPTER: hashlib.sha256(content).hexdigest()})
-        with pytest.raises(ModelError, match="18 finite numbers"):
-            load_model(tiny_copy)
+def change_forward(folder: Path) -> None:
+    content = bytearray((folder / FORWARD).read_bytes())
+    content[40] ^= 1
+    (folder / FORWARD).write_bytes(content)
 
 
-def test_a_dtype_that_no_node_knows_is_refused(tiny_copy: Path) -> None:
-    rewrite(tiny_copy, inputs=[{"name": "x", "dtype": "string", "shape": [-1, 6]}])
-    with pytest.raises(ModelError, match="tiny takes string"):
+def with_adapter(content: bytes) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        (folder / ADAPTER).write_bytes(content)
+        files = json.loads((folder / "model.json").read_bytes())["files"]
+        describe(folder, files=files | {ADAPTER: hashlib.sha256(content).hexdigest()})
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (change_forward, r"forward\.onnx is not what model\.json describes"),
+        (lambda folder: (folder / FORWARD).unlink(), f"{FORWARD} cannot be read"),
+        (lambda folder: (folder / "model.json").unlink(), "model.json cannot be read"),
+        (with_adapter(b"\xff\xff\xff\xff" * 18), "18 finite numbers"),
+        (with_adapter(bytes(4 * 17)), "18 finite numbers"),
+        (with_adapter(bytes(4 * 18 - 1)), "18 finite numbers"),
+        (
+            lambda folder: describe(
+                folder, inputs=[{"name": "x", "dtype": "string", "shape": [-1, 6]}]
+            ),
+            "tiny takes string",
+        ),
+    ],
+)
+def test_a_model_that_is_not_whole_is_refused(
+    tiny_copy: Path, change: Callable[[Path], None], reason: str
+) -> None:
+    change(tiny_copy)
+    with pytest.raises(ModelError, match=reason):
         load_model(tiny_copy)
 
 
@@ -239,32 +236,23 @@ def test_a_node_never_imports_torch_nor_live_data_that_it_does_not_use() -> None
     assert done.stdout.strip() == "[]"
 
 
-def test_an_adapter_file_that_cannot_be_written_is_one_sentence(
-    tiny: LoadedModel, tmp_path: Path
-) -> None:
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (16, limits[1]))  # as a full disk
-    try:
-        with pytest.raises(ModelError, match=r"a: is the disk full\? Make room and restart$"):
-            write_adapter(tmp_path / "a", tiny.package, tiny.initial, 1)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(ModelError, match=r"cannot write .*folder: Is a directory$"):
-        write_adapter(tmp_path / "folder", tiny.package, tiny.initial, 1)
-
-
 CPU, GPU, RT = "CPUExecutionProvider", "CUDAExecutionProvider", "TensorrtExecutionProvider"
 CLOUD = "AzureExecutionProvider"
 
 
-def test_providers_are_chosen_in_one_place() -> None:
-    assert choose_providers("auto", [CLOUD, CPU]) == [CPU]
-    assert choose_providers("auto", [RT, GPU, CPU]) == [GPU, CPU]
-    assert choose_providers("cpu", [RT, GPU, CPU]) == [CPU]
-    assert choose_providers("tensorrt", [RT, GPU, CPU]) == [RT, GPU, CPU]
-    assert choose_providers("tensorrt", [GPU, CPU]) == [GPU, CPU]
-    assert choose_providers("cuda", [CLOUD, CPU]) == [CPU]
+@pytest.mark.parametrize(
+    ("wanted", "available", "chosen"),
+    [
+        ("auto", [CLOUD, CPU], [CPU]),
+        ("auto", [RT, GPU, CPU], [GPU, CPU]),
+        ("cpu", [RT, GPU, CPU], [CPU]),
+        ("tensorrt", [RT, GPU, CPU], [RT, GPU, CPU]),
+        ("tensorrt", [GPU, CPU], [GPU, CPU]),
+        ("cuda", [CLOUD, CPU], [CPU]),
+    ],
+)
+def test_providers_are_chosen_in_one_place(wanted, available, chosen) -> None:
+    assert choose_providers(wanted, available) == chosen
 
 
 class Board:

@@ -37,25 +37,20 @@ def coded(array: np.ndarray) -> str:
 
 
 @pytest.mark.parametrize(
-    "inputs", [{"x": X.tolist(), "n": 7}, {"x": coded(X), "n": coded(np.array(7))}]
+    "line",
+    [
+        json.dumps({"id": "a", "inputs": {"x": X.tolist(), "n": 7}}).encode(),
+        as_request("a", {"x": X, "n": np.array(7)}),
+    ],
 )
-def test_lists_and_bytes_give_the_same_arrays(inputs: dict[str, object]) -> None:
-    request = read_request(json.dumps({"id": "a", "inputs": inputs}).encode(), SIZE_MAX)
+def test_lists_and_bytes_give_the_same_arrays(line: bytes) -> None:
+    request = read_request(line, SIZE_MAX)
+    assert request.id == "a"
     assert request.inputs is not None
     found = read_sample(request.inputs, SPECS)
     np.testing.assert_array_equal(found["x"], X)
-    assert (str(found["x"].dtype), str(found["n"].dtype), int(found["n"])) == (
-        "float32",
-        "int64",
-        7,
-    )
-
-
-def test_what_we_ask_is_read_as_it_was() -> None:
-    request = read_request(as_request(3, {"x": X, "n": np.array(7)}), SIZE_MAX)
-    assert request.id == 3
-    assert request.inputs is not None
-    np.testing.assert_array_equal(read_sample(request.inputs, SPECS)["x"], X)
+    assert [str(found[name].dtype) for name in "xn"] == ["float32", "int64"]
+    assert int(found["n"]) == 7
 
 
 @pytest.mark.parametrize(
@@ -82,27 +77,24 @@ def test_what_does_not_fit_the_model_is_a_sentence(inputs: dict[str, object], wh
         read_sample(inputs, SPECS)
 
 
+LINES = b"""
+hello
+[1]
+3
+{}
+{"id": 1}
+{"id": [], "inputs": {}}
+{"id": 1.5, "inputs": {}}
+{"inputs": []}
+{"inputs": {}, "follow": true}
+{"follow": 1}
+{"follow": true, "surprise": 1}
+""".split(b"\n")
+LONG = b'{"id": "%s", "inputs": {}}' % (b"i" * (ID_MAX + 1))
+
+
 @pytest.mark.parametrize(
-    "line",
-    [
-        b"",
-        b"hello",
-        b"[1]",
-        b"3",
-        b"{}",
-        b'{"id": 1}',
-        b'{"id": [], "inputs": {}}',
-        b'{"id": 1.5, "inputs": {}}',
-        b'{"inputs": []}',
-        b'{"inputs": {}, "follow": true}',
-        b'{"follow": 1}',
-        b'{"follow": true, "surprise": 1}',
-        b'{"id": "%s", "inputs": {}}' % (b"i" * (ID_MAX + 1)),
-        b"[" * 9000,
-        b"\xff",
-        b" " * (SIZE_MAX + 1),
-    ],
-    ids=lambda line: line[:20],
+    "line", [*LINES, LONG, b"[" * 9000, b"\xff", b" " * (SIZE_MAX + 1)], ids=lambda line: line[:30]
 )
 def test_what_is_no_request_is_a_sentence(line: bytes) -> None:
     with pytest.raises(DataError, match="request"):

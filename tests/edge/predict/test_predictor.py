@@ -12,6 +12,7 @@ from edge.errors import ModelError, OutOfMemory
 from edge.onnx.session import Inference, LoadedModel, read_adapter, write_adapter
 from edge.predict import predictor as module
 from edge.predict.predictor import Predictor
+from ternmesh.model_package import ModelPackage
 
 X = {"x": np.linspace(-1, 1, 12, dtype=np.float32).reshape(2, 6)}
 
@@ -44,100 +45,88 @@ def test_a_label_below_the_threshold_is_not_given(classifier, adapter, write) ->
     assert all(found.top for found in predictor.predict(X))
 
 
-def test_a_regression_gives_its_output(tiny, adapter, write) -> None:
+def test_a_regression_gives_its_output_and_classes_may_have_no_names(
+    tiny, classifier, adapter, write
+) -> None:
     predictor = Predictor(tiny, adapter)
     expected = bare(tiny, adapter)
     np.testing.assert_array_equal(predictor.predict_now(X), expected)
     for row, found in zip(expected, predictor.predict(X), strict=True):
         np.testing.assert_array_equal(found.output, row)
         assert (found.label, found.top) == (None, ())
-
-
-def test_classes_without_names_are_numbers(classifier, tiny, adapter, write) -> None:
     plain = replace(classifier, package=replace(classifier.package, labels=()))
     (first, _) = Predictor(plain, adapter, top_k=9).predict(X)
     assert sorted(label for label, _ in first.top) == ["0", "1", "2"]
 
 
-def test_a_new_adapter_is_used_at_once(tiny, adapter, write) -> None:
-    predictor = Predictor(tiny, adapter)
-    for version in (1, 2, 3):
-        write(version)
-        assert predictor.predict(X)[0].version == version
-        np.testing.assert_array_equal(predictor.predict_now(X), bare(tiny, adapter))
-    assert predictor.bad_adapters == 0
+def spoil(bad: str, package: ModelPackage, adapter: Path) -> None:
+    """Put something bad in the place of the adapter file."""
+    other = adapter.with_name("other")
+    match bad:
+        case "deleted":
+            adapter.unlink()
+        case "cut in place":  # a mapped file would end the process
+            os.truncate(adapter, 0)
+        case "folder" | "fifo":
+            adapter.unlink()
+            adapter.mkdir() if bad == "folder" else os.mkfifo(adapter)
+        case "other model":
+            package = replace(package, adapter=package.adapter[:1])
+            write_adapter(other, package, np.zeros(package.dimension, np.float32), 2)
+            other.replace(adapter)
+        case _:
+            other.write_text(bad)
+            other.replace(adapter)
 
 
-@pytest.mark.parametrize("bad", ["no adapter", "", "nan", "huge", "folder", "fifo", "other model"])
+@pytest.mark.parametrize(
+    "bad",
+    ["no adapter", "", "nan", "huge", "folder", "fifo", "other model", "deleted", "cut in place"],
+)
 def test_a_bad_adapter_changes_nothing(bad: str, tiny, adapter, write, caplog) -> None:
-    predictor = Predictor(tiny, adapter)
-    expected = predictor.predict_now(X)
+    predictor, inference = Predictor(tiny, adapter), Inference(tiny.folder, tiny.package)
+    inference.use_adapter(adapter)
+    expected, count = predictor.predict_now(X), int(bad != "deleted")
     if bad in ("nan", "huge"):
         write(2, np.nan if bad == "nan" else 3e38)
     else:
-        other = adapter.with_name("other")
-        if bad in ("folder", "fifo"):
-            adapter.unlink()
-            adapter.mkdir() if bad == "folder" else os.mkfifo(adapter)
-        elif bad == "other model":
-            package = replace(tiny.package, adapter=tiny.package.adapter[:1])
-            write_adapter(other, package, np.zeros(package.dimension, np.float32), 2)
-            other.replace(adapter)
-        else:
-            other.write_text(bad)
-            other.replace(adapter)
+        spoil(bad, tiny.package, adapter)
     for _ in range(3):
         np.testing.assert_array_equal(predictor.predict_now(X), expected)
-    assert (predictor.version, predictor.bad_adapters) == (1, 1)
-    assert caplog.text.count("the last good adapter") == 1
+    np.testing.assert_array_equal(inference.predict(X)["y"], expected)
+    assert (predictor.version, predictor.bad_adapters) == (1, count)
+    assert caplog.text.count("the last good adapter") == count
     if bad != "folder":
         write(3)
         assert predictor.predict(X)[0].version == 3
+        np.testing.assert_array_equal(predictor.predict_now(X), bare(tiny, adapter))
 
 
-def test_a_file_that_is_cut_in_place_changes_nothing(tiny, adapter, write) -> None:
-    """A mapped file would end the process."""
-    predictor, inference = Predictor(tiny, adapter), Inference(tiny.folder, tiny.package)
-    inference.use_adapter(adapter)
-    expected = predictor.predict_now(X)
-    os.truncate(adapter, 0)
-    np.testing.assert_array_equal(predictor.predict_now(X), expected)
-    np.testing.assert_array_equal(inference.predict(X)["y"], expected)
+def test_a_model_that_gives_nan_for_ones_has_good_adapters(
+    tiny, adapter, write, monkeypatch
+) -> None:
+    run = Inference.predict
 
+    def divides(self, inputs):
+        return {name: y / (inputs["x"] != 1).any() for name, y in run(self, inputs).items()}
 
-def test_a_model_that_gives_nan_for_ones_has_good_adapters(tiny, adapter, write) -> None:
-    predictor = Predictor(tiny, adapter)
-    run = predictor._inference.predict
-
-    def divides(inputs):
-        return {name: y / (inputs["x"] != 1).any() for name, y in run(inputs).items()}
-
-    predictor._inference.predict = divides  # type: ignore[method-assign]
+    monkeypatch.setattr(Inference, "predict", divides)
     with np.errstate(all="ignore"):
-        assert predictor.predict(X)[0].version == 1
+        assert Predictor(tiny, adapter).predict(X)[0].version == 1
 
 
-def test_short_memory_does_not_make_an_adapter_bad(tiny, adapter, write) -> None:
+def test_short_memory_does_not_make_an_adapter_bad(tiny, adapter, write, monkeypatch) -> None:
     predictor = Predictor(tiny, adapter)
-    run, errors = predictor._inference.predict, [OutOfMemory("it needs more memory")]
 
-    def short(inputs):
-        if errors:
-            raise errors.pop()
-        return run(inputs)
+    def short(*_: object) -> None:
+        raise OutOfMemory("it needs more memory")
 
-    predictor._inference.predict = short  # type: ignore[method-assign]
-    with pytest.raises(ModelError, match="more memory"):
-        predictor.predict(X)
+    with monkeypatch.context() as patched:
+        patched.setattr(Inference, "predict", short)
+        with pytest.raises(ModelError, match="more memory"):
+            predictor.predict(X)
     assert predictor.predict(X)[0].version == 1
     assert predictor.bad_adapters == 0
-
-
-def test_an_adapter_that_is_deleted_stays_in_use(tiny, adapter, write) -> None:
-    predictor = Predictor(tiny, adapter)
-    expected = predictor.predict_now(X)
-    adapter.unlink()
-    np.testing.assert_array_equal(predictor.predict_now(X), expected)
 
 
 def test_without_an_adapter_there_is_a_sentence(tiny, adapter) -> None:

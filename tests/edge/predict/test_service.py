@@ -136,14 +136,16 @@ def test_the_table(tiny, tmp_path: Path) -> None:
         path.write_text(text + more)
         return read_node_config(path)
 
+    enabled = "[predict]\nenabled = true\ntopic = "
     assert not read("").predict.enabled
-    found = read('[predict]\nenabled = true\ntopic = "attic"\nsocket = "p"\n')
+    found = read(enabled + '"attic"\nsocket = "p"\n')
     assert (found.predict.topic, found.predict_path) == ("attic", tmp_path / "p")
-    with pytest.raises(ConfigError, match=r"has no effect without predict\.enabled"):
-        read('[predict]\ntopic = "attic"\n')
-    with pytest.raises(ConfigError, match=r"predict\.topic: .*only subscriptions"):
-        read('[predict]\nenabled = true\ntopic = "attic/#"\n')
-    with pytest.raises(ConfigError, match=r"predict\.topic: .*1 to 1024 bytes"):
-        read(f'[predict]\nenabled = true\ntopic = "{"a" * 1020}"\n')
+    for more, sentence in (
+        ('[predict]\ntopic = "attic"\n', r"has no effect without predict\.enabled"),
+        (enabled + '"attic/#"\n', r"predict\.topic: .*only subscriptions"),
+        (f'{enabled}"{"a" * 1020}"\n', r"predict\.topic: .*1 to 1024 bytes"),
+    ):
+        with pytest.raises(ConfigError, match=sentence):
+            read(more)
     with pytest.raises(ConfigError, match=r"predict\.topic needs link\.url"):
         check_config(replace(found, link=LinkConfig(ble={"bridge": "b"})))
