@@ -6,6 +6,7 @@ import inspect
 from pathlib import Path
 
 from bench.result import commit, is_clean, show
+from experiments.data import DataMissing
 
 FILES = sorted(Path(__file__).parent.glob("*.py"))
 NAMES = [path.stem for path in FILES if "\ndef measure(" in path.read_text()]
@@ -38,7 +39,11 @@ def main() -> None:
         for name, value in vars(arguments).items()
         if name in accepted and value is not None
     }
-    show(module.measure(**options), measured=measured, keep=arguments.keep)
+    try:
+        result = module.measure(**options)
+    except DataMissing as error:
+        parser.error(str(error))
+    show(result, measured=measured, keep=arguments.keep)
 
 
 if __name__ == "__main__":

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bench.data import text_folder
 from bench.jobs import Finished, Job, finish
 from bench.result import Result, mean_figure
+from experiments.data import find_data
 from host.pipeline.engine import next_token_loss
 from host.pipeline.texts import Texts, read_texts
 from models.bottleneck.assemble import StageLayout, assemble
@@ -143,7 +143,7 @@ def run(arm: Arm, seed: int, shape: Shape, steps: int) -> dict[str, Any]:
     )
     settings = OptimizerConfig(learning_rate=2e-3, warmup_steps=steps // 15, stiefel_rate=1e-3)
     trainers = [StageOptimizer(s, frame, arm.boundary, settings) for s in stages]
-    texts = read_texts(text_folder(), shape.length)
+    texts = read_texts(find_data("text") / "text", shape.length)
     for step in range(steps):
         batch = torch.from_numpy(texts.batch(step, seed, BATCH, shape.length))
         _learn(stages, trainers, frame, batch, step, steps)

@@ -8,8 +8,9 @@ import tempfile
 import numpy as np
 
 from bench.result import Figure, Result, mean_figure
-from bench.simulated_fleet import Clips, accuracy, average_in_float, run_fleet
+from bench.simulated_fleet import accuracy, average_in_float, run_fleet
 from edge.onnx.session import load_model
+from experiments.data import Clips
 from host.config import RunConfig, plan_of
 from models.zoo import fsdd_path, package_path
 from ternmesh_cli.demo.fleet import BOARDS, RUN

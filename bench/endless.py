@@ -18,15 +18,14 @@ from bench.demo import clips_of
 from bench.jobs import Finished, Job, finish
 from bench.keys import keyed
 from bench.result import Figure, Result, mean_figure
-from bench.simulated_fleet import DEADLINE_S, Board, Clips, Clock, accuracy
-from edge.onnx.session import LoadedModel, TrainStep, load_model
-from edge.trainer import AdamSettings, Trainer
+from bench.simulated_fleet import DEADLINE_S, Board, Clock, accuracy, make_host, make_trainer
+from edge.onnx.session import LoadedModel, load_model
+from experiments.data import Clips
 from host.config import RunConfig, plan_of
 from models.zoo import package_path
 from ternmesh.codec.scale import to_float
 from ternmesh.federated.events import HostEvent
-from ternmesh.federated.host import HostProtocol
-from ternmesh.federated.state import HostSettings, new_host_state
+from ternmesh.federated.state import HostSettings
 from ternmesh.plan import Plan
 from ternmesh.security.membership import HOST
 from transports.driver import Driver
@@ -105,23 +104,12 @@ class Fleet:
         self.clock, self.hub = Clock(), LoopbackHub()
         plan = plan_for(row, extent, loaded.package.dimension)
         names = [stay.voice for stay in self.stays]
-        model_hash = loaded.package.model_hash()
-        self.security = keyed(names, model_hash, seed)
+        self.security = keyed(names, loaded.package.model_hash(), seed)
         settings = HostSettings(min_peers=3, deadline_s=DEADLINE_S)
-        state = new_host_state(plan.dimension)
-        run = (seed + 1).to_bytes(8, "little")
-        self.host = HostProtocol(
-            plan=plan,
-            settings=settings,
-            model_hash=model_hash,
-            run=run,
-            state=state,
-            security=self.security(HOST),
-        )
+        self.host = make_host(loaded, plan, seed, settings, self.security(HOST))
         self.driver: Driver[HostEvent] = Driver(self.host, self.hub.host(), self.clock)
         self.boards: dict[str, Board] = {}
         self.silent_bytes: list[int] = []  # of a board in a round in which it was silent
-        self._step = TrainStep(loaded.folder, loaded.package, 1)
         self._marked: dict[str, int] = {}
         self.host.start(0.0)
         self.driver.transport.open()
@@ -167,7 +155,7 @@ class Fleet:
 
     def _add(self, voice: str) -> Board:
         clips = clips_of("train", voice)
-        trainer = Trainer(self._step, clips, self.loaded.package.batch, AdamSettings())
+        trainer = make_trainer(self.loaded, clips)
         link = LoopbackTransport(self.hub, voice)
         rest = len(clips), self.seed, self.clock, self.security(voice)
         board = Board(link, voice, self.loaded, trainer, *rest)

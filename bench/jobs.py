@@ -89,7 +89,7 @@ def environment(threads: int) -> dict[str, str]:
     return {**os.environ, **dict.fromkeys(names, str(threads)), **others}
 
 
-def worker_output(module: str, *arguments: str, threads: int = 1) -> str:
+def worker_output(module: str, *arguments: str) -> str:
     """The last line that `python -m module arguments` prints; CalledProcessError if it fails."""
     answer = subprocess.run(
         [sys.executable, "-m", module, *arguments],
@@ -97,6 +97,6 @@ def worker_output(module: str, *arguments: str, threads: int = 1) -> str:
         stdout=subprocess.PIPE,
         text=True,
         cwd=Path(__file__).parents[1],
-        env=environment(threads),
+        env=environment(threads=1),
     )
-    return answer.stdout.strip().splitlines()[-1] if answer.stdout.strip() else ""
+    return answer.stdout.strip().splitlines()[-1]

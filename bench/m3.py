@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from bench.data import data_folder
 from bench.jobs import Finished, Job, finish
 from bench.result import Figure, Result, items_figure, mean_figure
-from bench.simulated_fleet import Clips, average_in_float, correct, run_fleet
+from bench.simulated_fleet import average_in_float, correct, run_fleet
 from edge.onnx.session import load_model
+from experiments.data import Clips, find_data
 from host.config import RunConfig, plan_of
 
 BOARDS, TEST = ("board-0", "board-1"), "test"
@@ -75,7 +75,7 @@ def measure(*, quick: bool, resume: Path | None = None) -> Result:
     finished = Finished(resume)
     with TemporaryDirectory() as name:
         folder = Path(name)
-        prepare(folder, data_folder(), {ARMS[arm].space for arm in seeds})
+        prepare(folder, find_data("snli"), {ARMS[arm].space for arm in seeds})
         jobs = [
             Job(f"{arm}/{seed}", ("bench.m3", arm, str(seed), str(rounds), str(pairs), name))
             for arm, seed in parts
@@ -93,10 +93,9 @@ def measure(*, quick: bool, resume: Path | None = None) -> Result:
 
 def prepare(folder: Path, data: Path, spaces: set[str]) -> None:
     """Write the model packages of `spaces` and the arrays of all splits to `folder`."""
+    from experiments.text.encoder import HEAD, TextConfig
+    from experiments.text.export import export_text, write_arrays
     from models.adapters.spaces import SpaceConfig
-    from models.text.encoder import TextConfig
-    from models.text.export import export_text, write_arrays
-    from models.text.layers import HEAD
 
     config = TextConfig(ENCODER, TOKENS)
     for name in spaces:

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,9 @@ from numpy.typing import NDArray
 
 from bench.jobs import Finished, Job, finish
 from bench.result import Figure, Result, mean_figure
-from bench.simulated_fleet import Clips, accuracy, run_fleet
+from bench.simulated_fleet import accuracy, run_fleet
 from edge.onnx.session import load_model
+from experiments.data import Clips
 from host.config import RunConfig, plan_of
 from models.zoo import fsdd_path, package_path
 from ternmesh.codec.scale import to_float
@@ -208,12 +209,7 @@ def _links(bearer: str, seed: int) -> Iterator[Any]:
         yield lambda fleet, names: _on_radio(fleet, names, seed)
         return
     with EmbeddedBroker() as broker:
-
-        @contextmanager
-        def on_broker(fleet: str, _names: Sequence[str]) -> Iterator[Any]:
-            yield lambda _role: {"url": broker.url, "fleet": fleet}
-
-        yield on_broker
+        yield lambda fleet, _: nullcontext(lambda _role: {"url": broker.url, "fleet": fleet})
 
 
 @contextmanager

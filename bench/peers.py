@@ -25,9 +25,7 @@ from threading import Thread
 from typing import Any
 
 import numpy as np
-import onnx
 import psutil
-from onnx import numpy_helper
 
 from bench.demo import clips_of
 from bench.jobs import environment as one_thread
@@ -36,9 +34,8 @@ from bench.result import Figure, Result, mean_figure
 from bench.simulated_fleet import accuracy, run_fleet
 from edge.onnx.session import load_model, read_adapter
 from host.config import RunConfig, plan_of
-from models.keyword import KeywordTransformer
+from models.split.keyword import shipped_keyword
 from models.zoo import package_path
-from ternmesh.model_package import FORWARD
 from ternmesh_cli.demo.fleet import BOARDS, HOST
 from tests.mosquitto import Mosquitto, free_port, listens
 
@@ -135,17 +132,7 @@ def torch_app(folder: Path) -> Path:
 def torch_weights() -> dict[str, Any]:
     """The shipped keyword model for torch: its weights and its first adapter by name."""
     loaded = load_model(package_path("keyword"))
-    graph = onnx.load(loaded.folder / FORWARD).graph
-    held = {item.name: numpy_helper.to_array(item) for item in graph.initializer}
-    used = [n for node in graph.node if node.op_type == "MatMul" for n in node.input if n in held]
-    matrices = [held[name].T for name in used if not name.endswith(".lora_A")]  # in their order
-    weights: dict[str, Any] = {}
-    for name, tensor in KeywordTransformer().state_dict().items():
-        module, _, kind = name.rpartition(".")
-        keys = (f"module.{name}", f"module.{module}.base.{kind}")
-        found = next((held[key] for key in keys if key in held), None)
-        weights[name] = matrices.pop(0) if found is None else found
-        assert weights[name].shape == tuple(tensor.shape), name
+    weights = {name: tensor.numpy() for name, tensor in shipped_keyword().state_dict().items()}
     return weights | loaded.package.split(loaded.initial)
 
 

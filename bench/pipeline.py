@@ -18,16 +18,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.data import text_folder
 from bench.jobs import Finished
 from bench.result import Figure, Result
 from bench.slow_links import DEVICE, Link, Namespaces, why_not
+from experiments.data import find_data
 from host.pipeline.report import PROGRESS
 from ternmesh_cli.process import write_toml
 from tests.mosquitto import free_port
 
 POLL_S = 0.02
-NAMESPACES, WRAPPER = "namespaces with tc tbf", "pauses before sends, without a queue"
 Tables = Mapping[str, Mapping[str, object]]
 SLOWDOWN = 16.4
 HOME_MBIT, HOME_RTT_MS, HOME_LOSS = 80.0, 50.0, 0.001  # a link between two homes
@@ -52,38 +51,37 @@ Speeds = dict[str, float]
 
 
 def measure(*, quick: bool, resume: Path | None = None) -> Result:
-    """The link-bound rate, all arms at it, and the sweep; `quick` takes two stages and no sweep.
-
-    Where there are namespaces, a link between two homes is measured too.
-    """
+    """The link-bound rate, all arms at it, and the sweep; `quick` takes two stages and no sweep."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that links and ranks are removed
-    reason = why_not()
-    runs = _Runs(Finished(resume), quick, NAMESPACES if reason is None else WRAPPER)
+    if reason := why_not():
+        raise SystemExit(f"no network namespaces here: {reason}")
+    runs = _Runs(Finished(resume), quick)
     fast = runs.speed("none", Link())
     bound = Link(_link_bound_mbit(runs, fast))
     rows = {arm: runs.rows(arm, bound) for arm in ARMS}
     home = Link(HOME_MBIT, HOME_RTT_MS, HOME_LOSS)
-    notes = [f"links: {runs.links}" + (f" ({reason})" if reason else ""), runs.described, *NOTES]
+    notes = ["links: network namespaces with tc tbf", runs.described, *NOTES]
     sweep: dict[str, Speeds] = {}
     if not quick:
         rows |= {f"{arm}_unthrottled": runs.rows(arm, Link()) for arm in ARMS}
-        if runs.links == NAMESPACES:
-            rows |= {f"{arm}_home": runs.rows(arm, home) for arm in ARMS}
-            notes.append(f"home: {home} lost on each way, by a relay of packets in user space")
+        rows |= {f"{arm}_home": runs.rows(arm, home) for arm in ARMS}
+        notes.append(f"home: {home} lost on each way, by a relay of packets in user space")
         for mbit in SWEEP_MBIT:
             sweep[f"{mbit:g}"] = {arm: runs.speed(arm, Link(mbit)) for arm in ARMS}
     speeds = {arm: _median(row, "tokens_per_s") for arm, row in rows.items()}
     peers = {f"tokens_per_s_{arm}": speed for arm, speed in speeds.items()}
     peers |= {f"payload_bytes_per_token_{arm}": rows[arm][0]["payload_bytes"] for arm in ARMS}
     peers["link_mbit"] = bound.mbit or 0.0
-    whole = _bytes(rows["none"])
+    whole = _median(rows["none"], "socket_bytes")
     slower = min(speeds["subspace"], speeds["resbm"])
     figures = {
         "speedup_linkbound": Figure(slower / speeds["none"], ">=14"),
         "share_of_unthrottled": Figure(slower / fast, ">=0.9"),
         "slowdown_uncompressed": Figure(fast / speeds["none"]),
-        "boundary_ratio_subspace": Figure(whole / _bytes(rows["subspace"]), ">=100"),
-        "boundary_ratio_resbm": Figure(whole / _bytes(rows["resbm"]), ">=128"),
+        "boundary_ratio_subspace": Figure(
+            whole / _median(rows["subspace"], "socket_bytes"), ">=100"
+        ),
+        "boundary_ratio_resbm": Figure(whole / _median(rows["resbm"], "socket_bytes"), ">=128"),
     }
     if sweep:
         at = sweep[f"{HOME_MBIT:g}"]
@@ -96,8 +94,7 @@ def measure(*, quick: bool, resume: Path | None = None) -> Result:
 class _Runs:
     """Runs of arms over links; what is finished is kept."""
 
-    def __init__(self, finished: Finished, quick: bool, links: str) -> None:
-        self.links = links
+    def __init__(self, finished: Finished, quick: bool) -> None:
         self.quick = quick
         self.width = WIDTH_QUICK if quick else WIDTH
         self._finished = finished
@@ -117,7 +114,7 @@ class _Runs:
         latent = max(1, self.width // SHARE[arm])
         return {
             "": {
-                "data": str(text_folder()),
+                "data": str(find_data("text") / "text"),
                 "stages": stages,
                 "micro_batch": 1 if self.quick else 2,
                 "micro_batches": stages,
@@ -144,7 +141,7 @@ class _Runs:
         name = f"{arm}/{link}/{number}"
         if name not in self._finished.values:
             began = time.monotonic()
-            self._finished.add(name, asdict(run(self.tables(arm), link, self.links)))
+            self._finished.add(name, asdict(run(self.tables(arm), link)))
             rate = self._finished.values[name]["tokens_per_s"]
             print(f"{name:28} {rate:8.1f} tokens/s, {time.monotonic() - began:.0f} s", flush=True)
         row: dict[str, Any] = self._finished.values[name]
@@ -162,12 +159,6 @@ def _link_bound_mbit(runs: _Runs, fast: float) -> float:
     return round(guess * wanted / float(runs.one("none", Link(guess), 0)["tokens_per_s"]), 3)
 
 
-def _bytes(rows: Sequence[Mapping[str, Any]]) -> float:
-    """Bytes of a token: on the socket where they were counted, else of the payloads."""
-    counted = rows[0]["socket_bytes"] is not None
-    return _median(rows, "socket_bytes" if counted else "payload_bytes")
-
-
 def _median(rows: Sequence[Mapping[str, Any]], key: str) -> float:
     return float(statistics.median(row[key] for row in rows))
 
@@ -176,27 +167,23 @@ def _median(rows: Sequence[Mapping[str, Any]], key: str) -> float:
 class Run:
     """What was measured between a run's first report and its last one.
 
-    `socket_bytes` of a token are those of all ranks, with headers and acknowledgements (None where
-    only payloads could be counted); `payload_bytes` those of all payloads, both ways.
+    `socket_bytes` of a token are those of all ranks, with headers and acknowledgements;
+    `payload_bytes` those of all payloads, both ways.
     """
 
     tokens_per_s: float
-    socket_bytes: float | None
+    socket_bytes: float
     payload_bytes: float
     bubble: list[float]
     loss: float
     validation_loss: float | None = None
 
 
-def run(tables: Tables, link: Link, links: str) -> Run:
+def run(tables: Tables, link: Link) -> Run:
     """Train as the tables of a configuration say, with each rank behind such a link."""
     ranks = ranks_of(tables)
-    with tempfile.TemporaryDirectory() as folder:
-        if links == NAMESPACES:
-            with Namespaces(ranks, link) as hosts:
-                return _measure(tables, Path(folder), ranks, hosts)
-        assert not link.is_relayed, "delay and loss need namespaces"
-        return _measure(tables, Path(folder), ranks, None, link.mbit)
+    with tempfile.TemporaryDirectory() as folder, Namespaces(ranks, link) as hosts:
+        return _measure(tables, Path(folder), ranks, hosts)
 
 
 def ranks_of(tables: Tables) -> int:
@@ -205,13 +192,11 @@ def ranks_of(tables: Tables) -> int:
     return int(str(tables[""]["stages"])) * int(str(replicas))
 
 
-def _measure(
-    tables: Tables, folder: Path, count: int, hosts: Namespaces | None, mbit: float | None = None
-) -> Run:
+def _measure(tables: Tables, folder: Path, count: int, hosts: Namespaces) -> Run:
     path = folder / "run.toml"
     path.write_text(write_toml({**tables, "": {**tables[""], "state_dir": "state"}}))
     port = free_port()
-    ranks = [_start(path, rank, count, port, hosts, mbit) for rank in range(count)]
+    ranks = [_start(path, rank, count, port, hosts) for rank in range(count)]
     seen: list[tuple[dict[str, Any], int]] = []
     try:
         while any(rank.poll() is None for rank in ranks):
@@ -226,37 +211,35 @@ def _measure(
         errors = [rank.communicate()[1] for rank in ranks]
     if any(rank.returncode for rank in ranks):
         raise SystemExit(f"a rank ended badly:\n{errors[-1][-2000:]}")
-    return _summary(seen, tables, hosts is not None)
+    return _summary(seen, tables)
 
 
-def _look(path: Path, hosts: Namespaces | None, seen: list[tuple[dict[str, Any], int]]) -> None:
+def _look(path: Path, hosts: Namespaces, seen: list[tuple[dict[str, Any], int]]) -> None:
     lines = path.read_text().splitlines() if path.exists() else []
-    sent = sum(hosts.sent_bytes()) if hosts and len(lines) > len(seen) else 0
+    sent = sum(hosts.sent_bytes()) if len(lines) > len(seen) else 0
     seen += [(json.loads(line), sent) for line in lines[len(seen) :]]
 
 
 def _start(
-    path: Path, rank: int, ranks: int, port: int, hosts: Namespaces | None, mbit: float | None
+    path: Path, rank: int, ranks: int, port: int, hosts: Namespaces
 ) -> subprocess.Popen[str]:
     around = {
         **os.environ,
         "RANK": str(rank),
         "WORLD_SIZE": str(ranks),
-        "MASTER_ADDR": hosts.address(0) if hosts else "127.0.0.1",
+        "MASTER_ADDR": hosts.address(0),
         "MASTER_PORT": str(port),
         "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": DEVICE,
     }
-    if hosts:
-        around["GLOO_SOCKET_IFNAME"] = DEVICE
-    module = ["host.pipeline"] if mbit is None else ["bench.paced_rank", str(mbit)]
-    command = [*(hosts.inside(rank) if hosts else []), sys.executable, "-m", *module]
+    command = [*hosts.inside(rank), sys.executable, "-m", "host.pipeline"]
     root = Path(__file__).parents[1]
     return subprocess.Popen(
         [*command, str(path)], stderr=subprocess.PIPE, text=True, cwd=root, env=around
     )
 
 
-def _summary(seen: list[tuple[dict[str, Any], int]], tables: Tables, counted: bool) -> Run:
+def _summary(seen: list[tuple[dict[str, Any], int]], tables: Tables) -> Run:
     judged = [report["validation_loss"] for report, _ in seen if "validation_loss" in report]
     seen = [(report, sent) for report, sent in seen if "loss" in report]
     (first, sent_first), (last, sent_last) = seen[0], seen[-1]
@@ -273,7 +256,7 @@ def _summary(seen: list[tuple[dict[str, Any], int]], tables: Tables, counted: bo
     size = last["boundary_bytes_per_token"]
     return Run(
         tokens_per_s=steps * step_tokens / wall_s,
-        socket_bytes=(sent_last - sent_first) / (steps * step_tokens) if counted else None,
+        socket_bytes=(sent_last - sent_first) / (steps * step_tokens),
         payload_bytes=(size["forward"] + size["back"]) * (stages - 1),
         bubble=[sum(r["bubble"][s] for r in every) / len(every) for s in range(stages)],
         loss=last["loss"],

@@ -28,21 +28,13 @@ Status = Mapping[str, Any]
 class ProcessFleet:
     """Host and boards with keys, each in a folder of its own below `folder`; not started yet.
 
-    `run` is the host's [run] table, `tables` are further tables of the boards' configuration,
-    `options` are those of every command line.
+    `run` is the host's [run] table, `tables` are further tables of the boards' configuration.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        url: str,
-        run: Table,
-        *,
-        tables: Mapping[str, Table] | None = None,
-        options: Sequence[str] = (),
+        self, folder: Path, url: str, run: Table, *, tables: Mapping[str, Table] | None = None
     ) -> None:
         self.folder = folder
-        self._options = options
         enrol_fleet(FLEET, folder / HOST, {name: folder / name for name in BOARDS})
         own = {"state_dir": ".", "model": MODEL}
         link = {"url": url}
@@ -63,7 +55,7 @@ class ProcessFleet:
         path.mkdir(parents=True, exist_ok=True)
         (path / CONFIG).write_text(write_toml(tables))
         config = ("--config", str(path / CONFIG))
-        return Worker(name, path, python("ternmesh_cli.main", command, *config, *self._options))
+        return Worker(name, path, python("ternmesh_cli.main", command, *config))
 
     @property
     def everyone(self) -> dict[str, Worker]:

@@ -22,9 +22,17 @@ from numpy.typing import NDArray
 from bench.demo import clips_of
 from bench.jobs import Finished, Job, finish
 from bench.result import Figure, Result, mean_figure
-from bench.simulated_fleet import DEADLINE_S, Board, Clips, Clock, Judge, run_until_finished
-from edge.onnx.session import TrainStep, load_model
-from edge.trainer import AdamSettings, Trainer
+from bench.simulated_fleet import (
+    DEADLINE_S,
+    Board,
+    Clock,
+    Judge,
+    make_host,
+    make_trainer,
+    run_until_finished,
+)
+from edge.onnx.session import load_model
+from experiments.data import Clips
 from host.config import RunConfig, plan_of
 from host.rules import load_rule
 from models.zoo import package_path
@@ -34,7 +42,7 @@ from ternmesh.federated.evaluation import Evaluation, write_values
 from ternmesh.federated.events import HostEvent
 from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.rules import AggregationSettings
-from ternmesh.federated.state import HostSettings, new_host_state
+from ternmesh.federated.state import HostSettings
 from ternmesh.plan import Plan
 from ternmesh.wire.update import SAMPLES_MAX
 from ternmesh_cli.demo.fleet import BOARDS, RUN
@@ -277,13 +285,8 @@ def run(boards: int, liars: int, seed: int, attack: str, rounds: int, rule: str)
     known = AggregationSettings(memory=0.0)
     if name != "no_trust":
         known = AggregationSettings(name, load_rule(name), int(byzantine or 0))
-    host = HostProtocol(
-        plan=plan,
-        settings=HostSettings(boards - liars, DEADLINE_S, aggregation=known),
-        model_hash=loaded.package.model_hash(),
-        run=(seed + 1).to_bytes(8, "little"),
-        state=new_host_state(plan.dimension),
-    )
+    settings = HostSettings(boards - liars, DEADLINE_S, aggregation=known)
+    host = make_host(loaded, plan, seed, settings)
     driver: Driver[HostEvent] = Driver(host, hub.host(), clock)
     fleet: list[Board] = []
     first = liars if attack == NONE else 0
@@ -293,9 +296,7 @@ def run(boards: int, liars: int, seed: int, attack: str, rounds: int, rule: str)
             changes = attack.removeprefix(LYING)
             own, held_out = changed(own, changes), changed(held_out, changes)
         kind = Liar if is_liar and attack != UNUSUAL else Board
-        trainer = Trainer(
-            TrainStep(loaded.folder, loaded.package, 1), own, loaded.package.batch, AdamSettings()
-        )
+        trainer = make_trainer(loaded, own)
         link = LoopbackTransport(hub, f"board-{index}")
         samples = SAMPLES_MAX if is_liar and attack == "samples" else len(own)
         rest = link, f"board-{index}", loaded, trainer, samples, seed, clock

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from bench.keys import keyed
 from edge.evaluation import Evaluator
 from edge.onnx.session import Inference, LoadedModel, TrainStep, write_adapter
 from edge.trainer import AdamSettings, Trainer, round_rng
+from experiments.data import Clips
 from ternmesh.codec.scale import to_float
 from ternmesh.federated.evaluation import Evaluation, write_values
 from ternmesh.federated.events import Advanced, HostEvent, NodeEvent, WorkReady
@@ -28,7 +29,6 @@ from ternmesh.federated.state import HostSettings, new_host_state, new_node_stat
 from ternmesh.plan import Plan
 from ternmesh.security.authenticator import OPEN, SecurityLayer
 from ternmesh.security.membership import HOST
-from ternmesh.types import ModelQ24
 from ternmesh.wire.frame import open_seal
 from ternmesh.wire.update import CHUNK_KIND, MANIFEST_KIND
 from transports import batch
@@ -38,20 +38,6 @@ from transports.loopback import LoopbackHub, LoopbackTransport
 Vector = NDArray[np.float32]
 AT_ONCE = 64  # samples in one prediction
 DEADLINE_S = 1.0  # before any node sends a packet again
-
-
-class Clips:
-    """Samples in memory, by the names of the model's tensors."""
-
-    def __init__(self, arrays: dict[str, NDArray[Any]]) -> None:
-        self.arrays = arrays
-
-    def __len__(self) -> int:
-        return len(next(iter(self.arrays.values())))
-
-    def batch(self, indexes: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
-        """The arrays of the given samples."""
-        return {name: array[indexes] for name, array in self.arrays.items()}
 
 
 def correct(loaded: LoadedModel, vector: Vector, clips: Clips) -> NDArray[np.bool_]:
@@ -105,17 +91,37 @@ class Judge:
                 return cast(float | None, end.value)
 
 
+def make_trainer(loaded: LoadedModel, clips: Clips, *, keep_moments: bool = False) -> Trainer:
+    """What trains the model on a board's clips, in one thread."""
+    step = TrainStep(loaded.folder, loaded.package, 1)
+    return Trainer(step, clips, loaded.package.batch, AdamSettings(), keep_moments=keep_moments)
+
+
+def make_host(
+    loaded: LoadedModel,
+    plan: Plan,
+    seed: int,
+    settings: HostSettings,
+    security: SecurityLayer = OPEN,
+) -> HostProtocol:
+    """The host of a new run; its name follows from the seed."""
+    return HostProtocol(
+        plan=plan,
+        settings=settings,
+        model_hash=loaded.package.model_hash(),
+        run=(seed + 1).to_bytes(8, "little"),
+        state=new_host_state(plan.dimension),
+        security=security,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class FleetRun:
-    """The global adapter at the end, and with each board's residual added (`own`).
-
-    Bytes are those on the wire, of one node and round.
-    """
+    """The global adapter at the end, and the bytes on the wire of one node and round."""
 
     vector: Vector
     bytes_up: float
     bytes_down: float
-    own: tuple[Vector, ...] = ()
 
 
 def run_fleet(
@@ -128,44 +134,24 @@ def run_fleet(
     keep_moments: bool = False,
     keys: bool = False,
     held_out: Sequence[Clips] = (),
-    make_board: "Callable[..., Board] | None" = None,
 ) -> FleetRun:
     """Train one board per element of `data` through the whole protocol.
 
-    With `held_out`, boards report how good global adapters and probes are on it. `make_board` makes
-    boards of another kind, with the arguments of `Board`.
+    With `held_out`, boards report how good global adapters and probes are on it.
     Each frame of a packet is lost with the probability `drop`; a round then closes before anything
     is sent again, unless no packet at all could be used. With `keys` all is sealed and signed.
     """
-    clock = Clock()
-    hub, model_hash = LoopbackHub(), loaded.package.model_hash()
-    settings = HostSettings(min_peers=1 if drop else len(data), deadline_s=DEADLINE_S)
-    state = new_host_state(plan.dimension)
+    clock, hub = Clock(), LoopbackHub()
     names = [f"board-{index}" for index in range(len(data))]
-    security = keyed(names, model_hash, seed) if keys else lambda _name: OPEN
-    run = (seed + 1).to_bytes(8, "little")
-    host = HostProtocol(
-        plan=plan,
-        settings=settings,
-        model_hash=model_hash,
-        run=run,
-        state=state,
-        security=security(HOST),
-    )
+    security = keyed(names, loaded.package.model_hash(), seed) if keys else lambda _name: OPEN
+    settings = HostSettings(min_peers=1 if drop else len(data), deadline_s=DEADLINE_S)
+    host = make_host(loaded, plan, seed, settings, security(HOST))
     host_driver: Driver[HostEvent] = Driver(host, hub.host(), clock)
     boards = []
     for index, (name, clips) in enumerate(zip(names, data, strict=True)):
         link = _Lossy(hub, name, drop, np.random.default_rng((seed, index)))
-        trainer = Trainer(
-            TrainStep(loaded.folder, loaded.package, 1),
-            clips,
-            loaded.package.batch,
-            AdamSettings(),
-            keep_moments=keep_moments,
-        )
-        board = (make_board or Board)(
-            link, name, loaded, trainer, len(clips), seed, clock, security(name)
-        )
+        trainer = make_trainer(loaded, clips, keep_moments=keep_moments)
+        board = Board(link, name, loaded, trainer, len(clips), seed, clock, security(name))
         if held_out:
             board.judge, board.held_out = Judge(loaded), held_out[index]
         boards.append(board)
@@ -176,8 +162,7 @@ def run_fleet(
         board.member.start(clock.now)
     run_until_finished(host_driver, boards, clock, plan.rounds)
     vector = loaded.initial + to_float(host.model_q24)
-    own = tuple(vector + board.member.residual for board in boards)
-    return FleetRun(vector, *_bytes_of(host_driver, boards, plan.rounds), own)
+    return FleetRun(vector, *_bytes_of(host_driver, boards, plan.rounds))
 
 
 def _bytes_of(
@@ -289,25 +274,18 @@ class Board:
         """Evaluate the global adapter, and the probe if there is one, as a node does."""
         if self.judge is None:
             return
-        adapter = to_float(self.adapter_q24())
+        adapter = to_float(self.member.adapter_q24)
         loss, hits = self.judge(adapter, self.held_out)
         told = Evaluation(loss, hits)
         if self.probe is not None:
             told = Evaluation(loss, probe=self.judge.effect(adapter, self.probe, self.held_out))
         self.member.evaluation = write_values(told)
 
-    def adapter_q24(self) -> ModelQ24:
-        """The global adapter as this board uses it, without the initial one (int32, D)."""
-        return self.member.adapter_q24
-
-    def start(self) -> Vector:
-        """The adapter with which a round begins (float32, D)."""
-        return self._initial + to_float(self.adapter_q24()) + self.member.residual
-
     def train(self, number: int, plan: Plan) -> Vector:
         """What the training of a round changes (float32, D)."""
         rng = round_rng(self._seed, self.member.settings.name, number)
-        self._trainer.begin(number, self.start(), plan, rng, self._news.rounds)
+        begin = self._initial + to_float(self.member.adapter_q24) + self.member.residual
+        self._trainer.begin(number, begin, plan, rng, self._news.rounds)
         while self._trainer.step():
             pass
         return self._trainer.delta()
@@ -336,16 +314,7 @@ def average_in_float(
     """
     vector = loaded.initial
     samples = np.array([len(clips) for clips in data], dtype=np.float32)
-    trainers = [
-        Trainer(
-            TrainStep(loaded.folder, loaded.package, 1),
-            clips,
-            loaded.package.batch,
-            AdamSettings(),
-            keep_moments=keep_moments,
-        )
-        for index, clips in enumerate(data)
-    ]
+    trainers = [make_trainer(loaded, clips, keep_moments=keep_moments) for clips in data]
     for number in range(plan.rounds):
         states = []
         for index, trainer in enumerate(trainers):

@@ -17,8 +17,8 @@ from torch.nn import functional
 
 from bench.demo import clips_of
 from bench.result import Figure, Result, items_figure, mean_figure
-from bench.simulated_fleet import Clips
 from edge.split.node import drawn
+from experiments.data import Clips
 from host.split.config import SplitRunConfig
 from models.keyword import FRAMES, FRAMES_PER_TOKEN, add_keyword_lora
 from models.split.keyword import WIDTH, shipped_keyword

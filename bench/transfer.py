@@ -10,19 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from bench.data import data_folder
 from bench.jobs import Finished, Job, finish
 from bench.result import Figure, Result, mean_figure
+from experiments.data import FILES, find_data
+from experiments.transfer.report import ARMS
 
 SEEDS, SEEDS_QUICK = 5, 1
 DIGITS = ("digits-cnn", "digits-mlp")
 BANKING = ("banking-stories260k", "banking-gpt2")
 OTHERS = ("wisdm-cnn", "notes-cnn", "snli-stories260k")
 CONTROLS = ("before", "few", "self_training")
-ARMS = (
-    "packet", "fp32", "true_labels", "half_lost", "relational", "structure",
-    "hypervectors", "published_hypervectors", "prototypes", "board", "board_trained",
-)  # fmt: skip
 NOTES = (
     "digits: a transformer teaches a CNN and an MLP (LoRA adapters, trained before on three other "
     "voices); banking: a head on frozen MiniLM embeddings teaches two small decoders; wisdm: an "
@@ -50,13 +47,10 @@ def measure(*, quick: bool, resume: Path | None = None) -> Result:
     """All pairs and seeds; `quick` takes one seed of the pairs without language models."""
     seeds = range(SEEDS_QUICK if quick else SEEDS)
     pairs = (*DIGITS, "wisdm-cnn", "notes-cnn") if quick else (*DIGITS, *BANKING, *OTHERS)
-    finished = Finished(resume)
+    finished, data = Finished(resume), find_data(*FILES)
     kept = tempfile.mkdtemp(prefix="ternmesh-transfer-") if resume is None else f"{resume}.models"
     jobs = [
-        Job(
-            f"{pair} {seed}",
-            ("experiments.transfer.arms", pair, str(seed), kept, str(data_folder())),
-        )
+        Job(f"{pair} {seed}", ("experiments.transfer.arms", pair, str(seed), kept, str(data)))
         for seed in seeds
         for pair in pairs
     ]
@@ -116,7 +110,7 @@ def _details(runs: Runs) -> dict[str, Any]:
             },
             "student": {
                 arm: _row([run["student"][arm] for run in rows])
-                for arm in (*CONTROLS, "best", *ARMS)
+                for arm in ("best", *ARMS)
                 if arm in rows[0]["student"]
             },
             "bytes": rows[0]["bytes"],

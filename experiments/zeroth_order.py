@@ -84,15 +84,6 @@ class ZerothOrder:
             total += float(sample_losses(self._package.metric, output, target[part]).sum())
         return total / len(target)
 
-    @property
-    def provider(self) -> str:
-        """Where onnxruntime runs the model."""
-        return self._forward.provider
-
-    def release(self) -> None:
-        """Free the session's memory; the next run makes a new session."""
-        self._forward.release()
-
 
 def directions(seed: bytes, adapter: Vector, count: int) -> Iterator[Vector]:
     """The directions of -1 and 1 (float32, D) that are probed at `adapter`.

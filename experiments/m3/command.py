@@ -4,15 +4,15 @@ import argparse
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
+from experiments.data import find_data
 from experiments.m3.arms import run_arm
-from experiments.m3.prepare import find_data
 from experiments.m3.report import write_report
 from experiments.m3.settings import HYPERVECTOR, Arm, Experiment, make_arms
-from experiments.m3.storage import ArmResult, load_result, read_json, save_result, write_json
+from experiments.m3.storage import ArmResult, load_result, read_json, write_json
 from ternmesh.config import ConfigError
 from ternmesh_cli.process import number
 from tests.mosquitto import Mosquitto
@@ -34,7 +34,7 @@ def main(options: Sequence[str]) -> None:
     experiment = Experiment(
         folder=arguments.dir.resolve(),
         broker=arguments.broker or "",
-        data=find_data(arguments.data),
+        data=find_data("snli", given=arguments.data) / "snli",
         encoder=arguments.encoder,
         rounds=arguments.rounds,
         steps=arguments.steps,
@@ -66,7 +66,7 @@ def _result(experiment: Experiment, arm: Arm) -> ArmResult:
             result = run_arm(replace(experiment, broker=broker.url), arm, show)
     else:
         result = run_arm(experiment, arm, show)
-    save_result(folder / RESULT, result)
+    write_json(folder / RESULT, asdict(result))
     return result
 
 

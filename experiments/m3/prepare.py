@@ -2,21 +2,17 @@
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from experiments.m3.settings import BATCH, NODES, TOKENS, Arm, Experiment, Space
-from experiments.m3.storage import ExperimentError
 from ternmesh_cli.workers import Worker, python, running
 
-SNLI = "snli"
 TRAIN = "snli_train_5k.tsv.gz"
 TESTS = ("snli_dev_2k.tsv.gz", "snli_extra.tsv.gz")
 TEST = "test"  # the name of the test pairs beside the names of the nodes
-DATA_VARIABLE = "TERNMESH_DATA"
 NODE_PAIRS = 2500  # training pairs of each node
 
 
@@ -32,20 +28,6 @@ class Prepared:
         return self.data / f"{name}.npz"
 
 
-def find_data(given: Path | None) -> Path:
-    """Return the folder of the SNLI files; ExperimentError."""
-    beside = Path(__file__).resolve().parents[2].parent / "shared" / "data"
-    places = [given] if given else [os.environ.get(DATA_VARIABLE), beside]
-    for place in places:
-        for folder in (Path(place) / SNLI, Path(place)) if place else ():
-            if all((folder / name).is_file() for name in (TRAIN, *TESTS)):
-                return folder
-    raise ExperimentError(
-        f"no SNLI data: put {', '.join((TRAIN, *TESTS))} (columns id, label, premise, hypothesis) "
-        f"into a folder and name it with --data or {DATA_VARIABLE}"
-    )
-
-
 def prepare(experiment: Experiment, arm: Arm, show: Callable[[str], None]) -> Prepared:
     """Return the data and the model of an arm, and make what is missing; WorkerError."""
     data = experiment.folder / "data"
@@ -59,7 +41,7 @@ def prepare(experiment: Experiment, arm: Arm, show: Callable[[str], None]) -> Pr
             options += _pairs_options(experiment.data, unfinished[data])
         if model in unfinished:
             options += ["--out", str(unfinished[model]), *_model_options(arm.space)]
-        command = python("models.text.export", *options)
+        command = python("experiments.text.export", *options)
         worker = Worker("the export", experiment.folder / "export", command, may_end=True)
         with running(worker):
             worker.wait()

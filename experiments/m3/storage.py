@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -76,11 +76,6 @@ class ArmResult:
     def bits_up(self) -> float:
         """Bits for each trained number, of one node in one round."""
         return 8 * self.bytes_up / self.dimension
-
-
-def save_result(path: Path, result: ArmResult) -> None:
-    """Write the result to the JSON file at `path`."""
-    write_json(path, asdict(result))
 
 
 def load_result(path: Path) -> ArmResult | None:

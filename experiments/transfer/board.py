@@ -1,8 +1,6 @@
 """The student on a board: its exported package on onnxruntime, and trained there by packet."""
 
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from torch.nn import functional
 from edge.knowledge import WithKnowledge
 from edge.onnx.session import Inference, TrainStep, load_model, write_adapter
 from edge.trainer import AdamSettings, Trainer, round_rng
+from experiments.data import Clips
 from models.adapters.base import adapter_of
 from models.export import export
 from ternmesh.codec.soft_labels import Units
@@ -24,20 +23,6 @@ BATCH, LEARNING_RATE = 32, 5e-3
 ROUNDS, STEPS = 30, 40
 
 Array = NDArray[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class InMemory:
-    """Samples in memory by the names of the model's tensors."""
-
-    arrays: Mapping[str, Array]
-
-    def __len__(self) -> int:
-        return len(next(iter(self.arrays.values())))
-
-    def batch(self, indexes: NDArray[np.int64]) -> dict[str, Array]:
-        """The arrays of some samples."""
-        return {name: array[indexes] for name, array in self.arrays.items()}
 
 
 def run_on_board(
@@ -74,7 +59,7 @@ def _train(path: Path, few: tuple[Array, Array], probe: Array, units: Units) -> 
     loaded = load_model(path)
     [inputs] = (spec.name for spec in loaded.package.inputs)
     target = loaded.package.batch_inputs[-1]
-    data = WithKnowledge(InMemory({inputs: few[0], target.name: few[1]}), {inputs: probe}, target)
+    data = WithKnowledge(Clips({inputs: few[0], target.name: few[1]}), {inputs: probe}, target)
     data.teach(units, np.ones(len(units)))
     trainer = Trainer(TrainStep(path, loaded.package, 1), data, BATCH, AdamSettings(),
                       keep_moments=True)  # fmt: skip

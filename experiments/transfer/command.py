@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.transfer.pairs import PAIRS, find_data
+from experiments.data import FILES, find_data
+from experiments.transfer.pairs import PAIRS
 from experiments.transfer.report import report
 from ternmesh.errors import TernmeshError
 from ternmesh_cli.process import number
@@ -26,7 +27,8 @@ def main(options: Sequence[str]) -> None:
     pairs, folder = arguments.pairs, arguments.dir.resolve()
     if arguments.task:
         pairs = [f"{arguments.task}:{arguments.teacher}:{arguments.student}"]
-    data = find_data(arguments.data, pairs)
+    needs_data = not all(pair.startswith("digits") for pair in pairs)
+    data = find_data(*FILES, given=arguments.data) if needs_data else Path()
     folder.mkdir(parents=True, exist_ok=True)
     jobs = [(pair, seed) for pair in pairs for seed in range(arguments.seeds)]
     results: dict[str, list[dict[str, Any]]] = {}

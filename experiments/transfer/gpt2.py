@@ -1,11 +1,6 @@
-"""A small GPT-2, trained on plain texts: no published weights of GPT-2 are at hand everywhere.
+"""A small GPT-2, trained on plain texts: no published weights of GPT-2 are at hand everywhere."""
 
-python -m experiments.transfer.gpt2 --texts FOLDER --tokenizer FOLDER --out FOLDER
-"""
-
-import argparse
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -24,9 +19,7 @@ LEARNING_RATE = 3e-3
 SHOWN_EVERY = 20  # steps
 
 
-def train_gpt2(
-    texts: Path, tokenizer: Path, out: Path, report: Callable[[int, float], None]
-) -> None:
+def train_gpt2(texts: Path, tokenizer: Path, out: Path) -> None:
     """Train on the texts of a folder, and write a folder that transformers loads."""
     words = GPT2TokenizerFast.from_pretrained(tokenizer)
 
@@ -50,7 +43,9 @@ def train_gpt2(
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
         schedule.step()
-        report(step + 1, loss.item())
+        if (step + 1) % SHOWN_EVERY == 0:
+            shown = f"{SMALL_GPT2}: step {step + 1} of {STEPS}, loss {loss.item():.2f}"
+            print(shown, file=sys.stderr, flush=True)
     unfinished = out.with_name(f"{out.name}.unfinished")
     model.save_pretrained(unfinished)
     words.save_pretrained(unfinished)
@@ -68,23 +63,5 @@ def small_gpt2(kept: Path, data: Path) -> Path:
     """The folder of the trained model in `kept`, made where it is missing."""
     out = kept / SMALL_GPT2
     if not out.is_dir():
-        train_gpt2(data / "text", data / "models" / "gpt2_tokenizer", out, _show)
+        train_gpt2(data / "text", data / "models" / "gpt2_tokenizer", out)
     return out
-
-
-def _show(step: int, loss: float) -> None:
-    if step % SHOWN_EVERY == 0:
-        print(f"{SMALL_GPT2}: step {step} of {STEPS}, loss {loss:.2f}", file=sys.stderr, flush=True)
-
-
-def main() -> None:
-    """Run the command in the module's docstring."""
-    parser = argparse.ArgumentParser(description="Train a small GPT-2.")
-    for name in ("texts", "tokenizer", "out"):
-        parser.add_argument(f"--{name}", type=Path, required=True)
-    options = parser.parse_args()
-    train_gpt2(options.texts, options.tokenizer, options.out, _show)
-
-
-if __name__ == "__main__":
-    main()

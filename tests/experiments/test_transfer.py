@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from experiments.__main__ import main
-from experiments.transfer.pairs import PAIRS, Pair, TransferError, find_data
+from experiments.data import DataMissing, find_data
+from experiments.transfer.pairs import PAIRS, Pair
 from experiments.transfer.report import efficiency, published_ratio, report
 
 RESULT: dict[str, Any] = {
@@ -57,14 +58,12 @@ def test_finished_seeds_are_kept_and_the_command_goes_on(
     assert json.loads(capsys.readouterr().out) == {"digits-mlp": [RESULT, RESULT]}
 
 
-def test_only_tasks_with_files_need_a_folder(tmp_path: Path, monkeypatch: Any) -> None:
-    assert find_data(None, ["digits-cnn"]) == Path()
-    monkeypatch.setattr("experiments.transfer.pairs.__file__", str(tmp_path / "a/b/c/pairs.py"))
-    monkeypatch.delenv("TERNMESH_DATA", raising=False)
-    with pytest.raises(TransferError, match="banking77"):
-        find_data(None, ["digits-cnn", "banking-gpt2"])
-    (tmp_path / "data" / "banking77").mkdir(parents=True)
-    assert find_data(tmp_path / "data", ["banking-gpt2"]) == tmp_path / "data"
+def test_missing_data_says_what_to_fetch(tmp_path: Path, monkeypatch: Any) -> None:
+    (tmp_path / "text").mkdir()
+    monkeypatch.setenv("TERNMESH_DATA", str(tmp_path))
+    assert find_data("text") == find_data("text", given=tmp_path) == tmp_path
+    with pytest.raises(DataMissing, match=r"snli/{snli_train_5k.*--data or TERNMESH_DATA"):
+        find_data("text", "snli", given=tmp_path)
 
 
 def test_one_transfer_has_all_arms(tmp_path: Path, monkeypatch: Any) -> None:

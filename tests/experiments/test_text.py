@@ -12,11 +12,10 @@ transformers = pytest.importorskip(
 )
 
 from edge.onnx.session import Inference, TrainStep, load_model  # noqa: E402
+from experiments.text.encoder import TextConfig, attention_patterns, build, example_batch  # noqa: E402
+from experiments.text.export import export_text, main  # noqa: E402
+from experiments.text.pairs import LABELS, Pair, TextError, read_pairs, to_arrays  # noqa: E402
 from models.adapters.spaces import SpaceConfig  # noqa: E402
-from models.text.data import LABELS, Pair, read_pairs, to_arrays  # noqa: E402
-from models.text.encoder import TextConfig, build, example_batch  # noqa: E402
-from models.text.export import export_text, main  # noqa: E402
-from models.text.layers import TextError, attention_patterns  # noqa: E402
 
 WIDTH, LAYERS, RANK, TOKENS, BATCH = 16, 1, 2, 7, 4
 
