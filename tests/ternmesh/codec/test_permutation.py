@@ -11,13 +11,6 @@ def test_it_is_a_permutation(dimension: int, key: tuple[int, int]) -> None:
     assert np.array_equal(np.sort(places), np.arange(dimension))
 
 
-@given(st.integers(1, 3000), st.data())
-def test_one_place_can_be_found_alone(dimension: int, data: st.DataObject) -> None:
-    index = data.draw(st.integers(0, dimension - 1))
-    alone = permute((3, 4), np.array([index], np.uint32), dimension)
-    assert alone[0] == permute((3, 4), np.arange(dimension, dtype=np.uint32), dimension)[index]
-
-
 def test_model_and_round_decide_and_nothing_else() -> None:
     base = order(b"m" * 32, 1, 1000)
     assert np.array_equal(base, order(b"m" * 32, 1, 1000))

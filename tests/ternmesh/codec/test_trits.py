@@ -9,13 +9,6 @@ from ternmesh.errors import WireError
 ternary = st.lists(st.integers(-1, 1), max_size=300).map(lambda v: np.array(v, np.int8))
 
 
-@given(ternary)
-def test_packing_loses_nothing(values: np.ndarray) -> None:
-    data = trits.pack_trits(values)
-    assert len(data) == -(-values.size // 5)
-    assert np.array_equal(trits.unpack_trits(data, values.size), values)
-
-
 @given(st.binary(max_size=60), st.integers(0, 320))
 def test_any_bytes_are_trits_or_a_wire_error(data: bytes, count: int) -> None:
     try:

@@ -88,16 +88,9 @@ def test_keys_of_hosts_as_bytes_and_text() -> None:
     longest = HostKeys(PUBLIC[2], PUBLIC[0], (bytes(ROTATION_MAX),) * ROTATIONS_MAX)
     assert read_host_keys(write_host_keys(longest)) == longest
     many = HostKeys(PUBLIC[2], PUBLIC[0], (b"x",) * (ROTATIONS_MAX + 1))
-    node = write_identity(ADA.public)
-    double = 2 * write_identity(PUBLIC[0])
-    for data in (
-        b"",
-        node,
-        double,
-        write_identity(PUBLIC[0]) + node,
-        write_host_keys(many),
-        write_host_keys(longest)[:-1],
-    ):
+    node, host = write_identity(ADA.public), write_identity(PUBLIC[0])
+    short = write_host_keys(longest)[:-1]
+    for data in (b"", node, 2 * host, host + node, write_host_keys(many), short):
         with pytest.raises(SecurityError):
             read_host_keys(data)
     line = host_text(THIRD)
@@ -135,13 +128,6 @@ def test_a_host_must_hold_the_key_that_it_changes_to() -> None:  # R9.5-10
     with pytest.raises(WireError) as refused:
         FIRST.follow(data, FLEET, alone)
     assert refused.value.reason == "signature"
-
-
-@given(st.binary(max_size=300))
-def test_any_bytes_behind_the_key_are_our_error(data: bytes) -> None:
-    content = PUBLIC[0].fingerprint + data
-    with pytest.raises(WireError):
-        FIRST.follow(content, FLEET, Signers((PUBLIC[0],)))
 
 
 def test_a_rotation_comes_in_frames_that_every_bearer_carries() -> None:  # R9.6-12
@@ -183,15 +169,6 @@ def test_a_fragment_that_anybody_sends_costs_little(monkeypatch: Any) -> None:  
         with suppress(WireError):
             reader.take(frame, lambda _: True, 0.0)
         assert sum(len(call.args[0]) for call in name.mock_calls) <= 1 << 16
-
-
-@given(st.lists(st.binary(min_size=1, max_size=120), max_size=20))
-def test_any_fragment_of_a_rotation_is_taken_or_our_error(bodies: list[bytes]) -> None:
-    reader = RotationReader()
-    for body in bodies:
-        for frame in (body, seal_open(Header(0, 0), b"\x14" + body)):
-            with suppress(WireError):
-                assert not reader.take(frame, lambda one: len(one) > ROTATION_MAX, 0.0)
 
 
 def test_a_notice_is_for_one_key_of_one_fleet() -> None:  # R9.6-8

@@ -50,6 +50,16 @@ def test_a_wrong_letter_is_found(made: Identity, data: st.DataObject) -> None:
             identity.parse_identity(wrong)
 
 
+def test_a_line_has_one_form() -> None:
+    made = identity.make_identity("dora1", Role.NODE, bytes(range(64)))
+    text = identity.identity_text(made.public)
+    letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
+    spare = text[:-1] + letters[letters.index(text[-1]) + 1]  # two bits of it carry nothing
+    for other in (text.lower(), text + "A", text + "=", text.replace("TM1:", "TM1: "), spare):
+        with pytest.raises(SecurityError):
+            identity.parse_identity(other)
+
+
 def test_the_text_suits_a_qr_code_of_letters_and_digits() -> None:
     made = identity.make_identity("n" * 32, Role.GATEWAY, bytes(range(64)))
     text = identity.identity_text(made.public)

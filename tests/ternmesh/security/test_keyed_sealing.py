@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ternmesh.errors import WireError
-from ternmesh.security.identity import Role
+from ternmesh.security.identity import Role, make_identity
 from ternmesh.security.keyed_sealing import OPENING_SIZE, SYNC_OVERHEAD
+from ternmesh.security.membership import write_rotation
 from ternmesh.security.peer_session import ASK_MAX_S, BAD_ASK
 from ternmesh.security.sealing import OpenSealing
 from ternmesh.security.session import (
@@ -20,7 +21,7 @@ from ternmesh.security.session import (
     write_keys,
     write_peer,
 )
-from ternmesh.wire.frame import BODY_MAX, FRAME_MAX, Header, open_seal, seal_open
+from ternmesh.wire.frame import Header, open_seal, seal_open
 from tests.ternmesh.security.trust_ends import (
     ALL,
     DOWN,
@@ -63,23 +64,44 @@ def test_a_frame_has_14_bytes_more_than_its_body_and_a_sync_57_more() -> None:
     assert len(node.say("host", UP, b"x" * 208)) == 222
     assert len(host.say("all", ALL, b"x" * 208)) == 222
     assert len(node.say("host", 0, b"x")) == 1 + SYNC_OVERHEAD == 1 + 14 + 57
-
-
-def test_the_body_cannot_be_read() -> None:
-    host, node = met()
     body = b"a body that nobody else reads"
-    for address in (UP, 0):
-        assert body not in node.say("host", address, body)
-    assert body not in host.say("all", ALL, body)
+    frames = (node.say("host", UP, body), node.say("host", 0, body), host.say("all", ALL, body))
+    assert not any(body in frame for frame in frames)
 
 
-@given(st.integers(0, 8 * 40 - 1))
-def test_a_flipped_bit_is_found(at: int) -> None:
+def test_every_bit_of_a_frame_is_under_its_tag() -> None:  # R3-10, R9.4-2
+    """And what is forged moves no window: the true frame is taken after all of them."""
     host, node = met()
-    frame = bytearray(node.say("host", UP, b"x" * 26))
-    frame[at // 8] ^= 1 << at % 8
-    assert host.hear("theo", bytes(frame)) in ("seal", "suite", "version", "role")
-    mirror(host, node)
+    frame = node.say("host", UP, b"x")
+    for bit in range(8 * len(frame)):
+        wrong = bytearray(frame)
+        wrong[bit // 8] ^= 1 << bit % 8
+        assert host.hear("theo", bytes(wrong)) in ("seal", "suite", "version", "role", "sync")
+    for counter in range(0, 1 << 24, 1 << 18):
+        head = bytes((0x26,)) + UP.to_bytes(2, "little") + counter.to_bytes(3, "little")
+        assert host.hear("theo", head + bytes(30)) == "seal"
+    assert host.hear("theo", frame) == b"x"
+
+
+def test_there_is_no_way_down_to_the_open_suite() -> None:  # R3-9, R3-13
+    """A frame of another suite is refused, also for enrolment and to all; so are suites to come."""
+    host, node = met()
+    for address in (0, UP, DOWN, ALL):
+        frame = seal_open(Header(address, 9), b"\x01hello")
+        for suite in (0, *range(2, 8)):
+            other = bytes((1 << 5 | suite << 2,)) + frame[1:]
+            assert (host.hear("theo", other), node.hear("host", other)) == ("suite", "suite")
+    with pytest.raises(WireError, match="not enrolled"):
+        host.sealing.seal("stranger", DOWN, 1, b"secret")
+    with pytest.raises(WireError, match="only the hub"):
+        node.sealing.seal("all", ALL, 1, b"secret")
+
+
+def test_a_key_that_comes_first_is_not_believed() -> None:
+    host, impostor = make_fleet("theo")
+    impostor.identity = make_identity("theo", Role.NODE, entropy("impostor"))
+    impostor.boot()
+    assert host.hear("theo", impostor.say("host", 0, b"x")) == "seal"
 
 
 @given(st.lists(st.binary(max_size=120), max_size=8), st.sampled_from([0, UP, DOWN, ALL]))
@@ -109,21 +131,23 @@ def test_both_sides_go_on_after_restarts_with_what_is_on_disk() -> None:
     assert host.sealing.clones == node.sealing.clones == {}
 
 
-def test_a_hello_after_a_restart_of_the_node_needs_no_second_one() -> None:
+def test_a_restart_costs_few_words() -> None:
     host, node = met()
     for _ in range(3):
-        node.boot()
+        node.boot()  # its hello is enough
         assert host.hear("theo", node.say("host", 0, b"\x01hello")) == b"\x01hello"
         assert node.hear("host", host.say("theo", 0, b"\x01welcome")) == b"\x01welcome"
-
-
-def test_a_restarted_host_is_understood_at_its_first_frame_and_understands_the_next() -> None:
-    host, node = met()
-    for _ in range(3):
-        host.boot()
-        [(peer, address, body)] = host.sealing.due(0.0)
-        assert node.hear("host", host.say(peer, address, body)) == body
+        host.boot()  # it is understood at its first frame, and understands the next
+        [due] = host.sealing.due(0.0)
+        assert node.hear("host", host.say(*due)) == due[2]
         assert host.hear("theo", node.say("host", UP, b"x")) == b"x"
+        host.boot()  # of both: two answers are enough
+        node.boot()
+        assert host.hear("theo", node.say("host", 0, b"\x01hello")) == "sync"
+        [due] = host.sealing.due(0.0)
+        assert node.hear("host", host.say(*due)) == due[2]
+        assert host.hear("theo", node.say("host", 0, b"\x01hello")) == b"\x01hello"
+        assert node.hear("host", host.say("theo", 0, b"\x01welcome")) == b"\x01welcome"
 
 
 def met_after_s(host: End, node: End, begun: float, recorded: bytes = b"") -> float:
@@ -155,18 +179,6 @@ def test_a_recording_from_before_a_disk_was_lost_keeps_nobody_out() -> None:
     assert met_after_s(host, node, 2 * LATER, recorded) < 30.0
 
 
-def test_both_restarted_and_two_answers_are_enough() -> None:
-    host, node = met()
-    for _ in range(3):
-        host.boot()
-        node.boot()
-        assert host.hear("theo", node.say("host", 0, b"\x01hello")) == "sync"
-        [(peer, address, body)] = host.sealing.due(0.0)
-        assert node.hear("host", host.say(peer, address, body)) == body
-        assert host.hear("theo", node.say("host", 0, b"\x01hello")) == b"\x01hello"
-        assert node.hear("host", host.say("theo", 0, b"\x01welcome")) == b"\x01welcome"
-
-
 def test_who_goes_on_in_a_session_that_is_over_is_a_clone() -> None:  # R9.3-5
     host, node = met()
     node.say("host", UP, b"lost")
@@ -178,17 +190,6 @@ def test_who_goes_on_in_a_session_that_is_over_is_a_clone() -> None:  # R9.3-5
     second = twin.seal("host", UP, node.counter + 5, b"the other board")
     assert host.hear("theo", second) == "clone"
     assert host.sealing.clones == {"theo": 1}
-
-
-def test_another_frame_under_the_counter_that_began_a_session_is_a_clones() -> None:  # R9.3-5
-    host, node = met()
-    before = node.sealing  # a copy of the disk, still running
-    node.boot()
-    assert host.hear("theo", node.say("host", 0, b"\x01hello")) == b"\x01hello"
-    begun = node.counter - 1
-    assert host.hear("theo", before.seal("host", UP, begun, b"of the session before")) == "clone"
-    assert host.hear("theo", node.sealing.seal("host", UP, begun, b"another body")) == "clone"
-    assert host.sealing.clones == {"theo": 2}
 
 
 @pytest.mark.parametrize("own", [QUESTION, ANSWER, write_keys(1, bytes(16), 0)])
@@ -239,29 +240,6 @@ def test_a_receiver_that_lost_its_disk_asks_and_takes_nothing_old() -> None:  # 
     mirror(host, node)
 
 
-def test_a_sender_that_lost_its_disk_comes_back_and_is_noticed() -> None:
-    host, node = met()
-    node.say("host", UP, b"x")
-    node.disk.clear()
-    node.counter = 0
-    node.boot()
-    hail(node, host)
-    mirror(host, node)
-    assert host.sealing.clones["theo"] > 0
-
-
-def test_a_host_that_lost_its_disk_comes_back_with_a_new_broadcast_key() -> None:
-    host, node = met()
-    old = host.say("all", ALL, b"old")
-    host.disk.clear()
-    host.counter = 0
-    host.boot()
-    hail(node, host)
-    hail(node, host)
-    mirror(host, node)
-    assert node.hear("host", old) == "seal"
-
-
 def test_a_host_restored_from_an_old_copy_finds_out_by_the_first_hello() -> None:
     host, node = met()
     disk, counter = dict(host.disk), host.counter
@@ -278,32 +256,6 @@ def test_a_host_restored_from_an_old_copy_finds_out_by_the_first_hello() -> None
     mirror(host, node)
 
 
-def test_sync_alone_brings_two_neighbours_together() -> None:
-    """As the link does it, which has no hello: what is due is sent, until nothing is."""
-    host, node = make_fleet("theo", suite=2)
-    for _ in range(4):
-        for end, other in ((host, node), (node, host)):
-            for peer, address, body in end.sealing.due(LATER):
-                other.hear(end.name, end.say(peer, address, body))
-    assert host.hear("theo", node.say("host", 1, b"offer")) == b"offer"
-    assert node.hear("host", host.say("theo", 1, b"status")) == b"status"
-    assert node.hear("host", host.say("all", ALL, b"to all")) == b"to all"
-    assert host.sealing.due(2 * LATER) == node.sealing.due(2 * LATER) == []
-
-
-def test_forged_frames_make_nobody_talk_much() -> None:  # R9.3-10
-    host, node = met()
-    frame = bytes((0x26,)) + UP.to_bytes(2, "little") + bytes(40)
-    said = []
-    for second in range(3600):
-        for _ in range(BAD_ASK):
-            assert host.hear("theo", frame) == "seal"
-        said += host.sealing.due(LATER + second)
-    assert 0 < len(said) < 20
-    assert said[0][2] == QUESTION
-    mirror(host, node)
-
-
 def test_stragglers_of_the_session_before_are_taken_once() -> None:  # R9.3-5
     host, node = met()
     straggler, other = node.say("host", UP, b"straggler"), node.say("host", UP, b"other")
@@ -316,17 +268,11 @@ def test_stragglers_of_the_session_before_are_taken_once() -> None:  # R9.3-5
     assert host.sealing.clones == {}
 
 
-def test_keys_change_with_the_count_of_frames() -> None:
+def test_frames_are_understood_over_the_changes_of_their_keys() -> None:
     host, node = met()
-    seen = []
     for start in (0, 1 << 20, (1 << 22) + 5, 3 << 22):
         node.counter = max(node.counter, start)
         assert host.hear("theo", node.say("host", UP, b"up")) == b"up"
-        session = node.sealing._sessions["host"]._current
-        assert session is not None
-        seen.append({generation for is_out, generation in session.ciphers if is_out})
-    assert [max(generations) for generations in seen] == [0, 1, 4, 12]
-    assert max(map(len, seen)) <= 4
 
 
 def test_after_a_long_absence_a_hello_finds_the_counter_again() -> None:
@@ -339,22 +285,11 @@ def test_after_a_long_absence_a_hello_finds_the_counter_again() -> None:
     mirror(host, node)
 
 
-def test_a_renewed_end_tells_all_whom_it_knows() -> None:
-    host, node = met(suite=2)
-    host.boot()
-    told = host.sealing.due(0.0)
-    assert [peer for peer, _, _ in told] == ["theo"]
-    for peer, address, body in told:
-        assert node.hear("host", host.say(peer, address, body)) == body
-    assert node.hear("host", host.say("theo", 1, b"x")) == b"x"
-    assert node.hear("host", host.say("all", ALL, b"x")) == b"x"
-
-
 def test_a_revoked_node_is_not_heard_and_hears_no_broadcast_any_more() -> None:  # R9.1-3, R9.3-11
     host, theo, dora = make_fleet("theo", "dora")
     for node in (theo, dora):
         hail(node, host)
-    host.member_list._revoked.add(theo.identity.public.fingerprint)
+    host.member_list.revoke("theo")
     host.sealing.rekey()
     told = host.sealing.due(LATER)
     assert [peer for peer, _, _ in told] == ["dora"]
@@ -378,7 +313,6 @@ def test_a_revoked_node_is_not_heard_and_hears_no_broadcast_any_more() -> None: 
         (Role.OBSERVER, UP, "role"),
         (Role.NODE, DOWN, "role"),
         (Role.GATEWAY, DOWN, "role"),
-        (Role.NODE, ALL, "role"),
         (Role.OBSERVER, 0, b"x"),
     ],
 )
@@ -388,8 +322,6 @@ def test_who_may_speak_where(role: Role, address: int, answer: bytes | str) -> N
     odd = End("odd", someone("odd", role), host.member_list)
     host.member_list.enrol(odd.identity.public)
     hail(odd, host)
-    if address == ALL:
-        odd.sealing._hub = host.sealing._hub
     assert host.hear("odd", odd.say("host", address, b"x")) == answer
 
 
@@ -428,7 +360,8 @@ def test_the_layers_have_keys_of_their_own() -> None:
 
 def test_a_rotated_key_begins_anew() -> None:
     host, node = met()
-    host.member_list._members["theo"] = someone("theo", Role.GATEWAY).public
+    new = make_identity("theo", Role.NODE, entropy("next"))
+    host.member_list.rotate(write_rotation(node.identity, new, host.member_list.fleet))
     assert host.hear("theo", node.say("host", UP, b"x")) == "seal"
 
 
@@ -443,14 +376,8 @@ def test_states_read_back() -> None:
         else:
             assert isinstance(state, GroupState)
             assert read_group(write_group(state)) == state
+            assert "secret" not in repr(state)
     assert len(write_peer(host.disk["theo"])) == 56  # type: ignore[arg-type]
-
-
-def test_the_longest_frames() -> None:
-    host, node = met()
-    assert host.hear("theo", node.say("host", UP, bytes(BODY_MAX))) == bytes(BODY_MAX)
-    assert host.hear("theo", bytes(FRAME_MAX + 1)) == "length"
-    assert host.hear("theo", bytes(14)) == "length"
 
 
 def test_the_open_form_is_that_of_the_wire() -> None:
@@ -461,11 +388,12 @@ def test_the_open_form_is_that_of_the_wire() -> None:
     assert (sealing.due(0.0), sealing.changes(), sealing.is_own(0, QUESTION)) == ([], (), False)
 
 
-def test_patience_ends_somewhere() -> None:
+def test_forged_frames_make_nobody_talk_much() -> None:  # R9.3-10
     host, _ = make_fleet("theo")
     times, now = [], 0.0
     while now < 10 * ASK_MAX_S:
-        host.hear("theo", b"\x26" + UP.to_bytes(2, "little") + bytes(40))
+        for _ in range(BAD_ASK):
+            assert host.hear("theo", b"\x26" + UP.to_bytes(2, "little") + bytes(40)) == "seal"
         if host.sealing.due(now):
             times.append(now)
         now += 1.0

@@ -40,29 +40,14 @@ def test_a_frame_of_an_ended_process_changes_nothing() -> None:
     recorded = node.say("host", 0, HELLO)  # it never arrives
     restart(host, node)
     assert node.hear("host", host.say("theo", 0, b"\x01welcome")) == b"\x01welcome"
-    session = host.sealing._sessions["theo"].ephemeral
+    session = host.sealing.process_of("theo")
     verdicts, spoken = play(host, node, recorded)
     assert set(verdicts) == {"replay"}
     assert spoken <= 4
-    assert host.sealing._sessions["theo"].ephemeral == session
+    assert host.sealing.process_of("theo") == session
     assert node.hear("host", host.say("theo", DOWN, b"x")) == b"x"
     assert host.sealing.clones == {}
     restart(host, node)
-
-
-def test_a_copied_card_is_seen_when_both_boards_have_spoken() -> None:
-    host, node = met()
-    copy = End("theo", node.identity, node.member_list, 1, node.counter, 77, dict(node.disk))
-    now = 0.0
-    for board in (node, copy, node, copy):
-        for _ in range(3):
-            now += 1e6
-            host.hear("theo", board.say("host", 0, HELLO))
-            for peer, address, body in host.sealing.due(now):
-                board.hear("host", host.say(peer, address, body))
-            for peer, address, body in board.sealing.due(now):
-                host.hear("theo", board.say(peer, address, body))
-    assert host.sealing.clones["theo"] >= 2
 
 
 def test_a_reflected_opening_spoils_nothing() -> None:
@@ -120,7 +105,7 @@ def test_who_has_copied_a_boards_identity_does_not_pass_for_the_host() -> None:
     thief = PeerSession(
         identity, node.identity.public, host.member_list.fleet, 1, entropy("thief")[:32], None
     )
-    before = node.sealing._sessions["host"].ephemeral
+    before = node.sealing.process_of("host")
     head = bytes((1 << 5 | 1 << 2, 0, 0, 0, 0, 9))
     assert node.hear("host", thief.seal_sync(head, 0, 9 << 16, b"\x01welcome", 0)) == "sync"
     [(_, _, question)] = node.sealing.due(1e9)
@@ -129,6 +114,6 @@ def test_who_has_copied_a_boards_identity_does_not_pass_for_the_host() -> None:
         thief.open_sync(told[:6], 0, 0, told[6:], 0, is_hub=False)
     thief._current = thief._session_of(told[6:38])
     assert node.hear("host", thief.seal_sync(head, 0, 9 << 16, b"\x01welcome", 0)) == "sync"
-    assert node.sealing._sessions["host"].ephemeral == before
+    assert node.sealing.process_of("host") == before
     assert node.hear("host", host.say("theo", DOWN, b"x")) == b"x"
     assert node.sealing.clones == {}

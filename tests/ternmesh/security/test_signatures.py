@@ -1,21 +1,30 @@
+"""What is signed, by whom, and what a signature does not fit."""
+
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ternmesh.errors import WireError
+from ternmesh.errors import SecurityError, WireError
 from ternmesh.security import primitives
-from ternmesh.security.identity import Role
-from ternmesh.security.primitives import QuantumKey
+from ternmesh.security.identity import Role, identity_text, parse_quantum, quantum_text
 from ternmesh.security.session import group_name
 from ternmesh.security.signatures import (
+    QUANTUM_FRAMES,
+    QUANTUM_SIZE,
     RELEASE,
     SIGNED,
     SOFTWARE,
     Signers,
     SigningContext,
+    choose_signers,
+    local_signers,
     open_signed,
+    own_quantum,
+    quantum_key,
     sign_body,
     sign_content,
     sign_quantum,
@@ -27,174 +36,223 @@ from ternmesh.security.signatures import (
     verify_release,
     verify_update,
 )
-from ternmesh.wire import control
-from ternmesh.wire.global_update import UNCERTIFIED, Certificate, certify, split_certificate
+from ternmesh.wire.global_update import UNCERTIFIED, Certificate
 from ternmesh.wire.update import Manifest, read_manifest, update_hash, write_manifest
-from tests.ternmesh.security.trust_ends import entropy, someone
+from tests.ternmesh.security.trust_ends import someone
 
-HOST, THEO = someone("greenhouse", Role.HOST), someone("theo")
+HOST, THEO, DORA = someone("greenhouse", Role.HOST), someone("theo"), someone("dora")
+ANN, BEN = someone("ann"), someone("ben")
+LINES = [identity_text(one.public) for one in (HOST, ANN, BEN)]
 PLACE = SigningContext(bytes(16), b"run-id-8", bytes(range(32)))
-PACKET = update_hash([b"one", b"two"])
-ALL_OF_US = group_name(bytes(16))
-HEAD = Manifest(5, PLACE.model_hash[:8], 120, PACKET[:4], 2)
-OTHER_PLACES = [
+OTHER_PLACES = (
     replace(PLACE, fleet=b"\1" * 16),
     replace(PLACE, run=b"another!"),
     replace(PLACE, model_hash=bytes(32)),
-]
+)
+PACKET = update_hash([b"one", b"two"])
+FOR_ALL, FOR_THEO = group_name(bytes(16)), THEO.public.fingerprint
+HEAD = Manifest(5, PLACE.model_hash[:8], 120, PACKET[:4], 2)
+UPDATE = sign_update(THEO, PLACE, 5, HEAD, PACKET)
+BODY = sign_body(HOST, PLACE, FOR_THEO, b"content")
+ONE, FLEET, DIGEST = Signers((HOST.public,)), bytes(range(16)), bytes(32)
+VERSION = sign_release(HOST, FLEET, DIGEST, ONE, domain=SOFTWARE)
+KEYS = [someone(f"signer-{index}", Role.HOST) for index in range(4)]
+TWO_OF_THREE = Signers(tuple(key.public for key in KEYS[:3]), 2)
+QUANTUM = quantum_key(HOST) if primitives._HAS_MLDSA else None
+BESIDE = b"" if QUANTUM is None else sign_quantum(QUANTUM, PLACE, b"content")
+HOST_AND_QUANTUM = Signers((HOST.public,), quantum=b"" if QUANTUM is None else QUANTUM.public)
+needs_mldsa = pytest.mark.skipif(QUANTUM is None, reason="cryptography before 48")
 
 
-def bad() -> pytest.RaisesExc[WireError]:
-    return pytest.raises(WireError, match=r"signature|signed|signer", check=_is_signature)
+def rows(*indexes: int, content: bytes = b"content") -> Certificate:
+    return tuple(sign_content(KEYS[index], index, PLACE, content) for index in indexes)
 
 
-def _is_signature(error: WireError) -> bool:
-    return error.reason == "signature"
+def spoilt(data: bytes, at: int = -1) -> bytes:
+    wrong = bytearray(data)
+    wrong[at] ^= 1
+    return bytes(wrong)
+
+
+ROW = sign_content(HOST, 0, PLACE, b"content")
+# The check, its arguments, and what is in their place: by number, one after the other.
+CHECKS: dict[str, tuple[Callable[..., object], Sequence[Any], list[tuple[int, Any]]]] = {
+    "an update": (
+        verify_update,
+        (THEO.public, PLACE, 5, UPDATE, PACKET),
+        [
+            (0, HOST.public),
+            *((1, place) for place in OTHER_PLACES),
+            (2, 5 + 65536),  # the whole round
+            (3, replace(UPDATE, samples=121)),
+            (3, replace(UPDATE, chunks=3)),
+            (3, replace(UPDATE, contributors=(1, 2))),
+            (3, replace(UPDATE, evaluation=((1, 325),))),
+            (3, replace(UPDATE, signature=bytes(64))),
+            (4, PACKET[:4] + bytes(28)),  # the whole hash
+        ],
+    ),
+    "a body for one": (
+        open_signed,
+        (HOST.public, PLACE, FOR_THEO, BODY),
+        [
+            (0, THEO.public),
+            *((1, place) for place in OTHER_PLACES),
+            (2, FOR_ALL),
+            (3, spoilt(BODY)),
+            (3, spoilt(BODY, 0)),
+            (3, BODY[:65]),
+        ],
+    ),
+    "a certificate of one": (
+        verify_certificate,
+        (ONE, PLACE, b"content", (ROW,)),
+        [
+            *((1, place) for place in OTHER_PLACES),
+            (2, b"other"),
+            (3, UNCERTIFIED),
+            (3, ((0, BODY[1:65]),)),  # a signature of another thing
+            (3, (sign_content(HOST, 0, PLACE, b"content", RELEASE),)),
+        ],
+    ),
+    "a certificate of two": (  # R9.7-4
+        verify_certificate,
+        (TWO_OF_THREE, PLACE, b"content", rows(0, 2)),
+        [
+            *((3, rows(*indexes)) for indexes in ((0,), (0, 0), (1, 0), (0, 3), ())),
+            (3, (*rows(0, 1), (2, rows(1)[0][1]))),  # one wrong row of three
+        ],
+    ),
+    "a version of ternmesh": (
+        verify_release,
+        (ONE, FLEET, DIGEST, VERSION, SOFTWARE),
+        [(1, bytes(16)), (2, bytes(31) + b"x"), (4, RELEASE)],
+    ),
+    "a signature beside": (
+        verify_beside,
+        (HOST_AND_QUANTUM, PLACE, b"content", (b"", BESIDE), "reference"),
+        [
+            (2, b"other"),
+            (3, ()),
+            (3, (spoilt(BESIDE or b"x"),)),
+            (3, (spoilt(BESIDE or b"xx", 1),)),
+            (3, (BESIDE[:-1],)),
+            (3, (BESIDE + b"\0",)),
+            (4, RELEASE),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=needs_mldsa if n == "a signature beside" else ()) for n in CHECKS],
+)
+def test_a_signature_fits_what_was_signed_and_nothing_else(name: str) -> None:
+    check, arguments, changes = CHECKS[name]
+    check(*arguments)
+    for place, value in changes:
+        changed = [*arguments]
+        changed[place] = value
+        with pytest.raises(WireError) as caught:
+            check(*changed)
+        assert caught.value.reason == "signature", (place, value)
 
 
 def test_a_signature_fills_exactly_what_the_manifest_reserves() -> None:
-    signed = sign_update(THEO, PLACE, 5, HEAD, PACKET)
-    plain, body = write_manifest(HEAD), write_manifest(signed)
-    assert len(body) == len(plain)
+    plain, body = write_manifest(HEAD), write_manifest(UPDATE)
     assert body[:-64] == plain[:-64]
-    verify_update(THEO.public, PLACE, 5, read_manifest(body), PACKET)
-
-
-def test_a_packets_signature_covers_all_that_counts() -> None:
-    signed = sign_update(THEO, PLACE, 5, HEAD, PACKET)
-    check = verify_update
-    check(THEO.public, PLACE, 5, signed, PACKET)
-    for changed in (
-        replace(signed, samples=121),
-        replace(signed, chunks=3),
-        replace(signed, contributors=(1, 2)),
-        replace(signed, evaluation=((1, 325),)),
-        replace(signed, signature=bytes(64)),
-    ):
-        with bad():
-            check(THEO.public, PLACE, 5, changed, PACKET)
-    with bad():
-        check(THEO.public, PLACE, 5 + 65536, signed, PACKET)  # the whole round
-    with bad():
-        check(THEO.public, PLACE, 5, signed, PACKET[:4] + bytes(28))  # the whole hash
-    with bad():
-        check(HOST.public, PLACE, 5, signed, PACKET)
-    for place in OTHER_PLACES:
-        with bad():
-            check(THEO.public, place, 5, signed, PACKET)
-
-
-def test_receipts_and_announces_are_signed_for_one_or_for_all() -> None:
-    receipt = control.write_control(control.Receipt(5, PACKET[:4], b"\x07"))
-    theo = THEO.public.fingerprint
-    data = sign_body(HOST, PLACE, theo, receipt)
-    assert len(data) == len(receipt) + 65
-    assert open_signed(HOST.public, PLACE, theo, data) == receipt
-    for sender, place, to in (
-        (THEO, PLACE, theo),
-        (HOST, OTHER_PLACES[1], theo),
-        (HOST, PLACE, ALL_OF_US),
-    ):
-        with bad():
-            open_signed(sender.public, place, to, data)
+    assert read_manifest(body) == UPDATE
+    assert len(BODY) == len(b"content") + 65
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_no_signed_body(data: bytes) -> None:
     for body in (data, bytes((SIGNED,)) + data):
-        with bad():
-            open_signed(HOST.public, PLACE, ALL_OF_US, body)
+        with pytest.raises(WireError, match="sign"):
+            open_signed(HOST.public, PLACE, FOR_ALL, body)
 
 
-def certified(*indexes: int, content: bytes = b"content") -> Certificate:
-    keys = [someone(f"signer {index}".replace(" ", "-"), Role.HOST) for index in range(4)]
-    return tuple(sign_content(keys[i], i, PLACE, content) for i in indexes)
+# Who signs, by configuration
 
 
-def signers(needed: int) -> Signers:
-    keys = tuple(someone(f"signer-{index}", Role.HOST).public for index in range(3))
-    return Signers(keys, needed)
-
-
-def test_k_of_n_certify_a_reference() -> None:
-    for indexes in ((0, 2), (0, 1, 2), (1, 2)):
-        data = certify(b"content", certified(*indexes))
-        content, certificate = split_certificate(data)
-        verify_certificate(signers(2), PLACE, content, certificate)
+def test_the_order_of_the_lines_says_nothing() -> None:
+    assert choose_signers(HOST.public, LINES, 2) == choose_signers(HOST.public, LINES[::-1], 2)
+    assert choose_signers(HOST.public, (), 1).keys == (HOST.public,)
 
 
 @pytest.mark.parametrize(
-    "indexes", [(0,), (0, 0), (1, 0), (0, 3), ()], ids=["few", "twice", "order", "who", "none"]
+    ("lines", "needed", "reason"),
+    [
+        (LINES, 4, r"security\.threshold is 4, .* 1 to 16 different keys may sign"),
+        ((), 2, r"security\.threshold"),
+        ([*LINES, LINES[0]], 2, r"security\.threshold"),
+        (LINES, 0, r"security\.threshold"),
+        (["ann"], 1, "TM1:"),
+    ],
 )
-def test_a_certificate_that_does_not_hold(indexes: tuple[int, ...]) -> None:  # R9.7-4
-    with bad():
-        verify_certificate(signers(2), PLACE, b"content", certified(*indexes))
+def test_rules_that_nobody_could_meet_are_refused(
+    lines: Sequence[str], needed: int, reason: str
+) -> None:
+    with pytest.raises(SecurityError, match=reason):
+        choose_signers(HOST.public, lines, needed)
 
 
-def test_one_wrong_row_spoils_a_certificate() -> None:  # R9.7-4
-    rows = certified(0, 1, 2)
-    wrong = (*rows[:2], (2, rows[1][1]))
-    with bad():
-        verify_certificate(signers(2), PLACE, b"content", wrong)
-    with bad():
-        verify_certificate(signers(2), PLACE, b"other", rows)
-    with bad():
-        verify_certificate(signers(1), PLACE, b"content", UNCERTIFIED)
+def test_who_cannot_check_such_a_signature_is_told_at_its_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    line = quantum_text(bytes(1312))
+    monkeypatch.setattr(primitives, "_HAS_MLDSA", False)
+    with pytest.raises(SecurityError, match="install version 48"):
+        choose_signers(HOST.public, LINES, 2, line)
+    choose_signers(HOST.public, LINES, 2)
 
 
-def test_a_signed_release_is_no_signed_version_of_ternmesh() -> None:
-    one, fleet, digest = Signers((HOST.public,)), bytes(16), bytes(32)
-    signed = sign_release(HOST, fleet, digest, one, domain=SOFTWARE)
-    verify_release(one, fleet, digest, signed, SOFTWARE)
-    assert signatures_of(one, fleet, digest, signed, SOFTWARE) == 1
-    assert signatures_of(one, fleet, digest, signed) == 0
-    with bad():
-        verify_release(one, fleet, digest, signed)
-    with bad():
-        verify_release(one, bytes(15) + b"x", digest, signed, SOFTWARE)
-    with bad():
-        verify_release(one, fleet, bytes(31) + b"x", signed, SOFTWARE)
+def test_as_many_sign_as_it_takes() -> None:
+    signers = choose_signers(HOST.public, LINES, 2)
+    signing = local_signers(signers, (BEN, HOST, ANN))
+    assert len(signing) == 2
+    assert all(signers.keys[index] == one.public for index, one in signing)
+    with pytest.raises(SecurityError, match="1 of their private keys"):
+        local_signers(signers, (HOST, DORA))
 
 
-def test_no_signature_counts_in_another_place_or_for_another_thing() -> None:
-    row = sign_content(HOST, 0, PLACE, b"content")
-    one = Signers((HOST.public,))
-    verify_certificate(one, PLACE, b"content", (row,))
-    with bad():
-        verify_certificate(one, PLACE, b"content", (row,), RELEASE)
-    for place in OTHER_PLACES:
-        with bad():
-            verify_certificate(one, place, b"content", (row,))
-    body = sign_body(HOST, PLACE, ALL_OF_US, b"content")
-    with bad():
-        verify_certificate(one, PLACE, b"content", ((0, body[1:65]),))
+def test_a_release_is_signed_by_one_after_the_other() -> None:
+    signers = choose_signers(HOST.public, LINES, 2)
+    one = sign_release(HOST, FLEET, b"manifest", signers)
+    assert signatures_of(signers, FLEET, b"manifest", one) == 1
+    with pytest.raises(WireError, match="2 signers"):
+        verify_release(signers, FLEET, b"manifest", one)
+    two = sign_release(ANN, FLEET, b"manifest", signers, one)
+    verify_release(signers, FLEET, b"manifest", two)
+    assert sign_release(ANN, FLEET, b"manifest", signers, two) == two, "twice is once"
+    verify_release(signers, FLEET, b"manifest", sign_release(BEN, FLEET, b"manifest", signers, two))
+    other = sign_release(BEN, FLEET, b"another", signers, two)
+    assert signatures_of(signers, FLEET, b"another", other) == 1, "what was for the last is gone"
+    assert signatures_of(ONE, FLEET, DIGEST, VERSION) == 0, "a version is no release"
+    with pytest.raises(ValueError, match="not in list"):
+        sign_release(DORA, FLEET, b"manifest", signers)
 
 
-def test_signers_are_a_rule_that_can_be_met() -> None:
-    key = HOST.public
-    for keys, needed in (((), 1), ((key,), 0), ((key,), 2), ((key, key), 1)):
-        with pytest.raises(ValueError, match="keys may sign"):
-            Signers(keys, needed)
-
-
-@pytest.mark.skipif(not primitives._HAS_MLDSA, reason="cryptography before 48")
-def test_a_second_signature_that_outlives_quantum_computers() -> None:
-    key = QuantumKey(entropy("quantum")[:32])
-    data = sign_quantum(key, PLACE, b"content")
-    signers = Signers((HOST.public,), quantum=key.public)
-    assert len(data) == 2438
-    verify_beside(signers, PLACE, b"content", (b"", data))
-    for wrong in (
-        data[:1] + b"\1" + data[2:],
-        data[:-1] + bytes((data[-1] ^ 1,)),
-        data[:-1],
-        data + b"\0",
-    ):
-        with bad():
-            verify_beside(signers, PLACE, b"content", (wrong,))
-    with bad():
-        verify_beside(signers, PLACE, b"other", (data,))
-    with bad():
-        verify_beside(signers, PLACE, b"content", (data,), RELEASE)
-    with bad():
-        verify_beside(signers, PLACE, b"content", ())
+@needs_mldsa
+def test_a_release_with_a_quantum_key_needs_that_signature_too() -> None:
+    assert QUANTUM is not None
+    line = quantum_text(QUANTUM.public)
+    assert parse_quantum(line) == QUANTUM.public
+    signers = choose_signers(HOST.public, LINES, 2, line)
+    assert own_quantum(signers, HOST) is not None
+    with pytest.raises(SecurityError, match="not this host's key"):
+        own_quantum(signers, ANN)
+    signed = sign_release(ANN, FLEET, DIGEST, signers, sign_release(HOST, FLEET, DIGEST, signers))
+    with pytest.raises(WireError, match="ML-DSA-44"):
+        verify_release(signers, FLEET, DIGEST, signed)
+    signed = sign_release(HOST, FLEET, DIGEST, signers, signed, QUANTUM)
+    verify_release(signers, FLEET, DIGEST, signed)
+    verify_release(signers, FLEET, DIGEST, sign_release(BEN, FLEET, DIGEST, signers, signed))
+    for at in (0, 1, 5, 100, 2437):
+        with pytest.raises(WireError):
+            verify_release(signers, FLEET, DIGEST, spoilt(signed, at))
+    with pytest.raises(SecurityError, match="copy it again"):
+        parse_quantum(line[:-2])
+    assert len(BESIDE) == QUANTUM_SIZE == 2438
+    assert -(-len(BESIDE) // (222 - 14 - 11)) == QUANTUM_FRAMES, "the price on a radio"
