@@ -17,14 +17,12 @@ from edge.errors import DataError, ModelError
 from edge.releases.store import STANDING, Releases, accept_unsigned
 from edge.releases.trial import _read_answer
 from ternmesh import release
-from ternmesh.codec.scale import SCALE_MAX, decode_scale, encode_scale
 from ternmesh.config import ConfigError
-from ternmesh.errors import CodecError, ModelPackageError, SecurityError, WireError
+from ternmesh.errors import ModelPackageError, SecurityError, WireError
 from ternmesh.federated.aggregation import encode_update
 from ternmesh.federated.open_round import UpdateReassembler
 from ternmesh.model_package import ModelPackage, TensorSpec, read_model_package
 from ternmesh.plan import make_plan
-from ternmesh.security import membership
 from ternmesh.security.identity import (
     ENTROPY_SIZE,
     PRIVATE_MARK,
@@ -32,32 +30,10 @@ from ternmesh.security.identity import (
     Role,
     make_identity,
     private_text,
-    read_identity,
     to_text,
-    write_identity,
 )
-from ternmesh.security.primitives import statement
 from ternmesh.wire import control
-from ternmesh.wire.frame import Header, open_seal, seal_open
-from ternmesh.wire.global_update import (
-    HEAD_MAX,
-    SNAPSHOT,
-    UPDATE,
-    Counted,
-    GlobalSnapshot,
-    GlobalUpdate,
-    read_object,
-    write_global_snapshot,
-    write_global_update,
-)
-from ternmesh.wire.update import (
-    Contribution,
-    Manifest,
-    read_contributions,
-    read_manifest,
-    write_contributions,
-    write_manifest,
-)
+from ternmesh.wire.global_update import HEAD_MAX, SNAPSHOT, UPDATE, read_object
 from ternmesh_cli.keys import read_end, socket_of
 from ternmesh_service.control_socket import ControlServer
 from ternmesh_service.identity_file import read_identity_file
@@ -69,12 +45,10 @@ from transports.mqtt.transport import MqttTransport
 MEGABYTE = 1 << 20
 REFUSING_MAX = 80 << 10  # bytes: the library reads what is long in pieces of 64 KiB
 COPIES_MAX = 7  # of a head that is not too long: cut out, decoded and encoded again
-ROUND, WORD = b"\x07", b"\x65other"
-# What the library accepts of its own accord, and what it once fell over.
+WORD = b"\x65other"
+# What may cost memory or time; small forms are in `tests/ternmesh/wire/test_refusals.py`.
 CBOR = {
-    "a regular expression": b"\x83\x03\x07\xd8\x23\x66(a+)+$",
     "a MIME message": b"\x83\x03\x07\xd8\x24\x78\x40" + b"a: b\n" * 12 + b"\n\n\n\n",
-    "a cycle of shared references": b"\xd8\x1c\x82\xd8\x1d\x00\xd8\x1d\x00",
     "a bignum of a megabyte": b"\x83\x03\xc2\x5a\x00\x10\x00\x00" + b"\xff" * MEGABYTE + WORD,
     "21 megabytes of nesting": b"\x81" * (21 * MEGABYTE),
     "21 megabytes of nested maps": b"\xa1\x01" * (10 * MEGABYTE),
@@ -82,30 +56,13 @@ CBOR = {
     "bytes of 2**63": b"\x5b\x80" + bytes(7),
     "text of 2**32": b"\x7b\x00\x00\x00\x01" + bytes(4),
     "a map of 2**40": b"\xbb\x00\x00\x01" + bytes(5),
-    "read of minus one": b"\x5b" + b"\xff" * 8,
-    "trailing junk": b"\x83\x03\x07" + WORD + b"junk",
-    "an integer longer than needed": b"\x83\x03\x1b" + bytes(7) + b"\x07" + WORD,
-    "an indefinite array": b"\x9f\x03\x07" + WORD + b"\xff",
-    "duplicate keys": b"\x83\x03\xa2\x01\x01\x01\x02" + WORD,
     "a set that hashes to one place": b"\xd9\x01\x02\x98\x20"
     + b"".join(b"\x1b" + (i * (2**61 - 1)).to_bytes(8, "big") for i in range(8)),
     "a tag in a tag": b"\xc1" * 5000 + b"\x00",
-    "a decimal fraction": b"\x83\x03\xc4\x82\x3a\x7f\xff\xff\xff\x01" + WORD,
-    "a date": b"\x83\x03\xc0\x74" + b"2013-03-21T20:04:00Z" + WORD,
-    "a string reference": b"\xd9\x01\x00\x83\x03\x07\xd8\x19\x00",
-    "arrays nine deep": b"\x81" * 9 + b"\x00",
-    "a tag that nobody has registered": b"\x83\x03\xda\xff\xff\xff\xf0\x07" + WORD,
     "a tag that is its own key": b"\xd8\x1c\xa1\xd8\x1d\x00\x01",
-    "a shared reference to nothing": b"\x83\x03\xd8\x1d\x05" + WORD,
     "a text of 128 KiB": b"\x83\x03\x07\x7a\x00\x02\x00\x00" + b"a" * (128 << 10),
     "a letter across a chunk of 64 KiB": b"\x83\x03\x07\x7a\x00\x01\x00\x01"
     + b"a" * 0xFFFF + "ä".encode(),
-    "a text that is none": b"\x83\x03\x07\x65\xff\xfe\xfd\xfc\xfb",
-    "NaN": b"\x83\x03\xf9\x7e\x00" + WORD,
-    "an infinity": b"\x83\x03\xfa\x7f\x80\x00\x00" + WORD,
-    "a simple value": b"\x83\x03\xf8\xff" + WORD,
-    "a break that ends nothing": b"\xff",
-    "nothing": b"",
 }  # fmt: skip
 
 
@@ -173,40 +130,6 @@ def test_texts_that_nest_deep_are_refused(text: bytes, tmp_path: Path) -> None:
 
 def someone(name: str, role: Role) -> Identity:
     return make_identity(name, role, bytes(b + len(name) for b in range(ENTROPY_SIZE)))
-
-
-def test_nothing_signed_has_bytes_left_over() -> None:
-    """Of two forms of one thing, one could be signed and the other one believed."""
-    host, node = someone("base", Role.HOST), someone("ada", Role.NODE)
-    state = membership.found_fleet("attic", host.public)
-    fleet = state.fleet
-    file = release.FileEntry(10, bytes(32))
-    made = release.ReleaseManifest("tiny", 3, bytes(32), (file,) * len(release.FILES), 5, 6)
-    counted = (Counted(3, 0, b"abcd", b"\x01"),)
-    step = GlobalUpdate(1, bytes(16), bytes(8), False, 0, counted, (b"\x02" * 9,))
-    whole = GlobalSnapshot(1, bytes(16), bytes(8), False, 0, counted, np.zeros(20, np.int32))
-    rows = [Contribution(bytes(4), 3)] * 2
-    read_from: list[tuple[Callable[[bytes], object], bytes]] = [
-        (release.read_manifest, release.write_manifest(made)),
-        (read_object_of_20, write_global_update(step)),
-        (read_object_of_20, write_global_snapshot(whole)),
-        (read_manifest, write_manifest(Manifest(1, bytes(8), 1, bytes(4), 3))),
-        (read_contributions, write_contributions(1, rows)),
-        (
-            lambda d: membership.MemberList(state).learn(signed(host, fleet, d)),
-            membership.write_fleet(host, state)[:-64],
-        ),
-        (read_identity, write_identity(node.public)),
-    ]
-    for read, content in read_from:
-        read(content)
-        for more in (b"\0", b"\xff" * 9, content):
-            with pytest.raises((WireError, ModelPackageError, SecurityError)):
-                read(content + more)
-
-
-def signed(host: Identity, fleet: bytes, content: bytes) -> bytes:
-    return content + host.sign(statement("members", fleet, content))
 
 
 def test_a_spoilt_identity_file_is_a_sentence_that_does_not_quote_it(tmp_path: Path) -> None:
@@ -293,31 +216,6 @@ def test_an_npz_bomb_costs_no_memory(
     assert peak <= MEGABYTE
 
 
-def test_no_scale_is_nan_infinite_or_huge() -> None:
-    """All 65,536 codes: each is a whole number of units within bounds, or an error."""
-    worths = []
-    for code in range(1 << 16):
-        try:
-            worths.append(decode_scale(code))
-        except WireError:
-            continue
-    assert all(type(worth) is int for worth in worths)
-    assert (min(worths), max(worths)) == (0, SCALE_MAX)
-    for value in (float("nan"), -1.0, float("-inf")):
-        with pytest.raises(CodecError):
-            encode_scale(value)
-    assert decode_scale(encode_scale(float("inf"))) == SCALE_MAX  # An infinity never leaves.
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_a_board_whose_training_diverged_sends_nothing(value: float) -> None:
-    plan = make_plan(100, rounds=1, local_steps=1, learning_rate=0.1)
-    vector = np.zeros(100, np.float32)
-    vector[50] = value
-    with pytest.raises(CodecError):
-        encode_update(vector, bytes(32), 0, plan)[0]
-
-
 def test_no_share_outweighs_what_the_plan_allows() -> None:  # R4.1-5
     loud = make_plan(100, rounds=1, local_steps=1, learning_rate=0.1, scale_max=60.0)
     plan = make_plan(100, rounds=1, local_steps=1, learning_rate=0.1, scale_max=1.0)
@@ -325,23 +223,6 @@ def test_no_share_outweighs_what_the_plan_allows() -> None:  # R4.1-5
     with pytest.raises(WireError) as caught:
         UpdateReassembler(plan, bytes(8), 0).add(chunk)
     assert caught.value.reason == "scale"
-
-
-@pytest.mark.parametrize("suite", range(1, 8))
-def test_a_frame_of_a_suite_that_is_not_in_use_is_not_taken_for_an_open_one(suite: int) -> None:
-    frame = bytearray(seal_open(Header(1, 1), b"\x05\x07body"))
-    frame[0] |= suite << 2
-    with pytest.raises(WireError):
-        open_seal(bytes(frame))
-
-
-@pytest.mark.parametrize(
-    "name", ["../up", "a/b", "a\\b", "a\0b", "a\nb", "ä", "", "+", "#", "a" * 33]
-)
-def test_a_name_from_a_peer_is_neither_path_nor_topic(name: str) -> None:
-    hello = control.Hello(name, bytes(8), bytes(8), bytes(8), 0, bytes(16), 1)
-    with pytest.raises(WireError):
-        control.read_control(control.write_control(hello))
 
 
 def test_logs_hold_no_payload_and_no_password(caplog, tmp_path) -> None:

@@ -7,6 +7,7 @@ a vector says, the script ends with 1: then the wire format was broken, which ne
 import hashlib
 import json
 import sys
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -298,14 +299,7 @@ def controls() -> Entries:
         "report": control.Report("0.1.0", 3, (2, 61, 1, 51), (3601, 0, 91, 513, 3, 8, 8, 1, 921)),
         "settings": control.Settings(4, (1, 0, 0, 1001)),
     }
-    return {
-        name: {
-            "type": type(message).__name__,
-            "fields": _plain(asdict(message)),
-            "bytes": control.write_control(message).hex(),
-        }
-        for name, message in cases.items()
-    }
+    return _messages(cases, control.write_control)
 
 
 def cut_fragments() -> Entries:
@@ -389,18 +383,8 @@ def coded_symbols() -> Entries:
     entries: Entries = {}
     for name, (size, symbol_bytes, indexes) in cases.items():
         content = generator.words((9, size), -(-size // 4)).astype("<u4").tobytes()[:size]
-        symbols = erasure_code.encode_symbols(
-            erasure_code.Layout(size, symbol_bytes), MODEL[:4], content, indexes
-        )
-        entries[name] = {
-            "size": size,
-            "symbol_bytes": symbol_bytes,
-            "name": MODEL[:4].hex(),
-            "object": content.hex(),
-            "symbols": {
-                str(index): symbol.hex() for index, symbol in zip(indexes, symbols, strict=True)
-            },
-        }
+        layout = erasure_code.Layout(size, symbol_bytes)
+        entries[name] = _symbols(content, layout, indexes)
     return entries
 
 
@@ -419,14 +403,7 @@ def link_bodies() -> Entries:
         "status of all generations": Status(name, (128,) * 256),
         "status of one in 128": Status(name, (*[0] * 127, 1, *[0] * 127, 2)),
     }
-    entries: Entries = {
-        key: {
-            "type": type(message).__name__,
-            "fields": _plain(asdict(message)),
-            "bytes": write_message(message).hex(),
-        }
-        for key, message in messages.items()
-    }
+    entries = _messages(messages, write_message)
     for number in (0, 1, 0x1FFFF):
         entries[f"name of object {number}"] = {
             "number": number,
@@ -448,29 +425,17 @@ def release_bodies() -> Entries:
         "status held": release.ReleaseStatus(digest[:4], release.HELD),
         "status bad": release.ReleaseStatus(digest[:4], release.BAD, (), "its loss is 3"),
     }
-    write: dict[type, Any] = {
+    writers: dict[type, Any] = {
         release.ReleaseOffer: release.write_offer,
         release.ReleaseSymbol: release.write_symbol,
         release.ReleaseStatus: release.write_status,
     }
-    entries: Entries = {
-        name: {
-            "type": type(message).__name__,
-            "fields": _plain(asdict(message)),
-            "bytes": write[type(message)](message).hex(),
-        }
-        for name, message in messages.items()
-    }
-    content, indexes = generator.words((9, 1), 300).astype("<u4").tobytes(), (0, 1199, 1200, 65535)
+    entries = _messages(messages, lambda message: writers[type(message)](message))
+    content = generator.words((9, 1), 300).astype("<u4").tobytes()
     layout = erasure_code.Layout(len(content), 1, 1024)
-    symbols = erasure_code.encode_symbols(layout, MODEL[:4], content, indexes)
-    entries["symbols"] = {
-        "symbol_bytes": 1,
-        "generation_max": 1024,
-        "name": MODEL[:4].hex(),
-        "object": content.hex(),
-        "symbols": {str(i): symbol.hex() for i, symbol in zip(indexes, symbols, strict=True)},
-    }
+    symbols = _symbols(content, layout, (0, 1199, 1200, 65535))
+    del symbols["size"]
+    entries["symbols"] = {**symbols, "generation_max": 1024}
     return entries
 
 
@@ -676,6 +641,30 @@ def _merge(family: str, made: Entries) -> list[str]:
         rows = [f" {json.dumps(name)}: {json.dumps(row)}" for name, row in made.items()]
         path.write_text("{\n" + ",\n".join(rows) + "\n}\n")
     return broken
+
+
+def _messages(messages: Mapping[str, Any], write: Callable[[Any], bytes]) -> Entries:
+    return {
+        name: {
+            "type": type(message).__name__,
+            "fields": _plain(asdict(message)),
+            "bytes": write(message).hex(),
+        }
+        for name, message in messages.items()
+    }
+
+
+def _symbols(
+    content: bytes, layout: erasure_code.Layout, indexes: tuple[int, ...]
+) -> dict[str, Any]:
+    symbols = erasure_code.encode_symbols(layout, MODEL[:4], content, indexes)
+    return {
+        "size": len(content),
+        "symbol_bytes": layout.symbol_bytes,
+        "name": MODEL[:4].hex(),
+        "object": content.hex(),
+        "symbols": {str(i): symbol.hex() for i, symbol in zip(indexes, symbols, strict=True)},
+    }
 
 
 def _ternary(words: Any, one_in: int) -> list[int]:
