@@ -5,19 +5,49 @@ data. A wrong command is answered with FF FF FF. The modem does not tell which m
 same code means another power or frequency on another: the file of the fleet names the model.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from firmware_tools.errors import FirmwareError
 
-REGISTERS = 7  # ADDH ADDL NETID REG0 REG1 REG2 REG3
+REGISTERS = 7  # ADDH ADDL NETID REG0 REG1 CHANNEL REG3
+READ_ALL = bytes([0xC1, 0, REGISTERS])
+WRITE_ALL = bytes([0xC0, 0, REGISTERS])  # all registers follow
 FAILED = b"\xff\xff\xff"
-_READ, _WRITE = 0xC1, 0xC0
 BAUDS = (1200, 2400, 4800, 9600, 19_200, 38_400, 57_600, 115_200)
+BANDWIDTH_KHZ = 500  # the most that it uses, at its highest air rates; it does not tell
 _AIR_RATES = (300, 1200, 2400, 4800, 9600, 19_200, 38_400, 62_500)
 _PACKETS = (240, 128, 64, 32)
 _CHANNEL_HZ = 1_000_000
-BANDWIDTH_KHZ = 500  # the most that it uses, at its highest air rates; it does not tell
+_ANSWER = re.compile(re.escape(FAILED) + b"|" + re.escape(READ_ALL) + b"(.{0,7})", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class _Bits:
+    """Where a setting is in the registers, which count as one big-endian number."""
+
+    lowest: int
+    width: int
+    values: tuple[int, ...] = ()  # of its codes; none: the code is the value
+
+
+_SETTINGS = {
+    "address": _Bits(40, 16),
+    "network_id": _Bits(32, 8),
+    "baud_rate": _Bits(29, 3, BAUDS),
+    "parity": _Bits(27, 2),
+    "air_rate_bps": _Bits(24, 3, _AIR_RATES),
+    "packet_bytes": _Bits(22, 2, _PACKETS),
+    "power_code": _Bits(16, 2),
+    "noise": _Bits(21, 1),
+    "channel": _Bits(8, 8),
+    "appends_rssi": _Bits(7, 1),
+    "transparent": _Bits(6, 1, (1, 0)),
+    "repeater": _Bits(5, 1),
+    "listens_first": _Bits(4, 1),
+}
+_OTHER_REG1, _OTHER_REG3 = 0x1C, 0x0F  # bits that have no name here
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,20 +70,8 @@ MODELS = {
 }
 
 
-def read_command() -> bytes:
-    """The command that asks for all registers."""
-    return bytes([_READ, 0, REGISTERS])
-
-
-def write_command(registers: bytes) -> bytes:
-    """The command that writes all registers to flash."""
-    return bytes([_WRITE, 0, REGISTERS]) + registers
-
-
 class RegisterReader:
     """Finds answers with registers in a stream; b"" is a refusal."""
-
-    malformed = 0
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -61,59 +79,33 @@ class RegisterReader:
     def feed(self, data: bytes) -> list[bytes]:
         """The answers that `data` completes."""
         self._buffer += data
-        head = read_command()
-        while self._buffer:
-            if self._buffer.startswith(FAILED):
-                del self._buffer[: len(FAILED)]
-                return [b""]
-            if self._buffer.startswith(head) and len(self._buffer) >= len(head) + REGISTERS:
-                found = bytes(self._buffer[len(head) : len(head) + REGISTERS])
-                del self._buffer[: len(head) + REGISTERS]
-                return [found]
-            if head.startswith(self._buffer[:3]) or FAILED.startswith(self._buffer[:3]):
-                break  # the rest is to come
-            del self._buffer[:1]
-        return []
-
-    def flush(self) -> list[bytes]:
-        """Nothing: an answer comes whole or not at all."""
-        return []
+        answers: list[bytes] = []
+        while answer := _ANSWER.search(self._buffer):
+            registers: bytes | None = answer[1]
+            if registers is not None and len(registers) < REGISTERS:
+                break  # more is to come
+            answers.append(bytes(registers or b""))
+            del self._buffer[: answer.end()]
+        return answers
 
 
 def named(registers: bytes) -> dict[str, str]:
     """The settings in seven registers."""
-    reg0, reg1, channel, reg3 = registers[3:]
-    return {
-        "address": str(int.from_bytes(registers[:2], "big")),
-        "network_id": str(registers[2]),
-        "baud_rate": str(BAUDS[reg0 >> 5]),
-        "parity": str(reg0 >> 3 & 3),
-        "air_rate_bps": str(_AIR_RATES[reg0 & 7]),
-        "packet_bytes": str(_PACKETS[reg1 >> 6]),
-        "power_code": str(reg1 & 3),
-        "noise": str(reg1 >> 5 & 1),
-        "channel": str(channel),
-        "appends_rssi": str(reg3 >> 7),
-        "transparent": str(1 - (reg3 >> 6 & 1)),
-        "repeater": str(reg3 >> 5 & 1),
-        "listens_first": str(reg3 >> 4 & 1),
-        "others": f"{reg1 & 0x1C:02x}{reg3 & 0x0F:02x}",
-    }
+    number = int.from_bytes(registers, "big")
+    settings = {}
+    for name, bits in _SETTINGS.items():
+        code = number >> bits.lowest & (1 << bits.width) - 1
+        settings[name] = str(bits.values[code] if bits.values else code)
+    return settings | {"others": f"{number >> 16 & _OTHER_REG1:02x}{number & _OTHER_REG3:02x}"}
 
 
 def packed(settings: Mapping[str, str]) -> bytes:
     """The seven registers of all settings; FirmwareError for a value that there is none for."""
-    others = bytes.fromhex(settings["others"])
-    reg0 = _place(BAUDS, settings, "baud_rate") << 5 | _bits(settings, "parity", 2) << 3
-    reg0 |= _place(_AIR_RATES, settings, "air_rate_bps")
-    reg1 = others[0] | _place(_PACKETS, settings, "packet_bytes") << 6
-    reg1 |= _bits(settings, "noise", 1) << 5 | _bits(settings, "power_code", 2)
-    reg3 = others[1] | _bits(settings, "appends_rssi", 1) << 7
-    reg3 |= (1 - _bits(settings, "transparent", 1)) << 6 | _bits(settings, "repeater", 1) << 5
-    reg3 |= _bits(settings, "listens_first", 1) << 4
-    address = _bits(settings, "address", 16).to_bytes(2, "big")
-    rest = _bits(settings, "network_id", 8), reg0, reg1, _bits(settings, "channel", 8), reg3
-    return address + bytes(rest)
+    reg1, reg3 = bytes.fromhex(settings["others"])
+    number = reg1 << 16 | reg3
+    for name, bits in _SETTINGS.items():
+        number |= _code(name, settings[name], bits) << bits.lowest
+    return number.to_bytes(REGISTERS, "big")
 
 
 def power_code(model: EbyteModel, power_dbm: int) -> int:
@@ -127,8 +119,8 @@ def power_code(model: EbyteModel, power_dbm: int) -> int:
 
 def channel_of(model: EbyteModel, frequency: int) -> int:
     """The channel of a frequency in Hz; FirmwareError where the model has none there."""
-    channel, rest = divmod(frequency - model.base_hz, _CHANNEL_HZ)
-    if 0 <= channel < model.channels and not rest:
+    channel, offset_hz = divmod(frequency - model.base_hz, _CHANNEL_HZ)
+    if 0 <= channel < model.channels and not offset_hz:
         return channel
     last = model.base_hz + (model.channels - 1) * _CHANNEL_HZ
     raise FirmwareError(
@@ -137,15 +129,13 @@ def channel_of(model: EbyteModel, frequency: int) -> int:
     )
 
 
-def _place(values: tuple[int, ...], settings: Mapping[str, str], name: str) -> int:
-    if settings[name] not in map(str, values):
-        allowed = ", ".join(map(str, values))
-        raise FirmwareError(f"{name} is {settings[name]}: an EBYTE modem has one of {allowed}")
-    return values.index(int(settings[name]))
-
-
-def _bits(settings: Mapping[str, str], name: str, width: int) -> int:
-    text = settings[name]
-    if not text.isdecimal() or int(text) >= 1 << width:
-        raise FirmwareError(f"{name} is {text}: it must be a number below {1 << width}")
-    return int(text)
+def _code(name: str, value: str, bits: _Bits) -> int:
+    if bits.values:
+        texts = [str(one) for one in bits.values]
+        if value not in texts:
+            allowed = ", ".join(texts)
+            raise FirmwareError(f"{name} is {value}: an EBYTE modem has one of {allowed}")
+        return texts.index(value)
+    if not value.isdecimal() or int(value) >= 1 << bits.width:
+        raise FirmwareError(f"{name} is {value}: it must be a number below {1 << bits.width}")
+    return int(value)

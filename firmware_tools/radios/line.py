@@ -6,7 +6,6 @@ from typing import TypeVar
 
 from firmware_tools.errors import NoAnswer
 from ternmesh.errors import WireError
-from transports.serial_lora.dialect import StreamReader
 from transports.serial_lora.port import SerialPort
 from transports.serial_lora.send_queue import Waker
 
@@ -46,42 +45,32 @@ class Line:
         """Write all of `data`; PortError."""
         self._port.write(data)
 
-    def read(self, timeout_s: float) -> bytes:
-        """What came, empty after `timeout_s`; PortError."""
-        return self._port.read(timeout_s)
-
-    def skip(self, reader: StreamReader[M], seconds: float) -> None:
-        """Pass over what comes in so many seconds; PortError."""
-        end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0:
-            reader.feed(self._port.read(min(ROUND_S, left)))
-
     def ask(
         self,
         command: bytes,
-        reader: StreamReader[M],
+        feed: Callable[[bytes], list[M]],
         answer: Callable[[M], T | None],
         what: str,
-        timeout_s: float = 2.0,
-        longest_s: float = 0.0,
+        timeout_s: float,
+        longest_s: float,
     ) -> T:
         """Write a command; the first answer that is not None. NoAnswer names `what` was asked.
 
-        An answer of many messages may take `longest_s` once its first message has come. What came
-        before the command is no answer.
+        `feed` finds the messages in what comes; what came before the command is no answer. An
+        answer of many messages may take `longest_s` once its first message has come.
         """
         while data := self._port.read(0.0):
-            reader.feed(data)
+            feed(data)
         self._port.write(command)
         began = time.monotonic()
         end = began + timeout_s
         while (left := end - time.monotonic()) > 0:
-            for message in reader.feed(self._port.read(min(ROUND_S, left))):
+            for message in feed(self._port.read(min(ROUND_S, left))):
                 end = max(end, began + longest_s)
                 try:
-                    found = answer(message)
+                    result = answer(message)
                 except WireError:
                     continue  # a damaged message, of which there may be some on any line
-                if found is not None:
-                    return found
+                if result is not None:
+                    return result
         raise NoAnswer(f"{self.path}: the modem does not answer {what} at {self.baud} baud")

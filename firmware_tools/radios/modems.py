@@ -11,41 +11,22 @@ import re
 import struct
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from firmware_tools.errors import FirmwareError, NoAnswer
-from firmware_tools.radios.ebyte_registers import (
-    BAUDS,
-    MODELS,
-    REGISTERS,
-    RegisterReader,
-    channel_of,
-    named,
-    packed,
-    power_code,
-    read_command,
-    write_command,
-)
+from firmware_tools.radios import ebyte_registers as registers
 from firmware_tools.radios.line import Line
 from ternmesh import protobuf
 from ternmesh.protobuf import Value
-from transports.serial_lora import meshcore, meshtastic
+from transports.serial_lora import meshcore, meshtastic, reyax, rnode
 from transports.serial_lora.dialect import error_text
 from transports.serial_lora.framing import KissUnframer, kiss_frame
 from transports.serial_lora.port import PortError
-from transports.serial_lora.reyax import (
-    ERRORS,
-    WHILE_RECEIVING,
-    ReyaxParser,
-    TextLine,
-    modem_settings,
-)
-from transports.serial_lora.rnode import DETECT_ANSWER, DETECT_ASK, RnodeCommand, radio_commands
 from transports.serial_lora.settings import SerialLoraSettings
 
+T = TypeVar("T")
 Settings = dict[str, str]
 SHORT_S = 0.6  # for an answer to a probe
 FLASH_S = 3.0  # for an answer that follows a write to flash
@@ -66,6 +47,7 @@ class Modem(ABC):
     """A modem on an open line. `forms` has a pattern for the value of each setting."""
 
     dialect: ClassVar[str]
+    reader: ClassVar[type[Any]]  # finds its messages in a stream
     bauds: ClassVar[tuple[int, ...]] = (115_200,)  # where it is looked for
     forms: ClassVar[Mapping[str, str]] = {}
     keeps: ClassVar[bool] = True  # whether it keeps its settings without power
@@ -73,6 +55,7 @@ class Modem(ABC):
 
     def __init__(self, line: Line) -> None:
         self._line = line
+        self._messages = self.reader()
 
     def reopen(self) -> None:
         """Open the port anew where the modem may have restarted; what fails is tried again."""
@@ -106,9 +89,24 @@ class Modem(ABC):
         if unknown := settings.keys() - cls.forms.keys():
             raise FirmwareError(f"{min(unknown)} is no setting of such a modem")
 
+    def _ask(
+        self,
+        command: bytes,
+        answer: Callable[[Any], T | None],
+        what: str,
+        timeout_s: float = SHORT_S,
+        longest_s: float = 0.0,
+    ) -> T:
+        """See `Line.ask`."""
+        return self._line.ask(command, self._messages.feed, answer, what, timeout_s, longest_s)
+
+    def _refusal(self, what: str) -> FirmwareError:
+        return FirmwareError(f"{self._line.path}: the modem refuses {what}")
+
 
 class ReyaxProvisioner(Modem):
     dialect = "reyax"
+    reader = reyax.ReyaxParser
     bauds = (115_200, 9600, 57_600, 38_400, 19_200)
     forms: ClassVar[Mapping[str, str]] = {
         "NETWORKID": NUMBER,
@@ -119,25 +117,21 @@ class ReyaxProvisioner(Modem):
         "IPR": NUMBER,  # the rate of its port: the last to be changed
     }
 
-    def __init__(self, line: Line) -> None:
-        super().__init__(line)
-        self._parser = ReyaxParser()
-
     def identify(self) -> str:
         self._line.write(b"\r\n")  # ends what another program may have begun
-        self._line.skip(self._parser, 0.1)
-        self._ask("AT", "OK")
-        version, unit = self._ask("AT+VER?", "VER"), self._ask("AT+UID?", "UID")
+        time.sleep(0.1)
+        self._command("AT", "OK")
+        version, unit = self._command("AT+VER?", "VER"), self._command("AT+UID?", "UID")
         return f"REYAX {version.value} {unit.value}".strip()
 
     def read(self) -> Settings:
-        found = {}
+        settings = {}
         for name in self.forms:
-            answer = self._ask(f"AT+{name}?", name)
+            answer = self._command(f"AT+{name}?", name)
             if answer.error is not None:
                 raise NoAnswer(f"{self._line.path}: the modem does not tell its {name}")
-            found[name] = answer.value
-        return found
+            settings[name] = answer.value
+        return settings
 
     def write(self, changes: Mapping[str, str]) -> None:
         for name, value in changes.items():
@@ -145,38 +139,38 @@ class ReyaxProvisioner(Modem):
             # Firmware before 1.2.0 does not know the M, with which the frequency is kept in flash.
             tried = [f"{command},M", command] if name == "BAND" else [command]
             for text in tried:
-                answer = self._ask(text, "OK", name, timeout_s=FLASH_S)
+                answer = self._command(text, "OK", name, timeout_s=FLASH_S)
                 if answer.error is None:
                     break
             else:
-                reason = error_text(answer.error or 0, ERRORS)
-                raise FirmwareError(f"{self._line.path}: the modem refuses {command}: {reason}")
+                reason = error_text(answer.error or 0, reyax.ERRORS)
+                raise self._refusal(f"{command}: {reason}")
             if name == "IPR":
                 self._line.reopen(int(value))
 
     @staticmethod
     def wanted(settings: SerialLoraSettings, extras: Extras) -> Settings:
         del extras
-        return dict(modem_settings(settings)) | {"IPR": str(settings.baud)}
+        return dict(reyax.modem_settings(settings)) | {"IPR": str(settings.baud)}
 
-    def _ask(self, command: str, *names: str, timeout_s: float = SHORT_S) -> TextLine:
+    def _command(self, command: str, *names: str, timeout_s: float = SHORT_S) -> reyax.TextLine:
         """The answer with one of these names, or an error about the command."""
 
-        def answer(message: object) -> TextLine | None:
-            if not isinstance(message, TextLine) or message.error in WHILE_RECEIVING:
+        def answer(message: object) -> reyax.TextLine | None:
+            if not isinstance(message, reyax.TextLine) or message.error in reyax.WHILE_RECEIVING:
                 return None  # a frame on the air, sound or damaged
             is_answer = message.name in names or message.error is not None
             return message if is_answer else None
 
-        written = command.encode() + b"\r\n"
-        return self._line.ask(written, self._parser, answer, command, timeout_s)
+        return self._ask(command.encode() + b"\r\n", answer, command, timeout_s)
 
 
 class EbyteProvisioner(Modem):
     dialect = "ebyte"
+    reader = registers.RegisterReader
     bauds = (9600,)  # of the configuration mode, whatever the modem has otherwise
     forms: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(named(bytes(REGISTERS)), NUMBER),
+        **dict.fromkeys(registers.named(bytes(registers.REGISTERS)), NUMBER),
         "others": "[0-9a-f]{4}",
     }
 
@@ -186,30 +180,25 @@ class EbyteProvisioner(Modem):
 
     def read(self) -> Settings:
         try:
-            answer = self._line.ask(
-                read_command(), RegisterReader(), lambda found: found, "C1 00 07", SHORT_S
-            )
+            answer = self._command(registers.READ_ALL, "C1 00 07", SHORT_S)
         except NoAnswer as error:
             raise NoAnswer(
                 f"{error}; an EBYTE answers only in configuration mode: connect M1 to high and M0 "
                 "to ground, and switch it on again"
             ) from error
-        if len(answer) != REGISTERS:
-            raise FirmwareError(f"{self._line.path}: the modem refuses to show its registers")
-        return named(answer)
+        if not answer:
+            raise self._refusal("to show its registers")
+        return registers.named(answer)
 
     def write(self, changes: Mapping[str, str]) -> None:
-        registers = packed(self.read() | dict(changes))
-        answer = self._line.ask(
-            write_command(registers), RegisterReader(), lambda found: found, "C0 00 07", FLASH_S
-        )
-        if answer != registers:
-            raise FirmwareError(f"{self._line.path}: the modem refuses registers {registers.hex()}")
+        wanted = registers.packed(self.read() | dict(changes))
+        if self._command(registers.WRITE_ALL + wanted, "C0 00 07", FLASH_S) != wanted:
+            raise self._refusal(f"registers {wanted.hex()}")
 
     @staticmethod
     def wanted(settings: SerialLoraSettings, extras: Extras) -> Settings:
-        model = MODELS[extras.model]
-        if settings.baud not in BAUDS:
+        model = registers.MODELS[extras.model]
+        if settings.baud not in registers.BAUDS:
             raise FirmwareError(f"baud_rate {settings.baud} is none of an EBYTE modem")
         return {
             "address": "65535",  # takes and sends to all, as our frames name their receivers
@@ -218,30 +207,25 @@ class EbyteProvisioner(Modem):
             "parity": "0",
             "air_rate_bps": str(settings.air_rate_bps),
             "packet_bytes": "240",
-            "power_code": str(power_code(model, settings.power_dbm)),
-            "channel": str(channel_of(model, settings.frequency_hz)),
+            "power_code": str(registers.power_code(model, settings.power_dbm)),
+            "channel": str(registers.channel_of(model, settings.frequency_hz)),
             "appends_rssi": "0",
             "transparent": "1",
             "repeater": "0",
         }
 
-
-class Kiss(Modem):
-    """What RNodes and MeshCore modems have in common."""
-
-    keeps = False  # ternmesh sets them whenever it opens the port
-
-    def __init__(self, line: Line) -> None:
-        super().__init__(line)
-        self._unframer = KissUnframer()
+    def _command(self, command: bytes, what: str, timeout_s: float) -> bytes:
+        """The registers after a command; empty where the modem refuses it."""
+        return self._ask(command, lambda answer: answer, what, timeout_s)
 
 
-class RnodeProvisioner(Kiss):
+class RnodeProvisioner(Modem):
     dialect = "rnode"
+    reader = KissUnframer
+    keeps = False  # ternmesh sets it whenever it opens the port
 
     def identify(self) -> str:
-        found = self._ask(RnodeCommand.DETECT, DETECT_ASK)
-        if found != DETECT_ANSWER:
+        if self._command(rnode.RnodeCommand.DETECT, rnode.DETECT_ASK) != rnode.DETECT_ANSWER:
             raise NoAnswer(f"{self._line.path}: this is no RNode")
         return "RNode"
 
@@ -253,27 +237,28 @@ class RnodeProvisioner(Kiss):
         """Set the radio once, which shows that the modem can do it."""
         for name, value in changes.items():
             data = bytes.fromhex(value)
-            if self._ask(RnodeCommand[name], data) != data:
-                raise FirmwareError(f"{self._line.path}: the RNode refuses {name} {value}")
-
-    def _ask(self, command: RnodeCommand, data: bytes) -> bytes:
-        """What the modem repeats, or reports as an error."""
-
-        def answer(message: tuple[int, bytes]) -> bytes | None:
-            return message[1] if message[0] in (command, RnodeCommand.ERROR) else None
-
-        frame = kiss_frame(command, data)
-        return self._line.ask(frame, self._unframer, answer, command.name, SHORT_S)
+            if self._command(rnode.RnodeCommand[name], data) != data:
+                raise self._refusal(f"{name} {value}")
 
     @staticmethod
     def wanted(settings: SerialLoraSettings, extras: Extras) -> Settings:
         del extras
-        commands = radio_commands(settings)
-        return {RnodeCommand(code).name: data.hex() for code, data in commands.items()}
+        commands = rnode.radio_commands(settings)
+        return {rnode.RnodeCommand(code).name: data.hex() for code, data in commands.items()}
+
+    def _command(self, command: rnode.RnodeCommand, data: bytes) -> bytes:
+        """What the modem repeats, or reports as an error."""
+
+        def answer(message: tuple[int, bytes]) -> bytes | None:
+            return message[1] if message[0] in (command, rnode.RnodeCommand.ERROR) else None
+
+        return self._ask(kiss_frame(command, data), answer, command.name)
 
 
-class MeshcoreProvisioner(Kiss):
+class MeshcoreProvisioner(Modem):
     dialect = "meshcore"
+    reader = KissUnframer
+    keeps = False  # ternmesh sets it whenever it opens the port
     forms: ClassVar[Mapping[str, str]] = {"radio": "[0-9a-f]{20}", "power": "[0-9a-f]{2}"}
 
     def identify(self) -> str:
@@ -287,18 +272,12 @@ class MeshcoreProvisioner(Kiss):
     def write(self, changes: Mapping[str, str]) -> None:
         codes = {"radio": meshcore.SET_RADIO, "power": meshcore.SET_POWER}
         for name, value in changes.items():
-            data = bytes([codes[name]]) + bytes.fromhex(value)
-            answer = self._line.ask(
-                kiss_frame(meshcore.SET_HARDWARE, data),
-                self._unframer,
-                partial(_hardware, codes=(meshcore.OK, meshcore.ERROR)),
-                f"the setting of {name}",
-            )
-            if answer[0] != meshcore.OK:
-                reason = error_text(int.from_bytes(answer[1:2]), meshcore.ERRORS)
-                raise FirmwareError(
-                    f"{self._line.path}: the modem refuses {name} {value}: {reason}"
-                )
+            command = bytes([codes[name]]) + bytes.fromhex(value)
+            what = f"the setting of {name}"
+            code, data = self._hardware(command, (meshcore.OK, meshcore.ERROR), what, FLASH_S)
+            if code != meshcore.OK:
+                reason = error_text(int.from_bytes(data[:1]), meshcore.ERRORS)
+                raise self._refusal(f"{name} {value}: {reason}")
 
     @staticmethod
     def wanted(settings: SerialLoraSettings, extras: Extras) -> Settings:
@@ -307,20 +286,19 @@ class MeshcoreProvisioner(Kiss):
         return {"radio": radio.hex(), "power": power.hex()}
 
     def _get(self, code: int, what: str) -> bytes:
-        found = self._line.ask(
-            kiss_frame(meshcore.SET_HARDWARE, bytes([code])),
-            self._unframer,
-            partial(_hardware, codes=(code | meshcore.ANSWER,)),
-            what,
-            SHORT_S,
-        )
-        return found[1:]
+        return self._hardware(bytes([code]), (code | meshcore.ANSWER,), what, SHORT_S)[1]
 
+    def _hardware(
+        self, command: bytes, codes: tuple[int, ...], what: str, timeout_s: float
+    ) -> tuple[int, bytes]:
+        """The answer to a SetHardware command that has one of these codes, with its data."""
 
-def _hardware(message: tuple[int, bytes], codes: tuple[int, ...]) -> bytes | None:
-    kind, content = message
-    is_answer = kind == meshcore.SET_HARDWARE and content and content[0] in codes
-    return content if is_answer else None
+        def answer(message: tuple[int, bytes]) -> tuple[int, bytes] | None:
+            kind, content = message
+            is_answer = kind == meshcore.SET_HARDWARE and content and content[0] in codes
+            return (content[0], content[1:]) if is_answer else None
+
+        return self._ask(kiss_frame(meshcore.SET_HARDWARE, command), answer, what, timeout_s)
 
 
 def as_float(mhz: float) -> int:
@@ -336,6 +314,7 @@ class MeshtasticProvisioner(Modem):
     """
 
     dialect = "meshtastic"
+    reader = meshtastic.MeshtasticUnframer
     restart_s = 30.0
     # Field numbers of LoRaConfig; fixed32 are the floats.
     numbers: ClassVar[Mapping[str, int]] = {
@@ -359,7 +338,6 @@ class MeshtasticProvisioner(Modem):
 
     def __init__(self, line: Line) -> None:
         super().__init__(line)
-        self._unframer = meshtastic.MeshtasticUnframer()
         self._rng = random.Random()
         self._node = 0
         self._lora = self._channel = b""
@@ -385,14 +363,9 @@ class MeshtasticProvisioner(Modem):
             return done == meshtastic.CONFIG_ONLY or None
 
         request = protobuf.number_field(meshtastic.TO_WANT_CONFIG, meshtastic.CONFIG_ONLY)
-        self._line.ask(
-            meshtastic.frame(request),
-            self._unframer,
-            answer,
-            "the request for its configuration",
-            SHORT_S,
-            meshtastic.HANDSHAKE_S,
-        )
+        what = "the request for its configuration"
+        longest_s = meshtastic.HANDSHAKE_S
+        self._ask(meshtastic.frame(request), answer, what, longest_s=longest_s)
         lora, own = protobuf.fields(self._lora), protobuf.fields(self._channel)
         every = {**self.numbers, **self.floats}
         name = protobuf.data(own, meshtastic.CHANNEL_NAME) or b""
@@ -463,9 +436,8 @@ class MeshtasticProvisioner(Modem):
 
         request = meshtastic.frame(protobuf.bytes_field(meshtastic.TO_PACKET, packet))
         what = "an admin message"
-        if result := self._line.ask(request, self._unframer, answer, what, FLASH_S):
-            reason = error_text(result, meshtastic.ERRORS)
-            raise FirmwareError(f"{self._line.path}: the node refuses an admin message: {reason}")
+        if result := self._ask(request, answer, what, FLASH_S):
+            raise self._refusal(f"{what}: {error_text(result, meshtastic.ERRORS)}")
 
 
 BY_DIALECT: dict[str, type[Modem]] = {

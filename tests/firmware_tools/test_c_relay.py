@@ -8,7 +8,6 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from firmware_tools.radios.line import Line
 from ternmesh.link.airtime import LoraSetting, airtime_us
 from ternmesh.wire.frame import BROADCAST, Header, seal_open
 from tests.firmware_tools.c_library import make
@@ -16,6 +15,8 @@ from transports.ble.protocol import BleProtocol
 from transports.serial_lora.dialect import Received, Write
 from transports.serial_lora.emulator.radios import EmulatedRadios, new_modem
 from transports.serial_lora.meshcore import Meshcore
+from transports.serial_lora.port import SerialPort
+from transports.serial_lora.send_queue import Waker
 from transports.serial_lora.settings import SerialLoraSettings
 
 pytestmark = pytest.mark.skipif(not shutil.which("cc"), reason="cc is not installed")
@@ -74,14 +75,14 @@ class Bridge:
 class BoardModem:
     """A board's modem that sends and hears payloads as they are."""
 
-    def __init__(self, line: Line, dialect: Meshcore) -> None:
+    def __init__(self, port: SerialPort, dialect: Meshcore) -> None:
         self.dialect = dialect
         self.heard: list[Received] = []
-        self._line = line
+        self._port = port
         self._handle(dialect.start(time.monotonic()))
 
     def serve(self) -> None:
-        data = self._line.read(0.02)
+        data = self._port.read(0.02)
         now = time.monotonic()
         self._handle(self.dialect.receive_bytes(data, now) if data else [])
         if (due := self.dialect.deadline) is not None and due <= now:
@@ -93,7 +94,7 @@ class BoardModem:
     def _handle(self, events) -> None:
         for event in events:
             if isinstance(event, Write):
-                self._line.write(event.data)
+                self._port.write(event.data)
             elif isinstance(event, Received):
                 self.heard.append(event)
 
@@ -116,8 +117,9 @@ class Rig:
             FREQUENCY,
             speed=SPEED,
         )
-        line = stack.enter_context(Line(settings.port, settings.baud))
-        self.board = BoardModem(line, Meshcore(settings))
+        port = SerialPort(settings.port, settings.baud, settings.write_timeout_s, Waker())
+        stack.callback(port.close)
+        self.board = BoardModem(port, Meshcore(settings))
         numbers = FREQUENCY, 7, 125, 1, 14, duty_permille, BOARD, SPEED
         where = self.radios.paths[1], tmp_path / "bridge"
         self._command = [str(part) for part in (program, *where, *numbers)]

@@ -27,7 +27,7 @@ class ReyaxModem(EmulatedModem):
         super().__init__()
         self._binary_safe = binary_safe
         self.refuses = ""  # the name of a setting that it does not take
-        self._settings = {
+        self.settings = {
             "ADDRESS": "0",
             "NETWORKID": "18",
             "BAND": "915000000",
@@ -38,18 +38,18 @@ class ReyaxModem(EmulatedModem):
             "UID": "0",
         }
         self._next_baud = 0
-        self._stored_band = self._settings["BAND"]  # only a setting with an M is kept
+        self._stored_band = self.settings["BAND"]  # only a setting with an M is kept
         self._radio = LoraSetting(9, 125, 1, 12)
         self._buffer = bytearray()
 
     @property
     def tuning(self) -> object:
-        return tuple(self._settings[name] for name in ("NETWORKID", "BAND", "PARAMETER"))
+        return tuple(self.settings[name] for name in ("NETWORKID", "BAND", "PARAMETER"))
 
     def power_up(self) -> list[Action]:
         self._buffer.clear()
         self._sending = False
-        self._settings["BAND"] = self._stored_band
+        self.settings["BAND"] = self._stored_band
         return [_line("READY")]
 
     def receive_bytes(self, data: bytes) -> list[Action]:
@@ -70,7 +70,7 @@ class ReyaxModem(EmulatedModem):
     def hear(self, heard: Reception) -> list[Action]:
         """Output frames for all or for us; the hidden bytes hold the addresses."""
         to, sender = struct.unpack_from(">HH", heard.payload)
-        if to not in (0, int(self._settings["ADDRESS"])):
+        if to not in (0, int(self.settings["ADDRESS"])):
             return []
         data = heard.payload[HIDDEN_BYTES:]
         head = b"+RCV=%d,%d,%b" % (sender, len(data), data)
@@ -101,10 +101,10 @@ class ReyaxModem(EmulatedModem):
         if not text.startswith("AT"):
             return [_line("ERR", "2")]
         match = _COMMAND.fullmatch(text)
-        if match is None or match[1] not in self._settings:
+        if match is None or match[1] not in self.settings:
             return [_line("ERR", "4")]
         if match[2] == "?":
-            return [_line(match[1], self._settings[match[1]])]
+            return [_line(match[1], self.settings[match[1]])]
         if self.refuses and self.refuses == match[1]:
             return [_line("ERR", "15")]
         return [self._set(match[1], match[3]), *([Pause(0.0)] if self._next_baud else [])]
@@ -126,7 +126,7 @@ class ReyaxModem(EmulatedModem):
                 self._radio = LoraSetting(factor, _BANDWIDTHS_KHZ[bandwidth], rate, preamble)
             except (ValueError, KeyError):
                 return _line("ERR", "15")
-        self._settings[name] = value
+        self.settings[name] = value
         return _line("OK")
 
     def _send(self, to: int, size: int, data: bytes) -> Action:
@@ -141,7 +141,7 @@ class ReyaxModem(EmulatedModem):
         if self._sending:
             return _line("ERR", "17")
         self._sending = True
-        hidden = struct.pack(">HH", to, int(self._settings["ADDRESS"]) & 0xFFFF)
+        hidden = struct.pack(">HH", to, int(self.settings["ADDRESS"]) & 0xFFFF)
         payload = hidden.ljust(HIDDEN_BYTES, b"\0") + data
         return Transmit(payload, airtime_us(self._radio, len(payload)))
 
