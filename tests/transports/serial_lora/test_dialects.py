@@ -1,6 +1,7 @@
 """The dialects without any port: what they write, and what they make of answers."""
 
 import random
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
@@ -59,26 +60,17 @@ def reyax_up(**options: Any) -> Reyax:
 
 
 def test_reyax_writes_to_flash_only_what_differs() -> None:
-    modem = Reyax(settings_for("reyax"))
-    modem.start(0.0)
-    modem.handle_timeout(0.2)
-    modem.receive_bytes(b"+OK\r\n", 0.2)
-    assert modem.receive_bytes(b"+NETWORKID=5\r\n", 0.2) == [Write(b"AT+NETWORKID=18\r\n")]
-    assert modem.receive_bytes(b"+OK\r\n", 0.2) == [Write(b"AT+ADDRESS?\r\n")]
-    assert modem.receive_bytes(b"+ADDRESS=1\r\n", 0.2) == [Write(b"AT+BAND?\r\n")]
-    # A modem that cannot be asked is told.
-    assert modem.receive_bytes(b"+ERR=4\r\n", 0.2) == [Write(b"AT+BAND=868500000\r\n")]
-    (broken,) = modem.receive_bytes(b"+ERR=4\r\n", 0.2)
-    assert isinstance(broken, Broken)
-    assert "refuses AT+BAND=868500000: error 4, it does not know the command" in broken.reason
-
-
-def test_reyax_error_4_is_not_taken_for_network_4() -> None:
     modem = Reyax(settings_for("reyax", network_id=4))
     modem.start(0.0)
     modem.handle_timeout(0.2)
     modem.receive_bytes(b"+OK\r\n", 0.2)
+    # A modem that cannot be asked is told: its error 4 is not network 4.
     assert modem.receive_bytes(b"+ERR=4\r\n", 0.2) == [Write(b"AT+NETWORKID=4\r\n")]
+    assert modem.receive_bytes(b"+OK\r\n", 0.2) == [Write(b"AT+ADDRESS?\r\n")]
+    assert modem.receive_bytes(b"+ADDRESS=1\r\n", 0.2) == [Write(b"AT+BAND?\r\n")]
+    assert modem.receive_bytes(b"+BAND=5\r\n", 0.2) == [Write(b"AT+BAND=868500000\r\n")]
+    reason = "the modem refuses AT+BAND=868500000: error 4, it does not know the command"
+    assert modem.receive_bytes(b"+ERR=4\r\n", 0.2) == [Broken(reason)]
 
 
 def test_reyax_sends_by_length_and_waits_for_the_answer() -> None:
@@ -116,38 +108,6 @@ def test_reyax_error_codes(code: int) -> None:
     else:
         assert first.again_in_s is None
     assert modem.idle
-
-
-def test_reyax_that_does_not_answer_is_attracted_and_at_last_given_up() -> None:
-    modem = reyax_up()
-    modem.send(b"hello", 10.0)
-    assert modem.handle_timeout(16.0) == [
-        PayloadRefused("the modem did not answer"),
-        Write(b"\r\n"),
-    ]
-    assert modem.ready
-    written = b""
-    for _ in range(2 * Reyax.tries_max - 1):
-        (event,) = modem.handle_timeout(0.0)
-        assert isinstance(event, Write)
-        written += event.data
-    assert written.count(b"AT\r\n") == Reyax.tries_max
-    assert len(written) > 240  # enough to end a command that waits for the rest of its data
-    (event,) = modem.handle_timeout(0.0)
-    assert isinstance(event, Broken)
-    assert "does not answer AT" in event.reason
-
-
-def test_reyax_that_restarts_is_set_up_again() -> None:
-    modem = reyax_up()
-    modem.send(b"hello", 10.0)
-    events = modem.receive_bytes(b"+READY\r\n", 11.0)
-    assert events == [PayloadRefused("the modem has restarted"), Write(b"\r\n")]
-    assert not modem.ready
-
-
-def test_reyax_airtime_is_the_manuals() -> None:
-    assert Reyax(settings_for("reyax")).airtime_us(240) == 1_246_208
 
 
 def test_ebyte_waits_until_the_frame_must_have_left() -> None:  # R7.3-7
@@ -196,8 +156,6 @@ def test_rnode_takes_a_frame_after_the_airtime_of_the_last_one() -> None:
     assert modem.receive_bytes(kiss_frame(RnodeCommand.READY, b"\0"), left_at) == []
     assert modem.receive_bytes(ready, left_at + 0.1) == [Sent()]
     assert modem.idle
-    # 24 ms of preamble at least: the airtime is never understated.
-    assert modem.airtime_us(254) == airtime_us(LoraSetting(9, 125, 1, 18), 255)
 
 
 def test_rnode_signal_belongs_to_the_frame_behind_it() -> None:
@@ -207,37 +165,12 @@ def test_rnode_signal_belongs_to_the_frame_behind_it() -> None:
     assert modem.receive_bytes(stream, 1.0) == [Received(b"one", -93.0, -2.5), Received(b"two")]
 
 
-def test_rnode_that_restarts_is_set_up_again() -> None:
-    modem = rnode_up()
-    modem.send(b"x", 3.0)
-    events = modem.receive_bytes(kiss_frame(RnodeCommand.RESET, b"\xf8"), 3.0)
-    assert events == [PayloadRefused("the modem has restarted"), Write(kiss_frame(8, b"\x73"))]
-
-
-def test_rnode_that_is_never_ready_again_is_set_up_again() -> None:
-    modem = rnode_up()
-    modem.send(b"x", 4.0)
-    events = [event for _ in range(5) for event in modem.handle_timeout(20.0)]
-    assert PayloadRefused("the modem did not report that it is ready") in events
-
-
 def test_an_rnode_with_another_frequency_is_not_used() -> None:
     modem = Rnode(settings_for("rnode"))
     modem.start(0.0)
     modem.receive_bytes(kiss_frame(8, b"\x46"), 0.1)
     (event,) = modem.receive_bytes(kiss_frame(1, (433_000_000).to_bytes(4, "big")), 0.2)
     assert isinstance(event, Broken)
-
-
-@pytest.mark.parametrize(
-    ("dialect", "reason"),
-    [("rnode", "no RNode answers"), ("meshcore", "no MeshCore modem answers command 9")],
-)
-def test_a_port_without_the_modem_is_given_up(dialect: str, reason: str) -> None:
-    modem = new_dialect(settings_for(dialect), random.Random(1))
-    modem.start(0.0)
-    events = [event for _ in range(4) for event in modem.handle_timeout(0.0)]
-    assert events[-1] == Broken(reason)
 
 
 def hardware(code: int, data: bytes = b"") -> bytes:
@@ -265,11 +198,9 @@ def test_meshcore_tells_when_it_has_sent() -> None:
     assert (modem.idle, modem.deadline) == (True, None)
 
 
-def test_meshcore_that_does_not_answer_is_set_up_again_and_may_refuse_that() -> None:
-    modem = meshcore_up()
-    modem.send(b"x", 1.0)
-    refused = modem.handle_timeout(9.0)[0]
-    assert (refused, modem.ready) == (PayloadRefused("the modem did not answer"), False)
+def test_meshcore_that_refuses_to_be_set_up_is_not_used() -> None:
+    modem = Meshcore(settings_for("meshcore"))
+    modem.start(0.0)
     (broken,) = modem.receive_bytes(hardware(0xF1, b"\x02"), 9.0)
     assert broken == Broken("the modem refuses command 9: error 2, a value out of range")
 
@@ -295,7 +226,7 @@ def queue_status(free: int, packet: int, result: int = 0) -> bytes:
     return from_radio(11, number(1, result) + number(2, free) + number(3, 16) + number(4, packet))
 
 
-def told(write: Any) -> dict[int, protobuf.Value]:
+def fields_of(write: Any) -> dict[int, protobuf.Value]:
     """The fields of the one message that a dialect wrote."""
     (message,) = meshtastic.MeshtasticUnframer().feed(write.data)
     return message
@@ -305,7 +236,7 @@ def meshtastic_up(now: float = 0.0) -> Meshtastic:
     modem = Meshtastic(settings_for("meshtastic"), random.Random(1))
     assert modem.start(now) == [Write(b"\xc3" * 32)]
     (write,) = modem.handle_timeout(now + 0.1)
-    nonce = cast(int, told(write)[3])
+    nonce = cast(int, fields_of(write)[3])
     modem.receive_bytes(from_radio(3, number(1, 77)), now + 0.2)
     other_nonce = meshtastic.frame(number(7, nonce ^ 1))
     assert (modem.receive_bytes(other_nonce, now + 0.2), modem.ready) == ([], False)
@@ -317,7 +248,7 @@ def meshtastic_up(now: float = 0.0) -> Meshtastic:
 def send_meshtastic(modem: Meshtastic, payload: bytes, now: float) -> int:
     """The id of the packet that it wrote, after a look at the other fields."""
     (write,) = modem.send(payload, now)
-    packet = protobuf.fields(cast(bytes, told(write)[1]))
+    packet = protobuf.fields(cast(bytes, fields_of(write)[1]))
     assert packet[2] == 0xFFFFFFFF
     assert protobuf.fields(cast(bytes, packet[4])) == {1: 256, 2: payload}
     assert not {9, 10} & set(packet)  # no hops, no acknowledgement
@@ -374,22 +305,67 @@ def test_meshtastic_hears_only_our_port_and_not_itself() -> None:
     assert modem.receive_bytes(stream, 1.0) == [Received(b"hi", -93.0, 5.5)]
 
 
-def test_meshtastic_that_restarts_or_is_silent() -> None:
-    modem = meshtastic_up()
-    send_meshtastic(modem, b"x", 1.0)
-    events = modem.receive_bytes(meshtastic.frame(number(8, 1)), 1.5)
-    assert events == [PayloadRefused("the node has restarted"), Write(b"\xc3" * 32)]
-    modem = meshtastic_up()
-    send_meshtastic(modem, b"x", 1.0)
-    assert modem.handle_timeout(99.0)[0] == PayloadRefused("the node did not answer")
-    events = [event for _ in range(4) for event in modem.handle_timeout(0.0)]
-    assert events[-1] == Broken("no Meshtastic node answers on this port")
+UP: dict[str, Callable[[], Dialect[Any]]] = {
+    "reyax": reyax_up,
+    "rnode": rnode_up,
+    "meshcore": meshcore_up,
+    "meshtastic": meshtastic_up,
+}
 
 
-def test_meshtastic_airtime_counts_its_header() -> None:
-    """DATA of 231 bytes fills a LoRa frame: 16 bytes of header, 6 of protobuf, 2 of flags."""
-    modem = Meshtastic(settings_for("meshtastic", radio=LoraSetting(11, 250, 1, 16)))
-    assert modem.airtime_us(231) == 2_156_544
+@pytest.mark.parametrize(
+    ("dialect", "notice", "reason", "first"),
+    [
+        ("reyax", b"+READY\r\n", "the modem has restarted", b"\r\n"),
+        ("rnode", kiss_frame(0x55, b"\xf8"), "the modem has restarted", kiss_frame(8, b"\x73")),
+        ("meshtastic", meshtastic.frame(number(8, 1)), "the node has restarted", b"\xc3" * 32),
+    ],
+)
+def test_a_modem_that_restarts_is_set_up_again(dialect, notice, reason, first) -> None:
+    modem = UP[dialect]()
+    modem.send(b"x", 3.0)
+    assert modem.receive_bytes(notice, 3.1) == [PayloadRefused(reason), Write(first)]
+    assert not modem.ready
+
+
+@pytest.mark.parametrize(
+    ("dialect", "refused", "broken"),
+    [
+        ("reyax", "did not answer", "the modem does not answer AT: check the wiring and baud_rate"),
+        ("rnode", "did not report that it is ready", "no RNode answers"),
+        ("meshcore", "did not answer", "no MeshCore modem answers command 9"),
+        ("meshtastic", "did not answer", "no Meshtastic node answers on this port"),
+    ],
+)
+def test_a_modem_that_falls_silent_is_asked_some_times_and_given_up(
+    dialect: str, refused: str, broken: str
+) -> None:
+    modem = UP[dialect]()
+    events = modem.send(b"x", 3.0)
+    while not isinstance(events[-1], Broken):
+        assert modem.deadline is not None
+        events += modem.handle_timeout(modem.deadline)
+    assert events[-1] == Broken(broken)
+    (outcome,) = (event for event in events if isinstance(event, PayloadRefused))
+    assert outcome.reason.endswith(refused)
+    written = b"".join(event.data for event in events if isinstance(event, Write))
+    if dialect == "reyax":
+        assert written.count(b"AT\r\n") == Reyax.tries_max
+        assert len(written) > 240  # it ends even a command that waits for the rest of its data
+
+
+@pytest.mark.parametrize(
+    ("dialect", "radio", "payload_bytes", "microseconds"),
+    [
+        ("reyax", SF9, 240, 1_246_208),  # of the manual
+        ("rnode", SF9, 254, airtime_us(LoraSetting(9, 125, 1, 18), 255)),  # 24 ms of preamble
+        # DATA of 231 bytes fills a frame: 16 bytes of header, 6 of protobuf, 2 of flags
+        ("meshtastic", LoraSetting(11, 250, 1, 16), 231, 2_156_544),
+    ],
+)
+def test_airtime_counts_what_the_modem_adds(dialect, radio, payload_bytes, microseconds) -> None:
+    modem = new_dialect(settings_for(dialect, radio=radio), random.Random(1))
+    assert modem.airtime_us(payload_bytes) == microseconds
 
 
 CHUNKS = st.lists(

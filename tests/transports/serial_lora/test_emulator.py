@@ -1,16 +1,13 @@
-import os
+"""The emulated modems answer as their manuals and firmware do."""
+
 import random
-import select
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from transports.serial_lora.emulator.channel import EmulatedChannel
 from transports.serial_lora.emulator.ebyte import BUFFER_MAX, EbyteModem
-from transports.serial_lora.emulator.line import WAITING_MAX, SerialLine
 from transports.serial_lora.emulator.meshcore import MeshcoreModem
 from transports.serial_lora.emulator.modem import Output, Pause, Transmit
 from transports.serial_lora.emulator.radios import EmulatedRadios, new_modem
@@ -114,38 +111,6 @@ def test_kiss_modems_refuse_as_their_firmware_does() -> None:
         assert answer == Output(kiss_frame(6, bytes([0xF1, code])))
 
 
-@pytest.fixture
-def line(tmp_path: Path) -> Iterator[SerialLine]:
-    made = SerialLine(tmp_path / "modem-0", random.Random(1))
-    made.plug()
-    yield made
-    made.unplug()
-
-
-def read_all(path: Path, size: int) -> bytes:
-    device = os.open(path, os.O_RDWR | os.O_NOCTTY)
-    data = b""
-    try:
-        while len(data) < size and select.select([device], [], [], 5.0)[0]:
-            data += os.read(device, 65_536)
-    finally:
-        os.close(device)
-    return data
-
-
-def test_a_line_whose_host_does_not_read_loses_bytes_and_stays_bounded(line: SerialLine) -> None:
-    for _ in range(3000):
-        line.write(b"x" * 100, 0.0)
-        if not line.stuck:
-            line.flush(0.0)
-    assert line.stuck
-    assert line.next_due() is None
-    assert line.dropped > 3000 * 100 - WAITING_MAX - 70_000
-    line.unplug()
-    assert not line.path.exists()
-    line.write(b"gone", 0.0)
-
-
 def test_emulated_radios_clean_up(tmp_path: Path) -> None:
     radios = EmulatedRadios([new_modem("reyax", 0)])
     radios.start()
@@ -161,27 +126,3 @@ def test_emulated_radios_clean_up(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         broken.start()
     broken.close()
-
-
-@pytest.mark.parametrize("options", [{"loss": 1.5}, {"speed": 0.0}, {"loss": -0.1}])
-def test_wrong_options_of_emulated_radios(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="a loss of 0 to 1, and a speed above 0"):
-        EmulatedRadios([new_modem("reyax", 0)], **options)
-    with pytest.raises(ValueError, match="no emulated modem for 'morse'"):
-        new_modem("morse", 0)
-
-
-def test_radio_time_runs_as_fast_as_it_is_told() -> None:
-    """A frame of 1.246 radio seconds takes a tenth of that at speed 10."""
-    with EmulatedRadios([new_modem("reyax", 0)], speed=10.0) as radios:
-        device = os.open(radios.paths[0], os.O_RDWR | os.O_NOCTTY)
-        try:
-            started = time.monotonic()
-            os.write(device, b"AT+SEND=0,240," + b"x" * 240 + b"\r\n")
-            text = b""
-            while b"+OK" not in text and select.select([device], [], [], 5.0)[0]:
-                text += os.read(device, 1000)
-            assert time.monotonic() - started >= 0.1246
-        finally:
-            os.close(device)
-    assert text.endswith(b"+OK\r\n")
