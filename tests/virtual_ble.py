@@ -26,7 +26,7 @@ class VirtualBle:
         self.link = LossyLink(rng or random.Random())
         self.central = BumbleClient(self._central_device, _BRIDGE, central_mtu)
         self.bridge = BumbleBridge(self._bridge_device, "virtual", bridge_mtu)
-        self._devices: list[Device] = []
+        self.devices: list[Device] = []
 
     def __enter__(self) -> "VirtualBle":
         quiet_controllers()
@@ -39,10 +39,10 @@ class VirtualBle:
 
     def break_connection(self) -> None:
         """End the present connection, if there is one, and wait for its end."""
-        self.loop.submit(self._break()).result(START_S)
+        self.loop.submit(self.end_connection()).result(START_S)
 
-    async def _break(self) -> None:
-        for connection in list(self._devices[0].connections.values()):
+    async def end_connection(self) -> None:
+        for connection in list(self.devices[0].connections.values()):
             await connection.disconnect()
 
     async def _build(self) -> None:
@@ -52,10 +52,10 @@ class VirtualBle:
             host = Host(controller, AsyncPipeSink(controller))
             device = Device(address=Address(address), host=host)
             await device.power_on()
-            self._devices.append(device)
+            self.devices.append(device)
 
     async def _central_device(self) -> Device:
-        return self._devices[0]
+        return self.devices[0]
 
     async def _bridge_device(self) -> Device:
-        return self._devices[1]
+        return self.devices[1]

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("bumble", reason="bumble is not installed: pip install -e '.[dev]'")
 
 from tests.virtual_ble import VirtualBle
-from transports.base import HOST, Busy, FrameTooLarge, NotConnected
+from transports.base import HOST, Busy, NotConnected
 from transports.ble import bumble_ends
 from transports.ble.config import BleSettings
 from transports.ble.transport import BleTransport
@@ -23,15 +23,20 @@ FAST: dict[str, Any] = {"reconnect_min_s": 0.01, "reconnect_max_s": 0.05}
 class Pair:
     """A board `ada` and a host behind a bridge, over the whole host stack of bumble."""
 
-    def __init__(self, seed: int = 1, mtus: tuple[int, int] = (517, 517), **settings: Any):
-        self.virtual = VirtualBle(random.Random(seed), *mtus)
-        self.settings = FAST | settings
-        virtual = self.virtual
-        self.node = BleTransport(self._settings("ada", HOST), virtual.central, virtual.loop)
-        self.host = BleTransport(self._settings(HOST, "ada"), virtual.bridge, virtual.loop)
+    def __init__(self, seed: int = 1, mtus: tuple[int, int] = (517, 517)):
+        self.virtual = virtual = VirtualBle(random.Random(seed), *mtus)
+        self.node = BleTransport(BleSettings("ada", **FAST), virtual.central, virtual.loop)
+        self.host = BleTransport(BleSettings(HOST, "ada", **FAST), virtual.bridge, virtual.loop)
 
-    def _settings(self, role: str, peer: str) -> BleSettings:
-        return BleSettings(role, peer, **self.settings)
+    def open(self) -> None:
+        self.virtual.__enter__()
+        self.host.open()
+        self.node.open()
+
+    def close(self) -> None:
+        self.node.close()
+        self.host.close()
+        self.virtual.__exit__()
 
     @property
     def connected(self) -> bool:
@@ -51,17 +56,13 @@ def new_pair(eventually) -> Iterator[Callable[..., Pair]]:
     def make(**options: Any) -> Pair:
         pair = Pair(**options)
         pairs.append(pair)
-        pair.virtual.__enter__()
-        pair.host.open()
-        pair.node.open()
+        pair.open()
         eventually(lambda: pair.connected)
         return pair
 
     yield make
     for pair in pairs:
-        pair.node.close()
-        pair.host.close()
-        pair.virtual.__exit__()
+        pair.close()
 
 
 def collect(end: BleTransport, count: int) -> list[bytes]:
@@ -106,23 +107,16 @@ def test_frames_of_all_sizes_pass_at_any_att_mtu(new_pair, mtus, value_max) -> N
     sent = pair.node.send(HOST, frames)
     assert sent == stream + -(-stream // (value_max - DATA_OVERHEAD)) * DATA_OVERHEAD
     assert collect(pair.host, len(frames)) == frames
-    with pytest.raises(FrameTooLarge, match="1 to 4096"):
-        pair.node.send(HOST, [b"x", b""])
-    with pytest.raises(ValueError, match="leads to 'ada', not to 'bob'"):
-        pair.host.send("bob", [b"x"])
 
 
-def test_a_stack_that_fails_is_told_and_a_transport_that_was_never_opened_can_be_closed(
-    eventually,
-) -> None:
-    BleTransport(BleSettings("ada"), VirtualBle().central).close()
+def test_a_stack_that_fails_is_told(eventually) -> None:
     own_loop = BleTransport(BleSettings("ada"), VirtualBle().central)
     own_loop.open()  # its virtual link was never started: there is no device
     eventually(lambda: "IndexError" in str(own_loop.status().last_error))
     own_loop.close()
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.nightly)])
 def test_frames_arrive_once_and_in_order_over_loss_cuts_and_breaks(
     new_pair, eventually, seed
 ) -> None:
@@ -154,25 +148,22 @@ def test_frames_arrive_once_and_in_order_over_loss_cuts_and_breaks(
     assert pair.node.status().refusals or pair.host.status().refusals
 
 
-def test_a_connection_may_end_while_it_is_made(eventually) -> None:
-    with VirtualBle() as virtual:
-        pass_on, breaks = virtual.link.send_acl_data, list[Any]()
+def test_a_connection_may_end_while_it_is_made(eventually, caplog) -> None:
+    pair = Pair()
+    virtual, breaks = pair.virtual, list[Any]()
+    pass_on = virtual.link.send_acl_data
 
-        def break_once(controller, address, transport, data: bytes) -> None:
-            if data[4] == FIND_BY_TYPE_VALUE and not breaks:
-                breaks.append(asyncio.ensure_future(virtual._break()))
-            else:
-                pass_on(controller, address, transport, data)
+    def break_once(controller, address, transport, data: bytes) -> None:
+        if data[4] == FIND_BY_TYPE_VALUE and not breaks:
+            breaks.append(asyncio.ensure_future(virtual.end_connection()))
+        else:
+            pass_on(controller, address, transport, data)
 
-        cast(Any, virtual.link).send_acl_data = break_once
-        host = BleTransport(BleSettings(HOST, "ada", **FAST), virtual.bridge, virtual.loop)
-        node = BleTransport(BleSettings("ada", **FAST), virtual.central, virtual.loop)
-        for end in (host, node):
-            end.open()
-        eventually(lambda: node.connected and host.connected)
-        assert node._last_error == "the BLE connection ended while looking for the service"
-        for end in (host, node):
-            end.close()
+    cast(Any, virtual.link).send_acl_data = break_once
+    pair.open()
+    eventually(lambda: pair.connected)
+    assert "the BLE connection ended while looking for the service" in caplog.text
+    pair.close()
 
 
 class EagerEnd:
@@ -211,7 +202,7 @@ def test_strangers_are_left_with_a_sentence(eventually, monkeypatch) -> None:
     """A peripheral without the service, and a central that does not subscribe."""
     monkeypatch.setattr(bumble_ends, "SUBSCRIBE_S", 0.05)
     with VirtualBle() as virtual:
-        central, bridge = virtual._devices
+        central, bridge = virtual.devices
 
         async def advertise() -> None:
             await bridge.start_advertising(auto_restart=True, advertising_interval_min=20.0)
@@ -224,10 +215,9 @@ def test_strangers_are_left_with_a_sentence(eventually, monkeypatch) -> None:
 
         host = BleTransport(BleSettings(HOST, "ada", **FAST), virtual.bridge, virtual.loop)
         host.open()
-        eventually(lambda: virtual.bridge._device is not None)
 
         async def connect() -> None:
-            await central.connect(bridge.random_address)
+            await central.connect(bridge.random_address, timeout=WAIT_S)
 
         virtual.loop.submit(connect()).result(WAIT_S)
         eventually(lambda: "subscribe took more than" in str(host.status().last_error))

@@ -38,13 +38,6 @@ def test_a_value_of_another_session_is_refused_always(value: Value, mine: int, o
             decode(encode(value, other), mine)
 
 
-def test_a_value_that_is_cut_is_refused() -> None:
-    value = encode(Data(7, True, bytes(range(256))), 1234)
-    for end in range(len(value)):
-        with pytest.raises(WireError):
-            decode(value[:end], 1234)
-
-
 GOLDEN = [
     (BleHello(False, 0x1234, 0xA1A2A3A4, 0, 0, 32), "01013412a4a3a2a1000000000000000020b54e"),
     (BleHello(True, 0x1234, 1, 0xA1A2A3A4, 7, 32), "0201341201000000a4a3a2a1070000002099fb"),
