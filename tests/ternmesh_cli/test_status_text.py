@@ -337,7 +337,9 @@ def test_refusals_of_a_link_by_peer(answer):
     assert line in list(describe(replace(answer, transport=replace(UP, link=link))))
     bearer = replace(UP, numbers={"frames_sent": 1})
     both = replace(UP, bearers={"link": bearer}, link=link)
-    assert line in list(describe(replace(answer, transport=both)))
+    lines = list(describe(replace(answer, transport=both)))
+    assert line in lines
+    assert f"link: connected to {UP.end}; 1 frames sent" in lines
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]])

@@ -1,3 +1,5 @@
+"""The loop of every program: the order of its steps, and what a bearer cannot take."""
+
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -70,22 +72,24 @@ class Bearer:
 
 
 class Bench:
-    def __init__(self) -> None:
+    def __init__(self, outgoing: Sequence[tuple[str, list[bytes]]] = ()) -> None:
         self.now = 100.0
         self.endpoint = Script()
+        self.endpoint.outgoing = list(outgoing)
         self.log = self.endpoint.log
         self.bearer = Bearer(self.log)
         self.driver: Driver[str] = Driver(self.endpoint, self.bearer, lambda: self.now)
 
     def poll(self, wait_s: float = 1.0) -> bool:
-        return self.driver.poll(
-            wait_s,
-            lambda event: self.log.append(("event", event)),
-            lambda: self.log.append("commit"),
-        )
+        def handle(event: str) -> None:
+            self.log.append(("event", event))
+            if event == "first":
+                self.endpoint.events.append("second")
+
+        return self.driver.poll(wait_s, handle, lambda: self.log.append("commit"))
 
     def sends(self) -> list[object]:
-        return [entry for entry in self.log if entry[0] == "send"]
+        return [entry[1:] for entry in self.log if entry[0] == "send"]
 
 
 def test_events_are_handled_and_committed_before_anything_is_sent() -> None:
@@ -107,19 +111,12 @@ def test_events_are_handled_and_committed_before_anything_is_sent() -> None:
 def test_events_that_an_event_causes_are_in_the_same_commit() -> None:
     bench = Bench()
     bench.endpoint.events.append("first")
-
-    def handle(event: str) -> None:
-        bench.log.append(event)
-        if event == "first":
-            bench.endpoint.events.append("second")
-
-    bench.driver.poll(0.0, handle, lambda: bench.log.append("commit"))
-    assert bench.log == ["first", "second", "commit"]
+    bench.poll()
+    assert bench.log == [("event", "first"), ("event", "second"), "commit"]
 
 
 def test_without_events_nothing_is_committed() -> None:
-    bench = Bench()
-    bench.endpoint.outgoing = [("ada", [b"x"])]
+    bench = Bench([("ada", [b"x"])])
     assert bench.poll()
     assert bench.log == [("send", "ada", (b"x",))]
     assert not bench.poll()
@@ -155,34 +152,21 @@ def test_a_flood_is_taken_in_portions_and_nothing_of_it_is_lost() -> None:
     assert len(bench.log) == count
 
 
-def test_frames_that_a_busy_bearer_refused_are_offered_again_in_order() -> None:
-    bench = Bench()
-    bench.endpoint.outgoing = [("ada", [b"1"]), ("bob", [b"2"])]
-    bench.bearer.moods.extend([None, Busy("later"), Busy("later")])
+def test_frames_that_a_busy_bearer_refused_are_offered_again_in_order_and_soon() -> None:
+    bench = Bench([("ada", [b"1"]), ("bob", [b"2"])])
+    bench.bearer.moods.extend([None, *[Busy("later")] * 4])
     bench.poll()
     bench.endpoint.outgoing = [("ada", [b"3"])]
-    bench.poll(1.0)
-    bench.poll(1.0)
-    assert bench.sends() == [
-        ("send", "ada", (b"1",)),
-        ("send", "bob", (b"2",)),
-        ("send", "ada", (b"3",)),
-    ]
+    bench.poll(5.0)
+    assert bench.bearer.waits[-1] == module.BUSY_WAIT_S
+    bench.poll()
+    assert bench.sends() == [("ada", (b"1",)), ("bob", (b"2",)), ("ada", (b"3",))]
     assert bench.driver.frames_unsent == 0
 
 
-def test_while_frames_are_held_it_waits_only_briefly() -> None:
-    bench = Bench()
-    bench.endpoint.outgoing = [("ada", [b"1"])]
-    bench.bearer.moods.extend([Busy("later")] * 2)
-    bench.poll(5.0)
-    assert bench.bearer.waits == [module.BUSY_WAIT_S]
-
-
 def test_offline_nothing_is_asked_for_and_nothing_piles_up() -> None:
-    bench = Bench()
+    bench = Bench([("ada", [b"1"])])
     bench.bearer.connected = False
-    bench.endpoint.outgoing = [("ada", [b"1"])]
     bench.poll()
     assert bench.endpoint.outgoing == [("ada", [b"1"])]
     bench.bearer.connected = True
@@ -191,38 +175,27 @@ def test_offline_nothing_is_asked_for_and_nothing_piles_up() -> None:
     bench.poll()
     assert (bench.sends(), bench.driver.frames_unsent) == ([], 2)
     bench.endpoint.outgoing = [("ada", [b"3"])]
-    bench.poll()
-    assert bench.sends() == [("send", "ada", (b"3",))]
-
-
-def test_what_a_busy_bearer_held_is_dropped_when_it_goes_offline() -> None:
-    bench = Bench()
-    bench.endpoint.outgoing = [("ada", [b"old"])]
     bench.bearer.moods.extend([Busy("later")] * 2)
     bench.poll()
-    bench.bearer.connected = False
+    bench.bearer.connected = False  # what it held is dropped
     bench.poll()
     bench.bearer.connected = True
-    bench.endpoint.outgoing = [("ada", [b"new"])]
+    bench.endpoint.outgoing = [("ada", [b"4"])]
     bench.poll()
-    assert bench.sends() == [("send", "ada", (b"new",))]
-    assert bench.driver.frames_unsent == 1
+    assert (bench.sends(), bench.driver.frames_unsent) == ([("ada", (b"4",))], 3)
 
 
 def test_frames_beyond_the_mtu_are_counted_and_hold_nothing_up() -> None:
-    bench = Bench()
-    bench.endpoint.outgoing = [("ada", [b"x" * 11, b"small"]), ("bob", [b"x" * 12])]
+    bench = Bench([("ada", [b"x" * 11, b"small"]), ("bob", [b"x" * 12])])
     bench.poll()
-    assert bench.sends() == [("send", "ada", (b"small",))]
-    assert bench.driver.frames_unsent == 2
+    assert (bench.sends(), bench.driver.frames_unsent) == ([("ada", (b"small",))], 2)
 
 
 def test_bytes_are_counted_for_each_peer_and_strangers_together(monkeypatch) -> None:
     monkeypatch.setattr(module, "PEERS_MAX", 2)
-    bench = Bench()
+    bench = Bench([("ada", [b"xyz"])])
     names = ("ada", "bob", "cleo", "dan")
     bench.bearer.arrivals.extend(Arrival(name, (b"x", b"y"), 6) for name in names)
-    bench.endpoint.outgoing = [("ada", [b"xyz"])]
     bench.poll()
     assert bench.driver.traffic == {
         "ada": PeerTraffic(frames_in=2, frames_out=1, bytes_in=6, bytes_out=5),
@@ -234,15 +207,11 @@ def test_bytes_are_counted_for_each_peer_and_strangers_together(monkeypatch) -> 
 def test_delivery_reports_go_to_the_endpoint_before_its_timers() -> None:
     bench = Bench()
     bench.endpoint.timeout = 99.0
-    waiting = [Delivery("ada", DeliveryState.LOST)]
-
-    def deliveries() -> list[Delivery]:
-        found, waiting[:] = list(waiting), []
-        return found
-
+    lost = [Delivery("ada", DeliveryState.LOST)]
     bench.poll()
     assert bench.log == [("timeout", 100.0)], "a plain transport reports nothing"
-    bench.bearer.deliveries = deliveries  # type: ignore[attr-defined]
+    reports = iter([lost])
+    bench.bearer.deliveries = lambda: next(reports, [])  # type: ignore[attr-defined]
     bench.driver = Driver(bench.endpoint, bench.bearer, lambda: bench.now)
     bench.endpoint.timeout = 99.0
     bench.poll()
