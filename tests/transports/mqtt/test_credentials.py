@@ -19,53 +19,45 @@ def path(tmp_path):
     return path
 
 
-def test_each_role_finds_its_own(path) -> None:
+def test_each_role_finds_its_own_and_nothing_shows_a_password(path) -> None:
     link = LinkConfig("mqtts://broker", "attic", credentials_file=path.name).anchored(path.parent)
     for role, own in OWN.items():
         settings = link_settings(link, role)
         assert (settings.username, settings.password) == (own.username, own.password)
-
-
-def test_nothing_shows_a_password(path) -> None:
-    link = LinkConfig("mqtts://broker", "attic", credentials_file=str(path))
-    assert "s3cret" not in repr(link_settings(link, "board-1")) + repr(OWN) + repr(link)
-
-
-@pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o660])
-def test_a_file_that_others_may_use_is_refused(path, mode) -> None:
-    path.chmod(mode)
-    link = LinkConfig("mqtts://broker", "attic", credentials_file=str(path))
-    with pytest.raises(ConfigError, match=r"^\[link\]: others may use .*: chmod 600 "):
-        link_settings(link, "board-1")
+        assert "s3cret" not in repr(settings) + repr(own) + repr(link)
 
 
 @pytest.mark.parametrize(
-    ("url", "role", "sentence"),
+    ("url", "name", "mode", "role", "sentence"),
     [
-        ("mqtts://a:b@broker", "board-1", "keep one of them"),
-        ("mqtts://broker", "board-2", r"has no table \['board-2'\]"),
+        *(
+            ("mqtts://broker", "own.toml", mode, "board-1", "others may use .*: chmod 600 ")
+            for mode in (0o640, 0o604, 0o644, 0o660)
+        ),
+        ("mqtts://a:b@broker", "own.toml", 0o600, "board-1", "keep one of them"),
+        ("mqtts://broker", "own.toml", 0o600, "board-2", r"has no table \['board-2'\]"),
+        ("mqtts://broker", "none.toml", 0o600, "board-1", "cannot be read: No such file"),
+        ("mqtts://broker", ".", 0o600, "board-1", "is no file"),
+        ("mqtt://broker", "own.toml", 0o600, "board-1", "in the clear: write mqtts://, or set"),
     ],
 )
-def test_what_is_missing_or_double_is_told(path, url, role, sentence) -> None:
-    with pytest.raises(ConfigError, match=sentence):
-        link_settings(LinkConfig(url, "attic", credentials_file=str(path)), role)
+def test_credentials_that_cannot_be_used_are_a_sentence(
+    path, url, name, mode, role, sentence
+) -> None:
+    path.chmod(mode)
+    link = LinkConfig(url, "attic", credentials_file=str(path.parent / name))
+    with pytest.raises(ConfigError, match=rf"^\[link\]: .*{sentence}") as caught:
+        link_settings(link, role)
+    assert "s3cret" not in str(caught.value)
 
 
-def test_no_password_goes_over_a_network_in_the_clear_unasked(path) -> None:
+def test_a_password_goes_in_the_clear_where_that_is_asked_for_or_stays_here(path) -> None:
     link = LinkConfig("mqtt://broker", "attic", credentials_file=str(path))
-    for clear in (link, LinkConfig("mqtt://ada:s3cret@broker")):
-        with pytest.raises(ConfigError, match="in the clear: write mqtts://, or set") as caught:
-            link_settings(clear, "board-1")
-        assert "s3cret" not in str(caught.value)
     for allowed in (replace(link, cleartext=True), replace(link, url="mqtt://127.0.0.1")):
-        assert link_settings(allowed, "board-1").password is not None
-
-
-@pytest.mark.parametrize("name", ["nowhere.toml", "."])
-def test_a_file_that_is_none_is_told(path, name) -> None:
-    link = LinkConfig("mqtts://broker", "attic", credentials_file=str(path.parent / name))
-    with pytest.raises(ConfigError, match=r"is no file|cannot be read: No such file"):
-        link_settings(link, "board-1")
+        assert link_settings(allowed, "board-1").password == "s3cret"
+    with pytest.raises(ConfigError, match="in the clear") as caught:
+        link_settings(LinkConfig("mqtt://ada:s3cret@broker"), "ada")
+    assert "s3cret" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

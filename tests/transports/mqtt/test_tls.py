@@ -71,7 +71,7 @@ def barn(authority: Callable[[str], Authority]) -> Authority:
 
 
 def test_a_private_authority_is_trusted_and_no_other(
-    new_mosquitto, new_end, eventually, authority, barn
+    new_mosquitto, mosquitto, new_end, eventually, authority, barn
 ) -> None:
     certificate, key = barn.sign("localhost")
     broker = new_mosquitto(f"certfile {certificate}\nkeyfile {key}")
@@ -90,6 +90,7 @@ def test_a_private_authority_is_trusted_and_no_other(
         (public, "is signed by no authority in the system's certificates"),
         (other_name, f"certificate of mqtts://127.0.0.1:{broker.port} is for another name"),
         (plain, "is it a port for TLS (mqtts://)?"),
+        (new_end(tls_url(mosquitto), "dan"), "is it a port for TLS"),
     ):
         eventually(lambda end=end, text=sentence: text in str(end.status().last_error))
         assert not end.connected
@@ -118,11 +119,6 @@ def test_a_certificate_that_is_over_is_told(new_mosquitto, new_end, eventually, 
     ada = new_end(tls_url(broker), "ada", ca_file=str(barn.file))
     sentence = "is not valid now (certificate has expired): renew it, or set the clock"
     eventually(lambda: sentence in str(ada.status().last_error))
-
-
-def test_a_port_without_tls_is_told(mosquitto, new_end, eventually) -> None:
-    ada = new_end(tls_url(mosquitto), "ada")
-    eventually(lambda: "is it a port for TLS" in str(ada.status().last_error))
 
 
 def test_files_that_hold_no_certificates_are_named(barn, tmp_path) -> None:
