@@ -216,7 +216,7 @@ class EbyteProvisioner(Modem):
 
     def _command(self, command: bytes, what: str, timeout_s: float) -> bytes:
         """The registers after a command; empty where the modem refuses it."""
-        return self._ask(command, lambda answer: answer, what, timeout_s)
+        return self._ask(command, bytes, what, timeout_s)
 
 
 class RnodeProvisioner(Modem):
