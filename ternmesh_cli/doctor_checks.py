@@ -26,7 +26,7 @@ from ternmesh_store.state_file import StateFile
 from transports.base import HOST
 from transports.link_config import LinkConfig, link_settings
 from transports.serial_lora.airtime_budget import read_moment
-from transports.serial_lora.tcp_port import tcp_address
+from transports.serial_lora.settings import tcp_address
 
 OK, WARNING, WRONG = "ok", "warning", "wrong"
 DAY_S = 86_400.0

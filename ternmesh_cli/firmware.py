@@ -17,6 +17,7 @@ from firmware_tools.errors import FirmwareError
 from firmware_tools.radios.fleet_file import RadioFleet, read_radio_fleet
 from firmware_tools.radios.provision import (
     FAILURES,
+    HIDDEN,
     SECRET,
     Found,
     Outcome,
@@ -134,7 +135,7 @@ def _probed(port: str) -> Found | Outcome:
 def _shown(answer: Found | Outcome) -> dict[str, Any]:
     if isinstance(answer, Outcome):
         return {"port": answer.port, "reason": answer.reason}
-    hidden = {k: "(secret)" if k in SECRET else v for k, v in answer.settings.items()}
+    hidden = {name: HIDDEN if name in SECRET else text for name, text in answer.settings.items()}
     return asdict(replace(answer, settings=hidden))
 
 
@@ -169,7 +170,7 @@ def _provision(arguments: argparse.Namespace) -> int:
                 print("\n".join(_lines(outcome)), flush=True)
     finally:  # also after Ctrl-C: what was done to which modem must be known
         if arguments.json:
-            print(json.dumps([_hidden(outcome) for outcome in outcomes]))
+            print(json.dumps([asdict(outcome) for outcome in outcomes]))
         wrong = [outcome for outcome in outcomes if not outcome.is_right]
         if not arguments.json:
             print(f"{len(outcomes) - len(wrong)} of {len(ports)} modems are right")
@@ -179,19 +180,10 @@ def _provision(arguments: argparse.Namespace) -> int:
 def _lines(outcome: Outcome) -> Iterator[str]:
     reason = f": {outcome.reason}" if outcome.reason else ""
     yield f"{outcome.name or 'modem'} ({outcome.port}) {ENDINGS[outcome.result]}{reason}"
-    for name, (before, after) in _visible(outcome).items():
+    for name, (before, after) in outcome.changes.items():
         yield f"  {name:14} {before} -> {after}"
     if outcome.backup:
         yield f"  before: {outcome.backup}"
-
-
-def _visible(outcome: Outcome) -> dict[str, tuple[str, str]]:
-    hidden = ("(secret)", "(secret)")
-    return {k: hidden if k in SECRET else pair for k, pair in outcome.changes.items()}
-
-
-def _hidden(outcome: Outcome) -> dict[str, object]:
-    return asdict(replace(outcome, changes=_visible(outcome)))
 
 
 def _backup(arguments: argparse.Namespace) -> int:

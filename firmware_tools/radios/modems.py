@@ -353,8 +353,8 @@ class MeshtasticProvisioner(Modem):
             if (info := protobuf.data(message, meshtastic.FROM_MY_INFO)) is not None:
                 self._node = protobuf.number(protobuf.fields(info), meshtastic.MY_NODE)
             if (config := protobuf.data(message, meshtastic.FROM_CONFIG)) is not None:
-                found = protobuf.data(protobuf.fields(config), meshtastic.CONFIG_LORA)
-                self._lora = self._lora if found is None else found
+                lora = protobuf.data(protobuf.fields(config), meshtastic.CONFIG_LORA)
+                self._lora = self._lora if lora is None else lora
             if (channel := protobuf.data(message, meshtastic.FROM_CHANNEL)) is not None:
                 content = protobuf.fields(channel)
                 if not protobuf.number(content, meshtastic.CHANNEL_INDEX):
@@ -421,18 +421,15 @@ class MeshtasticProvisioner(Modem):
     def _admin(self, message: bytes) -> None:
         """Send one message to the node itself, and wait until it has taken it."""
         packet_id = self._rng.randrange(1, 1 << 32)
-        data = protobuf.number_field(meshtastic.DATA_PORT, meshtastic.ADMIN_APP)
-        data += protobuf.bytes_field(meshtastic.DATA_PAYLOAD, message)
-        packet = protobuf.fixed32_field(meshtastic.PACKET_TO, self._node)
-        packet += protobuf.bytes_field(meshtastic.PACKET_DATA, data)
-        packet += protobuf.fixed32_field(meshtastic.PACKET_ID, packet_id)
+        packet = meshtastic.packet(
+            to=self._node, packet_id=packet_id, port=meshtastic.ADMIN_APP, payload=message
+        )
 
         def answer(received: dict[int, Value]) -> int | None:
-            status = protobuf.data(received, meshtastic.FROM_QUEUE)
-            found = protobuf.fields(status or b"")
-            if protobuf.number(found, meshtastic.QUEUE_PACKET) != packet_id:
+            status = protobuf.fields(protobuf.data(received, meshtastic.FROM_QUEUE) or b"")
+            if protobuf.number(status, meshtastic.QUEUE_PACKET) != packet_id:
                 return None
-            return protobuf.number(found, meshtastic.QUEUE_RESULT)
+            return protobuf.number(status, meshtastic.QUEUE_RESULT)
 
         request = meshtastic.frame(protobuf.bytes_field(meshtastic.TO_PACKET, packet))
         what = "an admin message"

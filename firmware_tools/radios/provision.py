@@ -24,10 +24,10 @@ from transports.serial_lora.port import PortError
 SETTLE_S = 1.0  # between two looks at a modem that may have to settle, or to restart
 BOOT_S = 2.0  # for a board to restart
 FAILURES = (TernmeshError, TransportError, OSError, ValueError)  # of one modem
-SECRET = ("key",)  # settings that are not shown
+SECRET, HIDDEN = ("key",), "(secret)"  # settings that are not shown, and what stands for them
 BACKUP_BYTES_MAX = 65_536
 FORMAT, BACKUPS_MAX = 1, 10_000
-Changes = dict[str, tuple[str, str]]  # before and after
+Changes = dict[str, tuple[str, str]]  # before and after, to be shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def probe(port: str) -> Found:
 def differences(have: Settings, wanted: Settings) -> Changes:
     """The settings to change, with what they are and what they should be."""
     return {
-        name: (have.get(name, "?"), value)
+        name: (HIDDEN, HIDDEN) if name in SECRET else (have.get(name, "?"), value)
         for name, value in wanted.items()
         if have.get(name) != value
     }
@@ -161,7 +161,7 @@ def restore(
 
 def _change(modem: Modem, changes: Changes, wanted: Settings) -> None:
     """Write, then read until the modem shows what was written; FirmwareError, PortError."""
-    modem.write({name: after for name, (_, after) in changes.items()})
+    modem.write({name: wanted[name] for name in changes})
     if not modem.keeps and not modem.read():
         return  # such a modem shows nothing: it has confirmed each setting
     end = time.monotonic() + modem.restart_s

@@ -14,7 +14,6 @@ import functools
 import logging
 import random
 from contextlib import suppress
-from dataclasses import dataclass
 
 from transports.ble.bumble_ends import (
     Address,
@@ -51,8 +50,7 @@ class VirtualControllers:
         if not 0 <= port <= PORT_MAX - count + 1:
             raise ValueError(f"ports {port} to {port + count - 1}: none is above {PORT_MAX}")
         self.ports: list[int] = []
-        self.link = LossyLink(rng or random.Random())
-        self.link.loss = loss
+        self.link = LossyLink(rng or random.Random(), loss)
         self._wanted = [port + index if port else 0 for index in range(count)]
         self._loop = LoopThread("ble-controllers")
         self._servers: list[asyncio.Server] = []
@@ -139,24 +137,12 @@ class _Socket(StreamPacketSource):
             self._sink.close()
 
 
-@dataclass(slots=True)
-class VirtualCounters:
-    """Counters of the link; bytes are those of ATT and L2CAP, headers included."""
-
-    packet_bytes: int = 0
-    values: int = 0
-    values_lost: int = 0
-    values_cut: int = 0
-
-
 class LossyLink(LocalLink):
-    """The medium: loses values at the rate `loss`, and cuts others short at the rate `cut`."""
+    """The medium: loses values at the rate `loss`."""
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, rng: random.Random, loss: float = 0.0) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.loss = 0.0
-        self.cut = 0.0
-        self.counters = VirtualCounters()
+        self.loss = loss
         self._rng = rng
 
     def send_acl_data(
@@ -166,27 +152,12 @@ class LossyLink(LocalLink):
         transport: PhysicalTransport,
         data: bytes,
     ) -> None:
-        """Pass one L2CAP packet on, lose it or cut it."""
-        counters = self.counters
-        counters.packet_bytes += len(data)
-        if data[2:4] == _ATT_CHANNEL and data[4] in _VALUE_OPCODES:
-            counters.values += 1
-            if self._rng.random() < self.loss:
-                counters.values_lost += 1
-                return
-            if self._rng.random() < self.cut:
-                counters.values_cut += 1
-                data = _cut(data, self._rng)
-        super().send_acl_data(sender_controller, destination_address, transport, data)
+        """Pass one L2CAP packet on, or lose it."""
+        is_value = data[2:4] == _ATT_CHANNEL and data[4] in _VALUE_OPCODES
+        if not is_value or self._rng.random() >= self.loss:
+            super().send_acl_data(sender_controller, destination_address, transport, data)
 
 
 def quiet_controllers() -> None:
     """Simulated controllers warn of each packet that a broken connection left behind."""
     logging.getLogger("bumble.controller").setLevel(logging.CRITICAL)
-
-
-def _cut(packet: bytes, rng: random.Random) -> bytes:
-    """An L2CAP packet whose value ends somewhere before its end, with a length that is right."""
-    header = 4 + 3
-    body = packet[4 : rng.randrange(header, len(packet))]
-    return len(body).to_bytes(2, "little") + packet[2:4] + body

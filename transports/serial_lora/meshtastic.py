@@ -73,6 +73,16 @@ def frame(message: bytes) -> bytes:
     return MAGIC + len(message).to_bytes(2, "big") + message
 
 
+def packet(*, to: int, packet_id: int, port: int, payload: bytes) -> bytes:
+    """A MeshPacket; further fields may follow it."""
+    data = protobuf.number_field(DATA_PORT, port) + protobuf.bytes_field(DATA_PAYLOAD, payload)
+    return (
+        protobuf.fixed32_field(PACKET_TO, to)
+        + protobuf.bytes_field(PACKET_DATA, data)
+        + protobuf.fixed32_field(PACKET_ID, packet_id)
+    )
+
+
 class MeshtasticUnframer:
     """Finds the messages in a byte stream and skips the log text between them.
 
@@ -146,15 +156,11 @@ class Meshtastic(Dialect[dict[int, Value]]):
     def send(self, payload: bytes, now: float) -> list[Event]:
         """Broadcast without acknowledgement, because the reliable link detects losses itself."""
         self._packet_id = self._rng.randrange(1, 1 << 32)
-        data = protobuf.number_field(DATA_PORT, PRIVATE_APP)
-        data += protobuf.bytes_field(DATA_PAYLOAD, payload)
-        packet = protobuf.fixed32_field(PACKET_TO, BROADCAST)
-        packet += protobuf.bytes_field(PACKET_DATA, data)
-        packet += protobuf.fixed32_field(PACKET_ID, self._packet_id)
-        packet += protobuf.number_field(PACKET_PRIORITY, LOWEST_PRIORITY)
+        message = packet(to=BROADCAST, packet_id=self._packet_id, port=PRIVATE_APP, payload=payload)
+        message += protobuf.number_field(PACKET_PRIORITY, LOWEST_PRIORITY)
         if self._settings.hop_limit:
-            packet += protobuf.number_field(PACKET_HOPS, self._settings.hop_limit)
-        command = _to_radio(TO_PACKET, packet)
+            message += protobuf.number_field(PACKET_HOPS, self._settings.hop_limit)
+        command = _to_radio(TO_PACKET, message)
         return self._launch(payload, command, now, self._settings.answer_margin_s)
 
     def handle_timeout(self, now: float) -> list[Event]:
@@ -192,8 +198,8 @@ class Meshtastic(Dialect[dict[int, Value]]):
             self._node = protobuf.number(protobuf.fields(info), MY_NODE)
         if (queue := protobuf.data(message, FROM_QUEUE)) is not None:
             return self._queue_status(protobuf.fields(queue), now)
-        if (packet := protobuf.data(message, FROM_PACKET)) is not None:
-            return self._packet(protobuf.fields(packet), now)
+        if (received := protobuf.data(message, FROM_PACKET)) is not None:
+            return self._packet(protobuf.fields(received), now)
         if protobuf.number(message, FROM_REBOOTED) and self._awake:
             return self._restart("the node has restarted", now)
         if self._nonce and protobuf.number(message, FROM_COMPLETE) == self._nonce:
@@ -228,24 +234,25 @@ class Meshtastic(Dialect[dict[int, Value]]):
         """Set the time of the next heartbeat. The node answers a heartbeat with a queue report."""
         self.deadline = now + (HEARTBEAT_S if self._has_room else ROOM_S)
 
-    def _packet(self, packet: dict[int, Value], now: float) -> list[Event]:
-        content = protobuf.data(packet, PACKET_DATA)
+    def _packet(self, received: dict[int, Value], now: float) -> list[Event]:
+        content = protobuf.data(received, PACKET_DATA)
         if content is None:
             return []  # encrypted with a key that the node does not have
-        found = protobuf.fields(content)
-        port = protobuf.number(found, DATA_PORT)
-        payload = protobuf.data(found, DATA_PAYLOAD)
+        data = protobuf.fields(content)
+        port = protobuf.number(data, DATA_PORT)
+        payload = protobuf.data(data, DATA_PAYLOAD)
         if port == ROUTING_APP:
             error = protobuf.number(protobuf.fields(payload or b""), ROUTING_ERROR)
             if error == 0:
                 return []
-            if self._is_in_flight(protobuf.number(found, DATA_REQUEST)):
+            if self._is_in_flight(protobuf.number(data, DATA_REQUEST)):
                 return self._outcome(error, now)
             return [Noise(_routing_error(error))]
-        if port != PRIVATE_APP or not payload or protobuf.number(packet, PACKET_FROM) == self._node:
+        is_own = protobuf.number(received, PACKET_FROM) == self._node
+        if port != PRIVATE_APP or not payload or is_own:
             return []
-        rssi = protobuf.signed(protobuf.number(packet, PACKET_RSSI))
-        snr_bits = protobuf.number(packet, PACKET_SNR).to_bytes(8, "little")[:4]
+        rssi = protobuf.signed(protobuf.number(received, PACKET_RSSI))
+        snr_bits = protobuf.number(received, PACKET_SNR).to_bytes(8, "little")[:4]
         return [Received(payload, float(rssi), struct.unpack("<f", snr_bits)[0])]
 
 

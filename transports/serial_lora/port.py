@@ -9,7 +9,7 @@ import termios
 
 from transports.base import MissingExtra, TransportError
 from transports.serial_lora.send_queue import Waker
-from transports.serial_lora.tcp_port import CONNECT_S, TcpPort, tcp_address
+from transports.serial_lora.settings import tcp_address
 
 try:
     import serial
@@ -19,12 +19,51 @@ except ImportError as error:
     ) from error
 
 READ_MAX = 4096  # bytes at once
+CONNECT_S = 3.0
+# A bridge that loses its power ends no connection: after 25 s without an answer it counts as gone.
+_OPTIONS = {
+    socket.TCP_NODELAY: 1,
+    socket.TCP_KEEPIDLE: 10,
+    socket.TCP_KEEPINTVL: 5,
+    socket.TCP_KEEPCNT: 3,
+    socket.TCP_USER_TIMEOUT: 25_000,
+}
 
 _log = logging.getLogger(__name__)
 
 
 class PortError(TransportError):
     """The port cannot be opened, is gone, or takes no more bytes."""
+
+
+class _TcpPort:
+    """What `serial.Serial` has of reading and writing, on a connection; OSError."""
+
+    def __init__(self, address: tuple[str, int], write_timeout_s: float) -> None:
+        self._socket = socket.create_connection(address, CONNECT_S)
+        self._socket.settimeout(write_timeout_s)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _OPTIONS.items():
+            self._socket.setsockopt(socket.IPPROTO_TCP, option, value)
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def read(self, size: int) -> bytes:
+        """What has arrived; it waits where `select` does not say that there is something."""
+        data = self._socket.recv(size)
+        if not data:
+            raise ConnectionResetError(errno.ECONNRESET, "the bridge has ended the connection")
+        return data
+
+    def write(self, data: bytes) -> None:
+        self._socket.sendall(data)
+
+    def reset_output_buffer(self) -> None:
+        """Nothing: what was written is on its way."""
+
+    def close(self) -> None:
+        self._socket.close()
 
 
 class SerialPort:
@@ -35,10 +74,10 @@ class SerialPort:
         """
         self._path = path
         self._waker = waker
-        self._serial: serial.Serial | TcpPort
+        self._serial: serial.Serial | _TcpPort
         try:
             if (address := tcp_address(path)) is not None:
-                self._serial = TcpPort(address, write_timeout_s)
+                self._serial = _TcpPort(address, write_timeout_s)
             else:
                 self._serial = serial.Serial(
                     path, baud, timeout=0, write_timeout=write_timeout_s, exclusive=True
@@ -76,7 +115,7 @@ class SerialPort:
             _log.debug("closing %s: %s", self._path, error)
 
     def _lost(self) -> PortError:
-        why = "is the bridge off?" if isinstance(self._serial, TcpPort) else "is it unplugged?"
+        why = "is the bridge off?" if isinstance(self._serial, _TcpPort) else "is it unplugged?"
         return PortError(f"lost {self._path}: {why}")
 
 

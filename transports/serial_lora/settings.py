@@ -3,13 +3,13 @@
 They come from the `[link.serial]` table of a host's or node's configuration.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 
 from ternmesh.config import ConfigError, Table, is_whole, needs, read_table
 from ternmesh.link.airtime import LoraSetting
 from transports.base import ALL, HOST, UnknownPeer, check_node, check_peer
-from transports.serial_lora.tcp_port import tcp_address
 
 DIALECTS = ("reyax", "ebyte", "meshtastic", "rnode", "meshcore")
 HOST_ADDRESS, ALL_ADDRESS = 0, 255
@@ -19,6 +19,19 @@ TUNED_BY_US = ("reyax", "rnode", "meshcore")  # the others are tuned with their 
 _REYAX_NETWORK_ANY_PREAMBLE = 18
 _REYAX_PREAMBLE = 12
 _REYAX = needs("dialect", "reyax")
+_URL = re.compile(r"socket://(?:\[([^]]+)]|([\w.-]+)):(\d{1,5})")
+
+
+def tcp_address(port: str) -> tuple[str, int] | None:
+    """Host and TCP port of `socket://host:port`; None for a device. ValueError for another URL."""
+    if "://" not in port:
+        return None
+    url = _URL.fullmatch(port)
+    if url is None or not 0 < int(url[3]) < 1 << 16:
+        raise ValueError(
+            f"port is {port!r}: write a device like /dev/ttyUSB0, or socket://host:port"
+        )
+    return url[1] or url[2], int(url[3])
 
 
 @dataclass(frozen=True, slots=True)

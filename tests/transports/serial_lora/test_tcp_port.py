@@ -11,11 +11,11 @@ import serial
 
 from tests.transports.serial_lora.test_transport import SPEED, settings_for
 from transports.base import HOST
-from transports.serial_lora import tcp_port
+from transports.serial_lora import port as serial_port
 from transports.serial_lora.emulator.radios import EmulatedRadios, new_modem
 from transports.serial_lora.port import PortError, SerialPort
 from transports.serial_lora.send_queue import Waker
-from transports.serial_lora.tcp_port import tcp_address
+from transports.serial_lora.settings import tcp_address
 from transports.serial_lora.transport import SerialLoraTransport
 
 EVERY_BYTE = bytes(range(256))
@@ -110,7 +110,7 @@ def test_what_does_not_open_is_a_sentence(monkeypatch, waker) -> None:
 
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
         number = full.getsockname()[1]
-        monkeypatch.setattr(tcp_port, "CONNECT_S", 0.2)
+        monkeypatch.setattr(serial_port, "CONNECT_S", 0.2)
         with suppress(TimeoutError):
             waiting = [socket.create_connection(("127.0.0.1", number), 0.2) for _ in range(9)]
             assert not waiting, "the queue never fills"
