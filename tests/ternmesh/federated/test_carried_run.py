@@ -15,7 +15,7 @@ from ternmesh.security.membership import HOST
 from ternmesh.wire import control
 from ternmesh.wire.control import FINISHED, OPEN
 from ternmesh.wire.global_update import GlobalSnapshot
-from tests.sim.simdisks import HostDisk, NodeDisk
+from tests.sim.simdisks import HostDisk
 
 MODEL = bytes(range(32))
 ROUNDS = 4
@@ -112,32 +112,6 @@ def test_a_carried_run_begins_with_the_adapter_and_each_residual(bench: Any) -> 
     assert host.phase == FINISHED
 
 
-def test_a_node_that_dies_between_the_runs_keeps_what_it_has_learned(bench: Any) -> None:
-    # R6.11-4
-    carried, learned = bench.nodes["theo"].pending.corrected, bench.host.model_q24
-    disk = NodeDisk(bench.plan.dimension)
-    for event in bench.events["theo"]:
-        disk.record(event)
-    count = len(bench.events["theo"])
-    yan = bench.nodes.pop("yan")  # the run cannot begin
-    carry(bench)
-    live(bench, 20)
-    assert bench.nodes["theo"].version == 0
-    for event in bench.events["theo"][count:]:
-        disk.record(event)
-    disk.commit()
-    state = replace(disk.committed, counter=1 << 20)
-    assert np.array_equal(state.before.residual, carried)
-    theo = bench.add("theo", state=state)
-    live(bench, 5)
-    bench.nodes["yan"] = yan
-    live(bench, 90)
-    assert (theo.version, yan.version) == (1, 1)
-    assert np.array_equal(theo.model_q24, learned)
-    assert np.array_equal(theo.residual, carried)
-    assert snapshots(bench, "theo") == snapshots(bench, "yan") == 0
-
-
 class OldNode(NodeProtocol):
     """A node of the version before: it remembers nothing."""
 
@@ -168,30 +142,6 @@ def test_who_does_not_have_the_adapter_gets_a_snapshot(bench: Any, who: str) -> 
     assert snapshots(bench, "yan") == 1
     assert snapshots(bench, "theo") == 0
     assert not yan.residual.any(), "a part of it may have been counted"
-
-
-def test_a_board_that_comes_later_applies_all_global_updates(bench: Any) -> None:  # R6.11-4
-    yan = bench.nodes.pop("yan")
-    bench.host.settings = replace(bench.host.settings, min_peers=1)
-    carry(bench)
-    live(bench, 20)
-    play(bench)
-    bench.nodes["yan"] = yan
-    live(bench, 120)
-    assert yan.version == 2
-    assert np.array_equal(yan.model_q24, bench.host.model_q24)
-    assert snapshots(bench, "yan") == 0
-
-
-def test_a_run_that_takes_nothing_along_begins_with_zeros(bench: Any) -> None:  # R6.5-10
-    empty = replace(new_host_state(bench.plan.dimension), counter=1 << 20)
-    host_of(bench, b"run-id-9", empty)
-    live(bench, 20)
-    for name, node in bench.nodes.items():
-        assert bench.last(name, WorkReady) == WorkReady(0)
-        assert node.before is None
-        assert not node.model_q24.any()
-        assert not node.residual.any()
 
 
 @pytest.mark.parametrize("rounds", [0, 1], ids=["at version 1", "later"])

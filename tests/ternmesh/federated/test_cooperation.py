@@ -61,20 +61,6 @@ def test_a_node_moves_by_its_share_towards_the_global_adapter(
             assert np.array_equal(node.model_q24, bench.host.model_q24)
 
 
-def test_the_fleet_learns_what_all_have_and_each_node_more_of_its_own(new_bench: New) -> None:
-    bench = fleet(new_bench, 0.5)
-    goals = [bench.delta(seed) * 10 for seed in (1, 2)]
-    middle = (goals[0] + goals[1]) / 2
-    for _ in range(39):
-        learn(bench, goals)
-    apart = np.linalg.norm(goals[0] - middle)
-    assert (
-        np.linalg.norm(to_float(bench.host.model_q24) - middle) < 0.25 * apart
-    )  # the codec adds noise
-    for node, goal in zip(bench.nodes.values(), goals, strict=True):
-        assert np.linalg.norm(to_float(node.adapter_q24) - goal) < 0.9 * apart
-
-
 def test_a_new_run_and_a_return_begin_at_the_global_adapter(new_bench: New) -> None:  # R6.3-10
     bench = fleet(new_bench, 0.5)
     learn(bench, [bench.delta(1), bench.delta(2)])

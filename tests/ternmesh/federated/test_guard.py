@@ -7,14 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ternmesh.codec.encoder import scatter
-from ternmesh.codec.permutation import order
 from ternmesh.codec.scale import to_float
 from ternmesh.federated import guard as guard_module
 from ternmesh.federated.evaluation import Evaluation, write_values
-from ternmesh.federated.events import Advanced, GlobalUpdateMade
+from ternmesh.federated.events import GlobalUpdateMade
 from ternmesh.federated.guard import rise
-from ternmesh.federated.robust import mean_of
 from ternmesh.federated.rules import AggregationSettings
 from ternmesh.security.membership import HOST
 from tests.ternmesh.federated.conftest import MODEL
@@ -126,44 +123,6 @@ def test_a_spoiled_adapter_is_taken_back_without_the_liar(new_bench: New) -> Non
     assert all_agree(bench)
 
 
-def test_without_the_guard_it_stays_spoiled(new_bench: New) -> None:
-    bench = new_fleet(new_bench, guard=0.0)
-    play(bench, 12)
-    good = loss_of(bench)
-    play(bench, 3, lies=True)
-    assert returns(bench) == []
-    assert loss_of(bench) > 3 * good
-
-
-def test_what_honest_boards_sent_since_then_is_added_once_more(new_bench: New) -> None:
-    bench = new_fleet(new_bench)
-    play(bench, 12)
-    expected = to_float(bench.host.model_q24) + bench.host.residual
-    combine, rounds = bench.host.combiner.aggregation.combine, []
-
-    def noted(*rest: Any) -> Any:
-        combined = combine(*rest)
-        sent = bench.host.combiner.aggregation.sent
-        honest = [bench.host.nodes[update.address].name != LIAR for update in sent.updates]
-        rounds.append(mean_of(replace(sent, weights=sent.weights * honest)))
-        return combined
-
-    bench.host.combiner.aggregation.combine = noted
-    spoil(bench)
-    for number, mean in enumerate(rounds):
-        places = order(MODEL, 12 + number, DIMENSION)
-        expected = expected + scatter(mean, places)
-    now = to_float(bench.host.model_q24) + bench.host.residual
-    assert np.abs(now - expected).max() < 1e-5
-
-
-def test_boards_that_report_nothing_are_not_guarded(new_bench: New) -> None:
-    bench = new_fleet(new_bench)
-    play(bench, 12, reports={})
-    play(bench, 3, lies=True, reports={})
-    assert returns(bench) == []
-
-
 def test_one_board_that_reports_lies_brings_nothing_back(new_bench: New) -> None:
     bench = new_fleet(new_bench)
     play(bench, 12)
@@ -228,17 +187,6 @@ def test_a_suspect_waits_for_reports_that_can_be_compared(new_bench: New) -> Non
     assert set(weights(bench).values()) == {1.0}
 
 
-def test_what_the_owner_has_dropped_does_not_come_back_by_the_guard(new_bench: New) -> None:
-    bench = new_fleet(new_bench)
-    play(bench, 12)
-    assert bench.host.return_to(6, bench.now) == ""
-    bench.exchange()
-    assert not bench.host.combiner.guard._rounds
-    play(bench, 2)
-    play(bench, 2, lies=True)
-    assert returns(bench) == [6, 15]
-
-
 def test_a_round_of_an_excluded_node_alone_has_no_part(new_bench: New) -> None:
     bench = new_fleet(new_bench, guard=1e9)
     play(bench, 2)
@@ -283,54 +231,6 @@ def test_a_majority_cannot_be_suspect(new_bench: New) -> None:
     assert returns(bench) == []
 
 
-def test_samples_are_news_again_only_where_what_was_learned_is_dropped(new_bench: New) -> None:
-    bench = new_fleet(new_bench)
-    play(bench, 12)
-    spoil(bench)
-    assert not bench.last("ada", Advanced).has_returned  # it is added once more
-    assert bench.host.return_to(5, bench.now) == ""
-    bench.exchange()
-    for name in BOARDS:
-        assert bench.last(name, Advanced).has_returned
-    assert made(bench)[-1].missing == ()
-    play(bench)
-    assert not bench.last("ada", Advanced).has_returned
-
-
-def test_the_owner_goes_back_to_a_version(new_bench: New) -> None:
-    bench = new_fleet(new_bench, guard=0.0)
-    adapters = []
-    for _ in range(6):
-        adapters.append(to_float(bench.host.model_q24))
-        play(bench)
-    assert bench.host.return_to(3, bench.now) == ""
-    bench.exchange()
-    # What the host had not sent is dropped: the step is empty.
-    assert np.array_equal(to_float(bench.host.model_q24), adapters[3])
-    assert bench.host.version == 7
-    assert not bench.host.residual.any()
-    assert all_agree(bench)
-    play(bench, 3)
-    assert all_agree(bench)
-    assert bench.host.return_to(7, bench.now) == ""  # a version that returned can be returned to
-    bench.exchange()
-    assert np.array_equal(to_float(bench.host.model_q24), adapters[3])
-    assert all_agree(bench)
-
-
-def test_an_update_that_waits_stays_with_its_board(new_bench: New) -> None:
-    bench = new_fleet(new_bench, guard=0.0)
-    play(bench, 4)
-    node = bench.nodes["ada"]
-    node.submit(4, bench.delta(7), bench.now)
-    bench.exchange()
-    corrected = node.pending.corrected
-    assert bench.host.return_to(2, bench.now) == ""
-    bench.exchange()
-    assert node.version == 5
-    assert np.array_equal(node.residual, corrected)
-
-
 @pytest.mark.parametrize(
     ("version", "sentence"),
     [(4, "no version 4"), (-1, "no version -1"), (2, "taken back"), (3, "taken back")],
@@ -355,36 +255,6 @@ def test_no_return_before_the_run_begins_or_after_its_end(new_bench: New) -> Non
     bench.nodes["ada"].submit(0, bench.delta(1), bench.now)
     bench.exchange()
     assert "no round is open" in bench.host.return_to(0, bench.now)
-
-
-def test_a_version_that_the_chain_has_lost(new_bench: New) -> None:
-    bench = new_fleet(new_bench, guard=0.0, chain_max=2)
-    play(bench, 4)
-    assert "not kept" in bench.host.return_to(1, bench.now)
-    assert bench.host.return_to(2, bench.now) == ""
-    bench.exchange()
-    assert all_agree(bench)
-
-
-def test_a_board_that_lacks_the_steps_gets_a_snapshot(new_bench: New) -> None:
-    bench = new_fleet(new_bench, guard=0.0)
-    play(bench, 4)
-    bench.nodes["ada"].chain.clear()  # as after a snapshot
-    assert bench.host.return_to(1, bench.now) == ""
-    live(bench, 40)
-    assert all_agree(bench)
-
-
-def test_a_board_that_was_away_follows_a_return(new_bench: New) -> None:
-    bench = new_fleet(new_bench, guard=0.0)
-    play(bench, 3)
-    away = bench.nodes.pop("dot")
-    bench.host.handle_timeout(bench.now + 1000)
-    assert bench.host.return_to(1, bench.now) == ""
-    bench.exchange()
-    bench.nodes["dot"] = away
-    live(bench, 60)
-    assert all_agree(bench)
 
 
 def test_a_revoked_node_leaves_the_residual(new_bench: New) -> None:

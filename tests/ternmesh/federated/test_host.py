@@ -9,20 +9,10 @@ import pytest
 
 from ternmesh.errors import WireError
 from ternmesh.federated import open_round
-from ternmesh.federated.aggregation import encode_step, encode_update
-from ternmesh.federated.events import (
-    BodyAccepted,
-    GlobalUpdateMade,
-    NodeJoined,
-    Refused,
-    RoundExtended,
-    RoundOpened,
-    UpdateForgotten,
-    WorkReady,
-)
-from ternmesh.federated.host import HostProtocol
+from ternmesh.federated.aggregation import encode_update
+from ternmesh.federated.events import GlobalUpdateMade, Refused, UpdateForgotten, WorkReady
 from ternmesh.federated.open_round import round_of
-from ternmesh.federated.state import LATE_KEPT, RegisteredNode, new_host_state
+from ternmesh.federated.state import LATE_KEPT
 from ternmesh.security.membership import ALL, HOST
 from ternmesh.wire import control, fragments
 from ternmesh.wire.control import FINISHED, GATHERING, OPEN
@@ -32,8 +22,6 @@ from ternmesh.wire.update import (
     CONTRIBUTIONS_KIND,
     MANIFEST_KIND,
     Manifest,
-    read_chunk,
-    read_manifest,
     update_digest,
     write_manifest,
 )
@@ -187,32 +175,6 @@ def test_a_frame_in_another_nodes_name(bench: Any) -> None:
     assert bench.host.round.delivered(1) == "none"
 
 
-def test_ten_thousand_packets_in_a_burst(bench: Any) -> None:
-    frames = packet(bench, 1)
-    bench.add("yan")  # so that the round stays open
-    bench.exchange()
-    burst = [frames[i % 2] for i in range(9_000)] + [b"noise"] * 1_000
-    bench.host.receive_frames("theo", burst, bench.now)
-    assert bench.host.refused == {"duplicate": 8_998, "length": 1_000}
-    bench.take(HOST)
-    assert bench.count(HOST, BodyAccepted) == 2
-    assert bench.count(HOST, Refused) <= 1_024  # the counters hold the rest
-    answers = [f for p, f in bench.sent[HOST] if p == "theo" and b"length" in f]
-    assert len(answers) == 1  # a flood is not answered with a flood
-    bench.host.receive_frames("theo", frames, bench.now)
-    assert bench.host.round.delivered(1) == "whole"
-
-
-def test_a_conflicting_share_does_not_replace_the_first(bench: Any) -> None:
-    bench.add("yan")
-    bench.exchange()
-    first, second = packet(bench, 1, seed=1), packet(bench, 1, seed=2)
-    bench.host.receive_frames("theo", [first[0], first[1], second[1]], bench.now)
-    assert bench.host.refused == {"conflict": 1}
-    bench.host.receive_frames("theo", first, bench.now)
-    assert bench.host.round.delivered(1) == "whole"
-
-
 def test_a_packet_that_does_not_add_up_is_forgotten_and_may_come_again(bench: Any) -> None:
     # R4.2-2, R6.4-3
     first, second = packet(bench, 1, seed=1), packet(bench, 1, seed=2)
@@ -250,26 +212,6 @@ def test_a_node_that_lost_its_state_does_not_mix_two_packets(bench: Any) -> None
     assert not bench.host.refused
 
 
-def test_a_whole_packet_is_not_replaced(bench: Any) -> None:  # R6.4-4
-    """Its receipt was a promise."""
-    bench.add("yan")
-    bench.exchange()
-    first, second = packet(bench, 1, seed=1), packet(bench, 1, seed=2)
-    bench.host.receive_frames("theo", first, bench.now)
-    bench.host.receive_frames("theo", second, bench.now)
-    assert bench.host.refused == {"conflict": len(second)}
-    digest = read_manifest(opened(first[0])).digest
-    assert bench.host.round.updates[1].manifest.digest == digest
-
-
-def test_a_host_that_was_restored_says_who_is_ahead(bench: Any) -> None:
-    said(bench, "theo", version=bench.plan.rounds + 1)  # what a node may have: test_recovery.py
-    assert bench.host.refused == {"ahead": 1}
-    assert bench.host.nodes[1].refused == {"ahead": 1}
-    kinds = [control.read_control(opened(f)) for p, f in bench.take(HOST) if p == "theo"]
-    assert kinds == [control.Refusal(0, "ahead")]
-
-
 def test_announces_do_not_pile_up_without_a_bearer(bench: Any) -> None:
     """Nor do global updates, but announces must not push them out."""
     bench.take(HOST)
@@ -296,17 +238,6 @@ def test_a_snapshot_is_cut_into_the_same_pieces_at_any_time(new_bench: New) -> N
         bench.wait(5)
     assert len(sent[0]) > 40
     assert sent[0] == sent[1]
-
-
-def test_a_receipt_says_what_is_here(bench: Any) -> None:  # R6.4-1
-    bench.add("yan")
-    bench.exchange()
-    frames = packet(bench, 1)
-    for sent, have in (([frames[1]], None), ([frames[0]], b"\x01"), (frames[2:], b"\x07")):
-        bench.host.receive_frames("theo", sent, bench.now)
-        out = [control.read_control(opened(f)) for p, f in bench.take(HOST) if p == "theo"]
-        digest = read_manifest(opened(frames[0])).digest
-        assert out == ([] if have is None else [control.Receipt(0, digest, have)])
 
 
 def test_the_deadline_closes_a_round_with_what_is_there(bench: Any) -> None:  # R6.2-3
@@ -346,18 +277,6 @@ def test_a_refused_body_makes_nobody_awaited(bench: Any) -> None:  # R6.2-4
     assert (bench.host.refused["kind"], node.active) == (1, False)
     bench.host.receive_frames("theo", packet(bench, 1)[:1], bench.now)
     assert node.active
-
-
-def test_a_node_of_which_only_the_manifest_came_is_still_awaited(new_bench: New) -> None:
-    bench = new_bench(min_peers=2, deadline_s=30)
-    for name in ("theo", "yan", "zoe"):
-        bench.add(name)
-    bench.exchange()
-    bench.host.receive_frames("theo", packet(bench, 1), bench.now)
-    bench.host.receive_frames("yan", packet(bench, 2)[:1], bench.now)
-    bench.wait(31)
-    assert bench.host.version == 0
-    assert [node.active for node in bench.host.nodes.values()] == [True, True, False]
 
 
 @pytest.mark.parametrize(("sent", "deadlines"), [("manifest", [0, 4]), ("hello", [0, 1, 5])])
@@ -423,62 +342,6 @@ def test_a_node_that_is_on_time_again_is_forgiven(new_bench: New) -> None:  # R6
     assert (bench.host.version, yan.late) == (20, 0)
 
 
-def test_where_all_nodes_rest_the_round_waits_for_all(new_bench: New) -> None:  # R6.2-12
-    bench = new_bench(rounds=20, deadline_s=30)
-    for name in ("theo", "yan"):
-        bench.add(name)
-    bench.exchange()
-    bench.host.receive_frames("yan", packet(bench, 2)[:1], bench.now)
-    bench.host.receive_frames("theo", packet(bench, 1), bench.now)
-    bench.wait(31)  # yan rests
-    bench.host.nodes[1].active = False  # theo has gone
-    bench.host.receive_frames("yan", packet(bench, 2, number=1), bench.now)
-    assert bench.host.version == 2
-
-
-def test_too_few_packets_extend_the_round(new_bench: New) -> None:  # R6.2-3, R6.2-11
-    bench = new_bench(min_peers=2, deadline_s=30)
-    bench.add("theo")
-    bench.add("yan")
-    bench.exchange()
-    bench.host.receive_frames("theo", packet(bench, 1), bench.now)
-    bench.wait(31)
-    bench.take(HOST)
-    assert bench.last(HOST, RoundExtended) == RoundExtended(0, bench.now + 30)
-    bench.host.receive_frames("yan", packet(bench, 2), bench.now)
-    assert bench.host.version == 1  # theo's update was kept
-
-
-def test_a_restart_finds_the_open_round_and_goes_on(bench: Any) -> None:
-    bench.add("yan")
-    bench.exchange()
-    bench.host.receive_frames("theo", packet(bench, 1), bench.now)
-    bench.take(HOST)
-    bodies = [e for e in bench.events[HOST] if isinstance(e, BodyAccepted)]
-    joined = [e for e in bench.events[HOST] if isinstance(e, NodeJoined)]
-    state = replace(
-        new_host_state(bench.plan.dimension),
-        started=bench.count(HOST, RoundOpened) > 0,
-        nodes=tuple(RegisteredNode(e.address, e.name, e.samples) for e in joined),
-        bodies=tuple((e.address, e.body) for e in bodies),
-        counter=4096,
-    )
-    again = HostProtocol(
-        plan=bench.plan,
-        settings=bench.host.settings,
-        model_hash=MODEL,
-        run=bench.host.run,
-        state=state,
-    )
-    again.start(bench.now)
-    assert (again.round.delivered(1), again.round.delivered(2)) == ("whole", "none")
-    again.receive_frames("yan", packet(bench, 2), bench.now)
-    assert again.version == 1
-    bench.host.receive_frames("yan", packet(bench, 2), bench.now)
-    assert np.array_equal(again.model_q24, bench.host.model_q24)
-    assert again.global_hash == bench.host.global_hash
-
-
 def test_a_hello_is_not_an_amplifier(new_bench: New) -> None:  # R6.5-13
     bench = new_bench(dimension=20_000, chain_max=1)
     bench.add("theo")
@@ -498,25 +361,6 @@ def test_a_hello_is_not_an_amplifier(new_bench: New) -> None:  # R6.5-13
     assert global_snapshot <= kinds.count(4) <= global_snapshot + 3
     bench.host.receive_frames("theo", [frame], bench.now + 100.0)
     assert [opened(f)[0] for _, f in bench.take(HOST)].count(4) >= global_snapshot
-
-
-def test_a_deadline_of_two_months_fits_a_message(new_bench: New) -> None:
-    bench = new_bench(deadline_s=60 * 86_400.0)
-    theo = bench.add("theo")
-    bench.exchange()
-    assert theo.joined
-    theo.submit(0, bench.delta(0), bench.now)
-    bench.exchange()
-    assert theo.version == 1
-
-
-def test_shares_of_a_reference_name_its_version(bench: Any) -> None:  # R4.5-1
-    bench.host.receive_frames("theo", packet(bench, 1), bench.now)
-    bench.take(HOST)
-    made: Any = bench.last(HOST, GlobalUpdateMade)
-    assert made.version == 1
-    chunks = encode_step(np.ones(1500, np.float32), MODEL, 70_001, bench.plan)[0]
-    assert read_chunk(chunks[0]).round_low == 70_001 - 65_536
 
 
 def test_what_is_here_already_is_not_hashed_again(bench: Any, monkeypatch: Any) -> None:

@@ -53,14 +53,6 @@ def test_an_older_packet_does_not_replace_a_newer_one() -> None:
     assert made.number == 65_536
 
 
-def test_another_quality_is_news() -> None:
-    made, units = receiver(), quantise(labels(1.0))
-    for body in packet(1, units):
-        made.take(body)
-    assert made.take(packet(1, units, quality=100)[0])
-    assert made.quality == pytest.approx(100 / 255)
-
-
 def test_another_run_counts_from_the_beginning() -> None:
     made, units = receiver(), quantise(labels(1.0))
     for body in packet(40, quantise(labels(0.2))):
@@ -107,12 +99,6 @@ def test_a_better_teacher_counts_in_full() -> None:
     assert judged.weights.min() == 1
 
 
-def test_rows_without_a_label_count_nothing() -> None:
-    units = quantise(labels(0.95))
-    units[:50] = 0
-    assert weigh(units, labels(0.6, seed=2), 0.95, 0.6).weights.nonzero()[0].min() == 50
-
-
 def test_a_worse_teacher_counts_less_and_then_nothing() -> None:
     own = labels(0.9, seed=2)
     weights = [
@@ -130,11 +116,6 @@ def test_a_teacher_that_lies_counts_nothing(shift: int) -> None:
     judged = weigh(lie, labels(0.7, seed=2), 0.99, 0.7)
     assert judged.weights.max() == 0
     assert "contradict" in judged.reason
-
-
-def test_random_labels_count_nothing() -> None:
-    judged = weigh(quantise(labels(1 / CLASSES)), labels(0.7, seed=2), 0.99, 0.7)
-    assert judged.weights.max() == 0
 
 
 def test_a_lie_about_one_class_costs_that_class_alone() -> None:

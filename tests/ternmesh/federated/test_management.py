@@ -13,7 +13,6 @@ from ternmesh import __version__
 from ternmesh.errors import WireError
 from ternmesh.federated.events import BoardChanged, FellSilent, SettingsTaken, UpdateMade
 from ternmesh.federated.management import (
-    INQUIRIES_MAX,
     LIMITS,
     SCALES,
     VALUES,
@@ -26,7 +25,6 @@ from ternmesh.federated.management import (
     unpack,
 )
 from ternmesh.federated.refusals import NORMAL
-from ternmesh.security.keyed_sealing import SYNC_OVERHEAD
 from ternmesh.security.membership import HOST
 from ternmesh.security.signatures import NO_RUN, SIGNED
 from ternmesh.wire import control
@@ -122,16 +120,6 @@ def test_only_named_settings_within_their_bounds_are_allowed(chosen: dict[str, i
     assert are_allowed(chosen) is good
 
 
-def test_the_longest_report_and_settings_fit_a_frame() -> None:
-    values = pack(VALUES, dict.fromkeys(VALUES, INTEGER_MAX))
-    limits = pack(LIMITS, LIMITS)
-    report = control.write_control(Report("9" * 32, INTEGER_MAX, limits, values))
-    settings = control.write_control(Settings(INTEGER_MAX, limits))
-    signature = 1 + 64
-    for body in (len(report), len(settings) + signature):
-        assert body + SYNC_OVERHEAD <= FRAME_MAX
-
-
 def test_settings_as_they_are_typed() -> None:
     chosen = {"pause": 0, "pace_s": 60, "log_level": 0, "silence": 0.05}
     assert settings_text(chosen) == "pause=off pace_s=60 log_level=debug silence=0.05"
@@ -225,17 +213,6 @@ def test_the_same_settings_are_not_sent_again(bench: Any) -> None:
     assert bench.host.session.management.boards["theo"].number == 1
 
 
-def test_a_board_that_has_lost_its_disk_is_told_again(bench: Any) -> None:  # R6.10-3
-    set_all(bench, "theo", **PAUSE)
-    bench.exchange()
-    new = bench.add("theo")
-    new.joining.instance = b"new disk"
-    new.joining.management = BoardManagement(allowed=LIMITS)
-    settle(bench)
-    assert new.joining.management.settings == PAUSE
-    assert new.joining.management.number == 1
-
-
 def test_a_host_that_was_restored_counts_on_from_what_boards_report(bench: Any) -> None:
     # R6.10-2
     for pace_s in (1, 2, 3):
@@ -292,14 +269,6 @@ def test_a_paused_board_sends_no_work_and_no_round_waits_for_it(bench: Any) -> N
     assert bench.host.nodes[theo.address].active
 
 
-def test_a_host_does_not_wait_for_a_paused_board_that_says_hello(bench: Any) -> None:  # R6.10-5
-    set_all(bench, "theo", **PAUSE)
-    bench.exchange()
-    bench.nodes["theo"].say_hello(bench.now)
-    bench.exchange()
-    assert not bench.host.nodes[bench.nodes["theo"].address].active
-
-
 @pytest.mark.parametrize(("silence", "event"), [(0, UpdateMade), (1, FellSilent)])
 def test_a_board_has_its_own_silence(new_bench: New, silence: int, event: type) -> None:
     quiet = {"silence": 0.0001 if silence else 0.999, "silence_rounds": 3}
@@ -333,13 +302,6 @@ def test_older_settings_are_refused_also_after_a_restart(keyed: Any) -> None:  #
     assert (theo.joining.management.settings, theo.refused["replay"]) == ({}, 2)
 
 
-def test_the_same_number_changes_nothing(keyed: Any) -> None:  # R6.10-7
-    give(keyed, sent(keyed, Settings(1, pack(LIMITS, PAUSE))))
-    give(keyed, sent(keyed, Settings(1, pack(LIMITS, {"pace_s": 9}))))
-    assert keyed.nodes["theo"].joining.management.settings == PAUSE
-    assert odd(keyed.nodes["theo"]) == {}
-
-
 def test_settings_for_another_board_are_refused(keyed: Any) -> None:  # R9.7-2
     give(keyed, sent(keyed, Settings(9, pack(LIMITS, PAUSE))), name="yan")
     yan = keyed.nodes["yan"]
@@ -356,13 +318,6 @@ def test_settings_without_a_signature_are_refused(keyed: Any) -> None:  # R9.7-2
     with patch.object(keyed.host.channel.authenticator, "_own", own):
         give(keyed, sent(keyed, Settings(1, pack(LIMITS, PAUSE))))
     assert (theo.refused["signature"], theo.joining.management.number) == (3, 0)
-
-
-def test_settings_are_valid_in_every_run(keyed: Any) -> None:
-    keyed.nodes["theo"].channel.sealing.bind(b"nextrun!")
-    keyed.nodes["theo"].joining.run = b"nextrun!"
-    give(keyed, sent(keyed, Settings(1, pack(LIMITS, PAUSE))))
-    assert keyed.nodes["theo"].joining.management.paused
 
 
 @pytest.mark.parametrize("place", range(len(LIMITS)))
@@ -398,13 +353,6 @@ def test_settings_for_all_or_under_an_address_are_refused(new_bench: New) -> Non
     assert theo.joining.management.number == 0
 
 
-def test_a_number_that_is_used_up_raises_nothing(bench: Any) -> None:
-    bench.host.session.management.boards["theo"].number = INTEGER_MAX
-    set_all(bench, "theo", **PAUSE)
-    bench.exchange()
-    assert bench.host.session.management.boards["theo"].number == INTEGER_MAX
-
-
 def test_a_revoked_board_is_not_served(keyed: Any) -> None:  # R6.10-4
     keyed.host.channel.authenticator._member_list.revoke("theo")
     keyed.host.exclude("theo", keyed.now)
@@ -430,60 +378,6 @@ def test_any_settings_of_the_host_are_taken_or_refused(data: bytes) -> None:
 
 
 # Ends of an older version, which know the types up to `wanted`
-
-OLD_TYPES = control._TYPES[:7]
-
-
-def old(end: Any) -> Any:
-    """Let an end read and write as before."""
-    receive = end.receive_frames
-
-    def receive_frames(*arguments: Any) -> None:
-        with patch.object(control, "_TYPES", OLD_TYPES):
-            receive(*arguments)
-
-    end.receive_frames = receive_frames
-    return end
-
-
-@pytest.mark.parametrize("keys", [(), ("theo", "yan")], ids=["open", "keyed"])
-def test_a_board_of_an_older_version_takes_part(new_bench: New, keys: tuple[str, ...]) -> None:
-    # R6.10-1, R6.10-3
-    bench = new_bench(rounds=3, min_peers=2, deadline_s=1000, keys=keys)
-    theo, yan = old(bench.add("theo")), bench.add("yan")
-    yan.joining.management = BoardManagement(allowed=LIMITS)
-    settle(bench)
-    set_all(bench, "theo", **PAUSE)
-    for number in range(3):
-        for node in (theo, yan):
-            node.submit(number, bench.delta(number), bench.now)
-        settle(bench)
-    assert (bench.host.version, theo.version, yan.version) == (3, 3, 3)
-    for _ in range(60):
-        bench.wait(10.0)
-        bench.host.handle_timeout(bench.now)
-        bench.exchange()
-    assert odd(theo).keys() == {"control"}
-    assert theo.refused["control"] <= 2 * INQUIRIES_MAX, "again when there were settings"
-    assert theo.joined
-    assert bench.host.session.management.boards["theo"].report is None
-    assert bench.host.session.management.boards["yan"].report is not None
-
-
-@pytest.mark.parametrize("keys", [(), ("theo",)], ids=["open", "keyed"])
-def test_a_host_of_an_older_version_hears_nothing_new(
-    new_bench: New, keys: tuple[str, ...]
-) -> None:  # R6.10-6
-    bench = new_bench(rounds=3, keys=keys)
-    old(bench.host)
-    bench.host.session.management.heard = lambda *_: None  # it never asks
-    theo = bench.add("theo")
-    theo.joining.management = BoardManagement(allowed=LIMITS)
-    settle(bench)
-    theo.submit(0, bench.delta(0), bench.now)
-    settle(bench)
-    assert theo.version == 1
-    assert odd(bench.host) == {}
 
 
 def test_a_signed_body_under_another_address_keeps_its_run(keyed: Any) -> None:
@@ -514,17 +408,6 @@ def test_a_board_that_reports_without_end_gets_no_settings_and_no_disk_for_it(be
     assert bench.host.session.management.boards["theo"].is_behind
 
 
-def test_a_host_that_has_restarted_tells_boards_that_are_behind(bench: Any) -> None:  # R6.10-3
-    set_all(bench, "theo", **PAUSE)
-    bench.take(HOST)  # lost, and the host dies
-    boards = dict(bench.host.session.management.boards)
-    bench.host.session.management = FleetManagement(5.0)
-    bench.host.session.management.restore(boards)
-    bench.wait(10.0)
-    bench.exchange()
-    assert bench.nodes["theo"].joining.management.paused
-
-
 @pytest.mark.parametrize("is_restarted", [False, True])
 def test_a_board_that_has_not_reported_is_sent_no_settings(is_restarted: bool) -> None:
     # R6.10-1, R6.10-3
@@ -549,16 +432,6 @@ def test_inquiries_come_again_at_their_time_and_end(bench: Any) -> None:  # R6.1
         asked.append(bench.now - began)
         bench.take(HOST)  # it is lost
     assert asked == [0.0, 5.0, 15.0]
-
-
-def test_a_host_restored_from_an_older_copy_keeps_what_boards_have_in_force(bench: Any) -> None:
-    # R6.10-2
-    set_all(bench, "theo", pace_s=9)
-    bench.exchange()
-    bench.host.session.management.boards.clear()
-    ask_again(bench)
-    board = bench.host.session.management.boards["theo"]
-    assert (board.number, board.wanted) == (1, pack(LIMITS, {"pace_s": 9}))
 
 
 def test_a_number_that_a_restored_host_uses_twice_is_replaced(bench: Any) -> None:  # R6.10-2

@@ -8,15 +8,11 @@ import pytest
 
 from ternmesh.codec.scale import to_float
 from ternmesh.federated.combiner import Consolidation
-from ternmesh.federated.events import Advanced, FellSilent, GlobalUpdateMade, RoundExtended
+from ternmesh.federated.events import Advanced, GlobalUpdateMade, RoundExtended
 from ternmesh.federated.news import News
-from ternmesh.federated.node import NodeProtocol
-from ternmesh.federated.state import NodeState
 from ternmesh.plan import make_plan
 from ternmesh.security.membership import HOST
-from ternmesh.wire import control
-from ternmesh.wire.control import OPEN, Silent
-from ternmesh.wire.frame import Header, seal_open
+from ternmesh.wire.control import OPEN
 
 PLAN = make_plan(4, rounds=0, local_steps=1, learning_rate=0.1, news_rounds=2)
 New = Callable[..., Any]
@@ -64,13 +60,6 @@ def test_a_node_without_news_trains_after_its_silence_while_others_learn() -> No
     assert news.round_to_train(node, None, 0.0) is None  # type: ignore[arg-type]
     news.add(10)
     assert news.round_to_train(node, None, 0.0) == 7  # type: ignore[arg-type]
-
-
-def test_a_node_trains_in_each_round_of_a_run_with_an_end() -> None:
-    node = Member()
-    node.plan = make_plan(4, rounds=9, local_steps=1, learning_rate=0.1)
-    assert News(samples_min=1, rounds=99).round_to_train(node, 7, 0.0) == 7  # type: ignore[arg-type]
-    assert not node.silent
 
 
 def test_what_is_stored_comes_back_and_damage_is_ignored() -> None:
@@ -188,55 +177,3 @@ def test_a_silent_node_with_news_closes_the_round(bench: Any) -> None:  # R6.7-1
     assert bench.last("theo", Advanced).counts_own
     assert not bench.last("yan", Advanced).counts_own
     assert bench.nodes["yan"].version == 1
-
-
-def test_a_part_of_an_update_waits_for_the_rest(bench: Any) -> None:
-    silence_all(bench)
-    theo = bench.nodes["theo"]
-    theo.submit(0, bench.delta(1), bench.now)
-    frames = [frame for _, frame in bench.take("theo")]
-    bench.host.receive_frames("theo", frames[:2], bench.now)
-    assert bench.host.version == 0
-    bench.wait(31)
-    assert bench.host.version == 1  # what came by the deadline counts
-
-
-def test_only_the_first_silence_of_a_round_is_told(bench: Any) -> None:
-    silence_all(bench)
-    silence_all(bench)
-    bench.nodes["theo"].submit(7, None, bench.now)
-    assert bench.count("theo", FellSilent) == 1
-
-
-def test_a_silent_node_with_news_goes_on_after_a_restart(bench: Any) -> None:  # R6.7-10
-    silence_all(bench)
-    old = bench.nodes["theo"]
-    state = NodeState(old.model_q24, old.residual, old.run, old.address, old.plan, 0,
-                      old.global_hash, silent=True, counter=1 << 20)  # fmt: skip
-    theo: NodeProtocol = bench.add("theo", state=state)
-    bench.exchange()
-    assert theo.silent
-    theo.submit(0, bench.delta(1), bench.now)
-    bench.exchange()
-    assert (bench.host.version, theo.version) == (1, 1)
-
-
-def test_in_a_run_with_an_end_work_after_a_silence_waits(new_bench: New) -> None:
-    made = new_bench(rounds=5, plan={"silence": 1.0, "silence_rounds": 3})
-    theo = made.add("theo")
-    made.exchange()
-    theo.submit(0, made.delta(1), made.now)
-    made.exchange()
-    theo.submit(1, made.delta(2) * 0, made.now)
-    assert theo.silent
-    theo.submit(1, made.delta(3), made.now)
-    assert (theo.silent, theo.pending) == (True, None)
-
-
-def test_a_host_with_an_end_takes_no_silence_without_its_plan(new_bench: New) -> None:  # R6.7-1
-    made = new_bench(rounds=5)
-    made.add("theo")
-    made.exchange()
-    body = control.write_control(Silent(0))
-    made.host.receive_frames("theo", [seal_open(Header(1, 1 << 30), body)], made.now)
-    assert made.host.refused == {"kind": 1}

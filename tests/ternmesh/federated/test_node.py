@@ -7,20 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ternmesh.codec.scale import add_q24, to_vector
-from ternmesh.errors import CodecError
-from ternmesh.federated.aggregation import encode_step, global_delta_q24, update_delta_q24
-from ternmesh.federated.events import (
-    Advanced,
-    Joined,
-    ResidualChanged,
-    UpdateMade,
-    UpdateReceived,
-    WorkReady,
-)
-from ternmesh.federated.joining import REASONS_MAX
+from ternmesh.codec.scale import add_q24
+from ternmesh.federated.aggregation import encode_step, global_delta_q24
+from ternmesh.federated.events import Joined, UpdateReceived, WorkReady
 from ternmesh.federated.node import NodePhase
-from ternmesh.federated.state import NodeState
 from ternmesh.plan import genesis, to_numbers
 from ternmesh.security.membership import HOST
 from ternmesh.wire import control, fragments
@@ -62,20 +52,6 @@ def both_submit(bench: Any, number: int) -> None:
     bench.exchange()
 
 
-def test_hello_is_repeated_with_growing_pauses(new_bench: New) -> None:  # R6.5-1
-    bench = new_bench()
-    node, times = bench.add("theo"), []
-    for _ in range(12):
-        assert len(bench.take("theo")) == 1
-        due = node.next_timeout()
-        times.append(due - bench.now)
-        bench.now = due
-        node.handle_timeout(due)
-    assert 0.5 <= times[0] <= 1.5
-    assert max(times) <= 90
-    assert min(times[7:]) >= 30
-
-
 def test_a_packet_is_sent_until_its_receipt(bench: Any) -> None:  # R6.3-3
     theo = bench.nodes["theo"]
     theo.submit(0, bench.delta(1), bench.now)
@@ -107,20 +83,6 @@ def test_a_manifest_follows_its_shares_as_often_as_the_plan_says(bench: Any) -> 
     assert theo.received
 
 
-def test_only_the_list_settles(bench: Any) -> None:  # R6.3-4
-    """An update that the host received and did not count stays in the residual."""
-    theo = bench.nodes["theo"]
-    theo.submit(0, bench.delta(1), bench.now)
-    bench.exchange()
-    assert theo.received
-    step = new_step(bench)
-    content = certify(write_global_update(step))
-    for body in fragments.split(content, bench.plan.frame_mtu):
-        theo.receive_frames(HOST, [seal_open(Header(BROADCAST, 0), body)], bench.now)
-    assert theo.version == 1
-    assert np.array_equal(theo.residual, bench.delta(1))
-
-
 def new_step(bench: Any, *rows: Counted, model: bytes = MODEL[:8]) -> GlobalUpdate:
     """The first global update, as a host would make it of one update."""
     chunks = encode_step(bench.delta(9), MODEL, 1, bench.plan)[0]
@@ -128,93 +90,6 @@ def new_step(bench: Any, *rows: Counted, model: bytes = MODEL[:8]) -> GlobalUpda
     adapter = add_q24(zeros, global_delta_q24(chunks, MODEL, 1, bench.plan))
     name = hash_adapter(genesis(MODEL, bench.host.run, bench.plan), 1, adapter)
     return GlobalUpdate(1, name, model, False, 0, rows, chunks)
-
-
-def test_late_work_is_folded_in(bench: Any) -> None:  # R6.3-5
-    theo = bench.nodes["theo"]
-    both_submit(bench, 0)
-    before = theo.residual.copy()
-    theo.submit(0, bench.delta(5), bench.now)
-    assert np.array_equal(theo.residual, before + bench.delta(5))
-    bench.take("theo")
-    assert bench.count("theo", ResidualChanged) == 1
-
-
-def test_late_work_while_a_packet_is_pending_is_not_lost(bench: Any) -> None:  # R6.3-5
-    theo = bench.nodes["theo"]
-    theo.submit(0, bench.delta(1), bench.now)
-    bodies = theo.pending.bodies
-    theo.submit(0, bench.delta(2), bench.now)
-    assert theo.pending.bodies == bodies
-    bench.nodes["yan"].submit(0, bench.delta(3), bench.now)
-    bench.exchange()
-    assert bench.count("theo", UpdateMade) == 2
-    assert theo.version == 1
-    delta_q24 = update_delta_q24(bodies[1:], MODEL, 0, bench.plan)
-    counted = to_vector(delta_q24)
-    assert np.allclose(theo.residual, bench.delta(1) + bench.delta(2) - counted, atol=1e-7)
-
-
-def test_nan_is_refused_and_nothing_is_sent(bench: Any) -> None:
-    theo = bench.nodes["theo"]
-    bad = bench.delta(1)
-    bad[3] = np.nan
-    with pytest.raises(CodecError, match="diverged"):
-        theo.submit(0, bad, bench.now)
-    assert theo.pending is None
-    assert bench.take("theo") == []
-    theo.submit(0, bench.delta(1), bench.now)
-    assert theo.pending is not None
-
-
-def test_work_is_offered_once(bench: Any) -> None:  # R6.3-1
-    for _ in range(3):
-        from_host(bench, bench.nodes["theo"], control.Announce(b"run-id-8", 0, OPEN, 0))
-    bench.take("theo")
-    assert bench.count("theo", WorkReady) == 1
-
-
-def test_who_is_behind_catches_up_step_by_step(bench: Any) -> None:  # R4.5-3, R6.5-13
-    late = bench.nodes.pop("yan")
-    bench.host.settings = replace(bench.host.settings, min_peers=1)
-    for number in range(3):
-        bench.nodes["theo"].submit(number, bench.delta(number), bench.now)
-        bench.exchange()
-        bench.wait(31)
-        bench.exchange()
-    assert bench.host.version == 3
-    bench.nodes["yan"] = late
-    late.say_hello(bench.now)
-    bench.exchange()
-    versions = [e.version for e in bench.events["yan"] if isinstance(e, Advanced)]
-    assert versions == [1, 2, 3]
-    assert np.array_equal(late.model_q24, bench.host.model_q24)
-    assert bench.last("yan", WorkReady) == WorkReady(3)
-
-
-def test_a_snapshot_settles_the_packet_it_counts(new_bench: New) -> None:  # R4.5-5, R6.3-4
-    bench = new_bench(rounds=9, min_peers=1, deadline_s=30, chain_max=1)
-    theo, yan = bench.add("theo"), bench.add("yan")
-    bench.exchange()
-    yan.submit(0, bench.delta(2), bench.now)
-    pending = yan.pending
-    for peer, frame in bench.take("yan"):
-        assert peer == HOST
-        bench.host.receive_frames("yan", [frame], bench.now)
-    del bench.nodes["yan"]  # it hears nothing from now on
-    for number in range(3):
-        theo.submit(number, bench.delta(number), bench.now)
-        bench.exchange()
-        bench.wait(31)
-        bench.exchange()
-    bench.nodes["yan"] = yan
-    yan.say_hello(bench.now)
-    bench.exchange()
-    versions = [e.version for e in bench.events["yan"] if isinstance(e, Advanced)]
-    assert versions == [3]
-    assert np.array_equal(yan.model_q24, bench.host.model_q24)
-    delta_q24 = update_delta_q24(pending.bodies[1:], MODEL, 0, bench.plan)
-    assert np.allclose(yan.residual, pending.corrected - to_vector(delta_q24), atol=1e-7)
 
 
 def test_a_new_run_starts_from_nothing(bench: Any) -> None:  # R6.5-10
@@ -241,30 +116,6 @@ def welcome(bench: Any, node: Any, **changes: Any) -> control.Welcome:
     plan = to_numbers(bench.plan)
     message = control.Welcome(instance, 1, bench.host.run, 0, OPEN, 0, plan)
     return replace(message, **changes)
-
-
-def test_a_restart_before_the_first_reference_knows_its_place(bench: Any) -> None:
-    """Else the host would send a snapshot, and nothing would settle the pending update."""
-    theo = bench.nodes["theo"]
-    theo.submit(0, bench.delta(1), bench.now)
-    state = NodeState(
-        model_q24=theo.model_q24,
-        residual=theo.residual,
-        run=theo.run,
-        address=1,
-        plan=bench.plan,
-        pending=theo.pending,
-    )
-    again = bench.add("theo", state=state)
-    bench.exchange()
-    assert again.pending is not None
-    assert again.received
-
-
-def test_a_stale_announce_takes_nobody_back(bench: Any) -> None:  # R6.5-11
-    theo = bench.nodes["theo"]
-    from_host(bench, theo, control.Announce(b"run-id-8", 0, control.GATHERING, 0))
-    assert theo.host_phase == OPEN
 
 
 @pytest.mark.parametrize("change", ["run", "plan"])
@@ -294,19 +145,6 @@ def test_a_welcome_to_a_hello_from_before_this_run_leads_out_of_it_no_more(bench
     assert theo.run == b"last run"
 
 
-def test_a_late_reference_does_not_take_back_a_question(bench: Any) -> None:
-    theo, yan = bench.nodes["theo"], bench.nodes["yan"]
-    from_host(bench, theo, control.Announce(b"run-id-9", 0, OPEN, 0))
-    theo.handle_timeout(bench.now + 1.0)
-    bench.take("theo")  # its hello is on the way
-    for node in (theo, yan):
-        node.submit(0, bench.delta(1), bench.now)
-    bench.exchange()
-    assert theo.version == 1
-    from_host(bench, theo, welcome(bench, theo, run=b"run-id-9"))
-    assert theo.run == b"run-id-9"
-
-
 def test_a_refused_receipt_breaks_no_silence(bench: Any) -> None:
     theo = bench.nodes["theo"]
     theo.submit(0, bench.delta(1), bench.now)
@@ -315,35 +153,6 @@ def test_a_refused_receipt_breaks_no_silence(bench: Any) -> None:
     from_host(bench, theo, control.Receipt(0, bytes(4), b"\x01"))
     assert theo.refused == {"digest": 1}
     assert theo._doubts_host_at() == doubts_at
-
-
-def test_a_refusal_hastens_a_hello_that_is_far_off(bench: Any) -> None:
-    theo = bench.nodes["theo"]
-    for _ in range(8):
-        theo.say_hello(bench.now)
-    assert theo.next_timeout() > bench.now + 20
-    from_host(bench, theo, control.Refusal(0, "unknown node"))
-    assert theo.next_timeout() <= bench.now + 1.5
-
-
-def test_phases_go_forward_only(bench: Any) -> None:  # R6.5-11
-    theo = bench.nodes["theo"]
-    theo.say_hello(bench.now)
-    from_host(bench, theo, welcome(bench, theo, version=2, phase=control.FINISHED))
-    both_submit(bench, 0)
-    assert (theo.version, theo.host_phase) == (1, control.FINISHED)
-
-
-def test_another_reference_of_the_same_version_makes_a_node_ask(bench: Any) -> None:
-    """The host was restored from an older disk, and made it again from other updates."""
-    theo = bench.nodes["theo"]
-    both_submit(bench, 0)
-    assert (theo.version, theo.joining.hello_timer.at) == (1, None)
-    step = new_step(bench)
-    for body in fragments.split(certify(write_global_update(step)), bench.plan.frame_mtu):
-        theo.receive_frames(HOST, [seal_open(Header(BROADCAST, 0), body)], bench.now)
-    assert theo.version == 1
-    assert theo.joining.hello_timer.at is not None
 
 
 def test_an_announce_from_the_past_makes_nobody_speak(bench: Any) -> None:  # R6.5-6
@@ -397,17 +206,6 @@ def test_calls_into_several_other_runs_make_a_node_ask_once_each(bench: Any) -> 
         from_host(bench, theo, call)
     assert theo.next_timeout() == due
     from_host(bench, theo, control.Announce(b"new run!", 0, OPEN, 0))
-    assert theo.next_timeout() <= bench.now + 1.0
-
-
-def test_a_call_into_another_run_is_not_forgotten(bench: Any) -> None:
-    """A last global update of the old run stops the hello; the next announce starts it again."""
-    theo = bench.nodes["theo"]
-    call = control.Announce(b"new run!", 0, OPEN, 0)
-    from_host(bench, theo, call)
-    both_submit(bench, 0)
-    assert theo.version == 1
-    from_host(bench, theo, call)
     assert theo.next_timeout() <= bench.now + 1.0
 
 
@@ -488,15 +286,6 @@ def test_silence_makes_a_node_ask(bench: Any) -> None:  # R6.5-5
     assert isinstance(control.read_control(open_seal(frame)[1]), control.Hello)
 
 
-def test_a_host_that_forgot_us_is_greeted_again(bench: Any) -> None:  # R6.5-2
-    theo = bench.nodes["theo"]
-    from_host(bench, theo, control.Refusal(0, "unknown node"))
-    assert not theo.joined
-    bench.wait(2)
-    bench.exchange()
-    assert theo.joined
-
-
 BAD: dict[str, tuple[str, Callable[[Any, Any], bytes]]] = {
     "noise": ("seal", lambda b, n: b"\x20" + bytes(40)),
     "cut": ("length", lambda b, n: bytes(9)),
@@ -558,26 +347,6 @@ def test_a_reference_with_a_bad_list_changes_nothing(bench: Any) -> None:  # R4.
     assert theo.version == 0
     assert theo.pending is not None
     assert np.array_equal(theo.residual, residual)
-
-
-def test_a_reference_made_under_keys_is_taken_by_a_node_without_them(bench: Any) -> None:  # R4.5-4
-    """It names no model; its adapter's hash stands for that. So a run can give up its keys."""
-    theo = bench.nodes["theo"]
-    step = new_step(bench, model=b"")
-    content = certify(write_global_update(step))
-    for body in fragments.split(content, bench.plan.frame_mtu):
-        theo.receive_frames(HOST, [seal_open(Header(BROADCAST, 0), body)], bench.now)
-    assert theo.refused == {}
-    assert theo.version == 1
-
-
-def test_a_strangers_words_take_a_bounded_place(bench: Any) -> None:
-    theo = bench.nodes["theo"]
-    for number in range(500):
-        word = "".join(chr(97 + int(digit)) for digit in str(number))
-        from_host(bench, theo, control.Refusal(0, word))
-    assert len(theo.refused) <= REASONS_MAX + 1
-    assert sum(theo.refused.values()) == 500
 
 
 def test_a_node_whose_adapter_is_damaged_gets_a_snapshot(bench: Any) -> None:  # R4.5-3

@@ -3,11 +3,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ternmesh.codec.encoder import Slice, scatter
+from ternmesh.codec.encoder import Slice
 from ternmesh.codec.entropy_coder import encode_trits
-from ternmesh.codec.permutation import order
 from ternmesh.errors import WireError
-from ternmesh.federated.aggregation import encode_update, update_delta_q24
+from ternmesh.federated.aggregation import encode_update
 from ternmesh.federated.open_round import OpenRound, UpdateReassembler
 from ternmesh.plan import make_plan
 from ternmesh.wire.control import Silent, write_control
@@ -35,30 +34,6 @@ def reason(made: UpdateReassembler, body: bytes) -> str:
     if caught.value.reason != "digest":
         assert (made.manifest, made.bodies) == before
     return caught.value.reason
-
-
-def test_a_packet_arrives_in_any_order() -> None:
-    made = reassembler(*CHUNKS[::-1])
-    assert not made.usable
-    assert made.add(write_manifest(HEAD))
-    assert made.complete
-    assert made.have == bytes([(1 << len(CHUNKS)) - 1])
-    delta_q24 = scatter(made.hypervector().delta_q24(), order(MODEL, 0, 3000))
-    assert np.array_equal(delta_q24, update_delta_q24(CHUNKS, MODEL, 0, PLAN))
-
-
-def test_a_part_is_usable() -> None:
-    made = reassembler(write_manifest(HEAD), CHUNKS[2])
-    assert made.usable
-    assert not made.complete
-    assert made.have == b"\x04"
-
-
-def test_what_comes_again_changes_nothing() -> None:
-    made = reassembler(write_manifest(HEAD), CHUNKS[0])
-    assert not made.add(CHUNKS[0])
-    assert not made.add(write_manifest(HEAD))
-    assert len(made.bodies) == 1
 
 
 def chunk(index: int, values: list[int], scale: int = 29696) -> bytes:

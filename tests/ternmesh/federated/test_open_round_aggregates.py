@@ -10,12 +10,11 @@ from ternmesh.codec.encoder import Slice
 from ternmesh.codec.entropy_coder import encode_trits
 from ternmesh.codec.scale import encode_scale
 from ternmesh.errors import WireError
-from ternmesh.federated.events import BodyAccepted, GlobalUpdateMade, UpdateForgotten
+from ternmesh.federated.events import BodyAccepted, GlobalUpdateMade
 from ternmesh.federated.gateway.partial_aggregate import (
     PartialAggregate,
     choose,
     make_partial_aggregate,
-    settle_partial_aggregate,
 )
 from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.local_update import make_update
@@ -137,14 +136,6 @@ def test_of_two_bundles_the_first_whole_one_counts() -> None:  # R6.8-2
     assert arrived.answers(1) == []
 
 
-def test_parts_count_only_once_it_is_known_whose_they_are() -> None:
-    for missing in (0, 1):
-        arrived, partial_aggregate = new_round(), aggregate_of(1, 2)
-        put(arrived, 1, *(b for i, b in enumerate(partial_aggregate.bodies) if i != missing))
-        assert arrived.count().rows == {}
-        assert arrived.answers(1) == []
-
-
 def refusal(bodies: tuple[bytes, ...], address: int = 1, nodes: set[int] | None = NODES) -> str:
     arrived = new_round(nodes)
     with pytest.raises(WireError) as refused:
@@ -188,21 +179,6 @@ def test_what_is_not_a_bundle_is_refused(
     bodies: tuple[bytes, ...], address: int, nodes: set[int] | None, reason: str
 ) -> None:  # R4.6-3, R4.6-4
     assert refusal(bodies, address, nodes) == reason
-
-
-def test_votes_within_the_plan_are_believed() -> None:
-    arrived = new_round()
-    put(arrived, 1, one_chunk(127, 0.0078))
-    assert arrived.partial_aggregates[1].bodies
-
-
-def test_what_was_counted_leaves_the_residual() -> None:
-    nothing = np.zeros(DIMENSION, np.float32)
-    have = bytes([(1 << PLAN.up.count) - 1])
-    left = settle_partial_aggregate(BUNDLE_12, have, nothing, MODEL, PLAN)
-    assert 0 < np.square(left).sum() < 0.5 * np.square(BUNDLE_12.wanted).sum()
-    before = np.full(DIMENSION, 7, np.float32)
-    assert np.array_equal(settle_partial_aggregate(BUNDLE_12, b"\x00", before, MODEL, PLAN), before)
 
 
 def test_a_bundle_holds_no_more_than_a_manifest_may_say() -> None:
@@ -255,19 +231,6 @@ def receipts(host: HostProtocol) -> dict[str, control.Receipt]:
     return found
 
 
-def test_every_contributor_gets_a_receipt_for_its_own_packet() -> None:  # R6.8-6
-    host = new_host()
-    send(host, 1, *BUNDLE_12.bodies)
-    found = receipts(host)
-    assert {peer: receipt.digest for peer, receipt in found.items()} == {
-        "n1": BUNDLE_12.rows[1].digest,
-        "n2": BUNDLE_12.rows[2].digest,
-    }
-    assert {receipt.have for receipt in found.values()} == {bytes([(1 << PLAN.up.count) - 1])}
-    assert send(host, 1, BUNDLE_12.bodies[0]) == [], "again, and nothing new"
-    assert set(receipts(host)) == {"n1", "n2"}
-
-
 def test_a_restarted_host_has_the_bundle_beside_a_packet_in_the_same_name() -> None:
     host = new_host()
     own = bodies_of(1)
@@ -288,27 +251,6 @@ def test_a_restarted_host_has_the_bundle_beside_a_packet_in_the_same_name() -> N
     send(no_more, 3, *aggregate_of(3, 4).bodies)
     assert no_more.refused["bundle"] == 1
     assert no_more.round.delivered(3) == no_more.round.delivered(4) == "none"
-
-
-def test_a_bundle_that_does_not_add_up_is_forgotten_alone() -> None:  # R4.6-4
-    host = new_host()
-    send(host, 1, *bodies_of(1))
-    events = send(host, 1, *changed(BUNDLE_12, samples=31))
-    assert [e.address for e in events if isinstance(e, UpdateForgotten)][:1] == [
-        1 | PARTIAL_AGGREGATE
-    ]
-    assert host.round.delivered(1) == "whole"
-    assert host.round.delivered(2) == "none"
-
-
-def test_another_bundle_in_the_same_name_replaces_one_that_is_not_whole() -> None:
-    host, other = new_host(), aggregate_of(1, 3)
-    send(host, 1, *BUNDLE_12.bodies[:-1])
-    send(host, 1, *other.bodies)
-    assert [host.round.delivered(c) for c in (1, 2, 3)] == ["whole", "none", "whole"]
-    send(host, 1, *BUNDLE_12.bodies)
-    assert [host.round.delivered(c) for c in (1, 2, 3)] == ["whole", "none", "whole"]
-    assert host.refused["conflict"] > 0
 
 
 @pytest.fixture

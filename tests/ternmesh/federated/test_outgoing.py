@@ -18,28 +18,6 @@ def test_nothing_leaves_before_its_counter_is_reserved() -> None:  # R3-7
     assert counters(outgoing.drain()) == [100, 101]
 
 
-def test_a_block_lasts_and_is_followed_by_the_next() -> None:
-    outgoing, seen = SealedQueue(0), []
-    for _ in range(BLOCK + 1):
-        outgoing.push("a", 1, [b"x"])
-        limit = outgoing.reserve()
-        seen += counters(outgoing.drain())
-    assert limit == 2 * BLOCK
-    assert seen == list(range(BLOCK + 1))
-
-
-def test_a_restart_goes_on_behind_the_block() -> None:  # R3-7
-    outgoing = SealedQueue(0)
-    outgoing.push("a", 1, [b"x"])
-    limit = outgoing.reserve()
-    assert limit is not None
-    used = counters(outgoing.drain())
-    again = SealedQueue(limit)
-    again.push("a", 1, [b"x"])
-    again.reserve()
-    assert not set(used) & set(counters(again.drain()))
-
-
 def test_frames_go_out_in_order_grouped_by_peer() -> None:
     outgoing = SealedQueue(0)
     outgoing.push("a", 1, [b"1", b"2"])
@@ -48,16 +26,6 @@ def test_frames_go_out_in_order_grouped_by_peer() -> None:
     outgoing.reserve()
     groups = [(p, [open_seal(f)[1] for f in frames]) for p, frames in outgoing.drain()]
     assert groups == [("a", [b"1", b"2"]), ("b", [b"3"]), ("a", [b"4"])]
-
-
-def test_what_is_discarded_does_not_leave() -> None:
-    outgoing = SealedQueue(0)
-    outgoing.push("a", 1, [b"1"])
-    outgoing.push("a", 2, [b"2"])
-    outgoing.discard(1)
-    outgoing.reserve()
-    [(_, [frame])] = outgoing.drain()
-    assert open_seal(frame)[1] == b"2"
 
 
 def test_the_queue_is_bounded() -> None:

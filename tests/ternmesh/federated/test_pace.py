@@ -79,13 +79,3 @@ def test_a_node_that_was_welcomed_before_the_run_began_asks_again_soon(new_bench
     bench.exchange()
     assert node.host_phase == control.OPEN
     assert node.next_timeout() - bench.now > 1000
-
-
-def test_a_node_that_hears_that_the_run_has_begun_asks_no_more(new_bench) -> None:  # R6.5-1
-    bench = new_bench(min_peers=2, plan={"announce_s": 86_400})
-    node = bench.add("theo")
-    bench.exchange()
-    bench.add("yan")
-    bench.exchange()
-    assert node.host_phase == control.OPEN
-    assert node.next_timeout() - bench.now > 1000

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ternmesh.federated import node as node_module
-from ternmesh.federated.events import Advanced, GlobalUpdateMade, Refused, RunAdopted, WorkReady
+from ternmesh.federated.events import Advanced, GlobalUpdateMade, Refused, RunAdopted
 from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.recovery import ASKS_MAX, GIVEN_MAX, IGNORED_PAUSES
 from ternmesh.federated.registry import CHAIN_BYTES_MAX
@@ -127,23 +127,6 @@ def test_a_restored_host_leads_on_where_the_fleet_is(bench: Any, lost: int) -> N
         assert np.array_equal(node.model_q24, host.model_q24)
 
 
-def test_an_update_whose_receipt_the_copy_does_not_have_comes_again(bench: Any) -> None:
-    # R6.3-7, R6.2-13
-    play(bench, 2)
-    old = copy_of(bench)
-    theo = bench.nodes["theo"]
-    theo.submit(2, bench.delta(5), bench.now)
-    bench.exchange()
-    assert theo.received
-    host = restore(bench, old)
-    live(bench, 120)
-    assert host.round.delivered(theo.address) == "whole"
-    assert theo.received
-    bench.nodes["yan"].submit(2, bench.delta(6), bench.now)
-    bench.exchange()
-    assert host.version == 3
-
-
 def test_a_node_that_waits_long_asks_for_its_receipt_again(alone: Any) -> None:  # R6.5-15
     theo = alone.nodes["theo"]
     theo.submit(1, alone.delta(5), alone.now)
@@ -160,29 +143,6 @@ def test_a_node_that_waits_long_asks_for_its_receipt_again(alone: Any) -> None: 
     assert theo.version == 2
     live(alone, 300)
     assert theo.joining.asked_at == asked_at  # it waits for no receipt
-
-
-def test_a_run_that_was_over_is_over_again(bench: Any) -> None:
-    play(bench)
-    old = copy_of(bench)
-    play(bench, ROUNDS - 1)
-    host = restore(bench, old)
-    for node in bench.nodes.values():
-        node.say_hello(bench.now)
-    live(bench, 30)
-    assert (host.version, host.phase) == (ROUNDS, FINISHED)
-
-
-def test_nodes_that_joined_after_the_copy_give_back_too(bench: Any) -> None:
-    old = replace(copy_of(bench), nodes=(), started=False)
-    play(bench, 3)
-    before = bench.host
-    host = restore(bench, old)
-    live(bench, 120)
-    assert (host.version, host.global_hash) == (3, before.global_hash)
-    play(bench)
-    live(bench, 60)  # a node that the copy does not know may first hear so when it sends its work
-    assert host.version == 4
 
 
 def test_no_round_closes_while_the_host_is_behind(bench: Any) -> None:  # R6.2-13, R6.9-2
@@ -321,19 +281,6 @@ def test_what_a_node_keeps_is_bounded(alone: Any, monkeypatch: Any) -> None:  # 
     assert content[:1] in (b"", bytes((GIVEN,)))  # it has not all that follows version 1
 
 
-def test_an_old_copy_starts_no_work_of_a_round_that_is_over(bench: Any) -> None:
-    play(bench)
-    old = copy_of(bench)
-    play(bench, 3)
-    for name in bench.nodes:
-        bench.events[name].clear()
-    restore(bench, old)
-    live(bench, 120)
-    for name in bench.nodes:
-        rounds = [e.round for e in bench.events[name] if isinstance(e, WorkReady)]
-        assert set(rounds) <= {4}
-
-
 def test_a_store_has_what_came_back(bench: Any, tmp_path: Path) -> None:  # R6.9-5
     play(bench)
     events = [*bench.events[HOST]]
@@ -426,14 +373,6 @@ def test_a_host_that_has_lost_all_goes_on_with_the_run_of_its_nodes(
     assert bench.count(HOST, RunAdopted) == 1
     play(bench, ROUNDS - rounds)
     assert host.phase == FINISHED
-    assert is_one_fleet(bench)
-
-
-def test_a_new_run_is_a_new_run(bench: Any) -> None:  # R6.9-10
-    play(bench, 3)
-    host = lose(bench, is_first=False)
-    live(bench, 120)
-    assert (host.run, host.version) == (b"next run", 0)
     assert is_one_fleet(bench)
 
 

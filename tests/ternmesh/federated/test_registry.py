@@ -25,14 +25,6 @@ def test_a_new_node_has_the_next_address_and_a_known_one_keeps_its_own() -> None
     assert nodes.named("li") is None
 
 
-def test_a_full_registry_takes_those_whom_it_knows() -> None:
-    nodes = registry("theo")
-    with pytest.raises(WireError, match="takes 1 nodes"):
-        nodes.take_in("yan", 1)
-    assert nodes.take_in("theo", 1) is nodes[1]
-    assert len(nodes) == 1
-
-
 @pytest.mark.parametrize(
     ("address", "peer", "reason"), [(2, "theo", "unknown node"), (1, "yan", "wrong peer")]
 )
@@ -68,9 +60,3 @@ def test_what_is_too_long_ago_is_forgotten() -> None:
     assert chain.between(0, b"genesis", 3) is None
     assert chain.between(1, b"hash 1", 3) is None
     assert chain.between(2, b"hash 2", 3) == [b"content 3"]
-
-
-def test_a_chain_of_nothing_leads_nowhere() -> None:
-    chain = UpdateChain(b"genesis", LINKS, 0)
-    assert chain.between(0, b"genesis", 3) is None
-    assert chain.between(0, b"genesis", 0) == []

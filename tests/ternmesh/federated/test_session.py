@@ -4,17 +4,16 @@ How nodes join, come back and are refused is tested with the two ends of a fleet
 and `test_host`: split training uses the same session.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from ternmesh.errors import StateError
-from ternmesh.federated.events import ResidualChanged
 from ternmesh.federated.joining import MEMBERSHIP_LEGAL, Membership, MembershipStep
 from ternmesh.federated.node import LEGAL, NodePhase, NodeStep
 from ternmesh.federated.state import RUN_LEGAL, WIRE_PHASES, RunState, RunStep, next_state
-from ternmesh.wire.control import FINISHED, OPEN, PHASES
+from ternmesh.wire.control import PHASES
 
 Table = Mapping[Any, Mapping[Any, Any]]
 
@@ -51,31 +50,3 @@ def test_a_step_that_a_state_does_not_allow_is_named() -> None:
 def test_nodes_are_told_a_phase_of_every_state() -> None:
     assert set(WIRE_PHASES) == set(RunState)
     assert set(WIRE_PHASES.values()) == set(PHASES)
-
-
-def test_a_new_run_takes_a_node_out_of_every_phase() -> None:
-    assert {row[NodeStep.RUN_BEGAN] for row in LEGAL.values()} == {NodePhase.NEW_RUN}
-
-
-def test_a_node_goes_through_its_phases(new_bench: Callable[..., Any]) -> None:
-    bench = new_bench(rounds=2)
-    theo = bench.add("theo")
-    assert (theo.phase, theo.joined) == (NodePhase.NO_RUN, False)
-    bench.exchange()
-    assert (theo.phase, bench.host.phase) == (NodePhase.TRAINING, OPEN)
-    theo.submit(0, bench.delta(1), bench.now)
-    assert (theo.phase, bench.host.phase) == (NodePhase.UPDATE_SENT, OPEN)
-    bench.exchange()
-    assert (theo.phase, bench.host.phase) == (NodePhase.TRAINING, OPEN)
-    theo.submit(1, bench.delta(2), bench.now)
-    bench.exchange()
-    assert (theo.phase, bench.host.phase) == (NodePhase.FINISHED, FINISHED)
-    theo.submit(2, bench.delta(3), bench.now)  # work after the end stays on the node
-    bench.exchange()
-    assert theo.phase is NodePhase.FINISHED
-    assert bench.count("theo", ResidualChanged) == 1
-
-
-def test_a_step_that_a_phase_does_not_allow_is_an_error_that_names_both() -> None:
-    with pytest.raises(StateError, match="'no run': the host has saved"):
-        next_state(LEGAL, NodePhase.NO_RUN, NodeStep.SAVED)

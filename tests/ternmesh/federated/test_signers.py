@@ -99,10 +99,6 @@ def test_without_that_signature_nothing_is_applied(start):  # R9.7-5
     assert bench.nodes["theo"].refused["signature"] > 0
 
 
-def test_a_node_that_asks_for_none_passes_it_over(start):  # R9.7-5
-    assert learn(start(quantum=True, node_quantum=False))
-
-
 def test_an_object_whose_signature_was_lost_is_caught_up_with(start):
     bench = start(quantum=True)
     cut, lost = bench.host.channel.outgoing.push_objects, list[Any]()

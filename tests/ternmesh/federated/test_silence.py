@@ -7,25 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ternmesh.federated.events import (
-    BodyAccepted,
-    FellSilent,
-    GlobalUpdateMade,
-    NodeJoined,
-    RoundExtended,
-    UpdateMade,
-    WorkReady,
-)
-from ternmesh.federated.host import HostProtocol
+from ternmesh.federated.events import BodyAccepted, FellSilent, GlobalUpdateMade, WorkReady
 from ternmesh.federated.local_update import is_too_little, make_update
 from ternmesh.federated.open_round import OpenRound
-from ternmesh.federated.state import HostState, NodeState, RegisteredNode
 from ternmesh.plan import make_plan
 from ternmesh.security.membership import HOST
-from ternmesh.wire import control, fragments
-from ternmesh.wire.control import OPEN, Silent
+from ternmesh.wire import control
+from ternmesh.wire.control import Silent
 from ternmesh.wire.frame import DOWN, UNASSIGNED, Header, open_seal, seal_open
-from ternmesh.wire.global_update import GlobalSnapshot, certify, write_global_snapshot
 
 MODEL = bytes(range(32))
 PLAN = {"up_zeros": 0.0, "down_zeros": 0.0, "silence": 0.1, "silence_rounds": 2}
@@ -77,12 +66,6 @@ def test_what_is_too_little(permille: int, rounds: int, in_a_row: int, too_littl
     assert is_too_little(corrected, learned, in_a_row, plan) is too_little
 
 
-def test_nobody_is_silent_before_the_run_has_learned() -> None:  # R6.7-2
-    plan = make_plan(4, rounds=1, local_steps=1, learning_rate=0.1, silence=1.0, silence_rounds=9)
-    nothing = np.zeros(4, np.int32)
-    assert not is_too_little(np.zeros(4, np.float32), nothing, 0, plan)
-
-
 def test_a_silent_node_keeps_its_work_and_is_not_waited_for(bench: Any) -> None:  # R6.7-2, R6.7-5
     theo, yan = bench.nodes.values()
     before = theo.residual.copy()
@@ -104,40 +87,6 @@ def test_a_silent_node_keeps_its_work_and_is_not_waited_for(bench: Any) -> None:
     theo.submit(2, work(LOUD), bench.now)
     pending: Any = theo.pending
     assert np.array_equal(pending.corrected, before + work(QUIET) + work(LOUD))
-
-
-def test_a_silence_is_a_few_bytes(bench: Any) -> None:
-    bench.nodes["theo"].submit(1, work(QUIET), bench.now)
-    [(peer, frame)] = bench.take("theo")
-    assert (peer, len(frame)) == (HOST, 18)
-    header, body = open_seal(frame)
-    assert (header.address, control.read_control(body)) == (1, Silent(1))
-
-
-def test_nobody_is_silent_for_longer_than_the_plan_says(bench: Any) -> None:  # R6.7-2
-    theo, yan = bench.nodes.values()
-    made = []
-    for number in range(1, 7):
-        theo.submit(number, work(QUIET), bench.now)
-        yan.submit(number, work(LOUD), bench.now)
-        bench.exchange()
-        made.append(bench.count("theo", UpdateMade))
-    assert made == [1, 1, 2, 2, 2, 3]  # the first is that of round 0
-
-
-def test_a_round_in_which_all_are_silent_counts_nobody_and_goes_on(bench: Any) -> None:  # R6.7-6
-    before = bench.host.model_q24.astype(float) / (1 << 24) + bench.host.residual
-    for node in bench.nodes.values():
-        node.submit(1, work(QUIET), bench.now)
-    bench.exchange()
-    assert (bench.host.version, bench.host.phase) == (2, OPEN)
-    made: Any = bench.last(HOST, GlobalUpdateMade)
-    assert (made.counted, made.missing) == ((), ())
-    after = bench.host.model_q24.astype(float) / (1 << 24) + bench.host.residual
-    assert np.allclose(before, after, atol=1e-8)
-    for node in bench.nodes.values():
-        assert np.array_equal(node.model_q24, bench.host.model_q24)
-        assert not node.silent
 
 
 def test_silence_is_repeated_until_it_is_answered(bench: Any) -> None:  # R6.7-4
@@ -177,60 +126,6 @@ def test_an_answer_for_another_round_does_not_end_it(bench: Any, number: int) ->
     body = control.write_control(Silent(number))
     theo.receive_frames(HOST, [seal_open(Header(1 | DOWN, 0), body)], bench.now)
     assert theo.sender.timer.at is not None
-
-
-def test_late_work_of_a_silent_round_is_kept_and_not_sent(bench: Any) -> None:
-    theo = bench.nodes["theo"]
-    before = theo.residual.copy()
-    for value in (QUIET, LOUD):
-        theo.submit(1, work(value), bench.now)
-    assert theo.pending is None
-    assert np.array_equal(theo.residual, before + work(QUIET) + work(LOUD))
-
-
-def test_a_restart_in_a_silent_round_repeats_it_and_trains_no_second_time(bench: Any) -> None:
-    # R6.7-3
-    theo = bench.nodes["theo"]
-    theo.submit(1, work(QUIET), bench.now)
-    bench.take("theo")  # lost, with the power
-    state = NodeState(
-        model_q24=theo.model_q24,
-        residual=theo.residual,
-        run=theo.run,
-        address=1,
-        plan=bench.plan,
-        version=1,
-        global_hash=theo.global_hash,
-        silent=True,
-        silences=1,
-    )
-    bench.events["theo"].clear()
-    again = bench.add("theo", state=state)
-    bench.exchange()
-    assert bench.host.round.delivered(1) == "silent"
-    assert bench.count("theo", WorkReady) == 0
-    assert (again.silences, again.sender.timer.at) == (1, None)
-
-
-def test_a_new_run_ends_the_silence(bench: Any) -> None:
-    theo = bench.nodes["theo"]
-    theo.submit(1, work(QUIET), bench.now)
-    bench.take("theo")
-    theo._begin_run(b"run-id-9", bench.plan)
-    assert (theo.silent, theo.silences, theo.sender.timer.at) == (False, 0, None)
-
-
-def test_another_reference_of_a_silent_round_is_worked_on(bench: Any) -> None:
-    theo = bench.nodes["theo"]
-    theo.submit(1, work(QUIET), bench.now)
-    assert theo.silent
-    step = GlobalSnapshot(1, b"another history.", MODEL[:8], False, 0, (), theo.model_q24)
-    content = certify(write_global_snapshot(step))
-    for body in fragments.split(content, bench.plan.frame_mtu):
-        theo.receive_frames(HOST, [seal_open(Header(1 | DOWN, 0), body)], bench.now)
-    bench.events["theo"].clear()
-    bench.take("theo")
-    assert bench.last("theo", WorkReady) == WorkReady(1)
 
 
 def test_a_repeated_silence_is_a_duplicate_and_is_answered_again(bench: Any) -> None:  # R6.7-5
@@ -276,69 +171,6 @@ def test_a_packet_after_a_silence_is_taken_and_waited_for(bench: Any) -> None:  
     bench.take(HOST)
     made_now: Any = bench.last(HOST, GlobalUpdateMade)
     assert [entry.address for entry in made_now.counted] == [1, 2]
-
-
-def test_a_silence_after_a_whole_packet_takes_nothing_back(bench: Any) -> None:  # R6.7-7
-    bench.nodes["theo"].submit(1, work(LOUD), bench.now)
-    bench.exchange()
-    say(bench, 1)
-    assert bench.host.round.delivered(1) == "whole"
-    bench.nodes["yan"].submit(1, work(LOUD), bench.now)
-    bench.exchange()
-    made: Any = bench.last(HOST, GlobalUpdateMade)
-    assert [entry.address for entry in made.counted] == [1, 2]
-
-
-def test_at_the_deadline_a_silent_node_stays_active_and_counts_as_present(bench: Any) -> None:
-    # R6.7-5
-    bench.add("zoe")
-    bench.exchange()
-    say(bench, 1)
-    bench.nodes["yan"].submit(1, work(LOUD), bench.now)
-    bench.exchange()
-    bench.wait(31)
-    assert bench.host.version == 2
-    assert [node.active for node in bench.host.nodes.values()] == [True, True, False]
-    bench.take(HOST)
-    made: Any = bench.last(HOST, GlobalUpdateMade)
-    assert made.missing == (3,)
-
-
-def test_one_who_is_silent_is_not_enough_where_two_must_be_there(bench: Any) -> None:
-    say(bench, 1)
-    bench.wait(31)
-    bench.take(HOST)
-    assert bench.last(HOST, RoundExtended).round == 1
-    say(bench, 1, "yan", 2)
-    assert bench.host.version == 2  # theo's silence was kept
-
-
-def test_a_silence_that_was_answered_survives_the_hosts_restart(bench: Any) -> None:  # R6.7-5
-    """The node does not repeat it: a host that forgot it would wait for ever."""
-    host = bench.host
-    bench.take(HOST)
-    bench.events[HOST] = [e for e in bench.events[HOST] if isinstance(e, NodeJoined)]
-    nodes = tuple(RegisteredNode(e.address, e.name, e.samples) for e in bench.events[HOST])
-    say(bench, 1)
-    assert words(bench, HOST) == [Silent(1)]
-    kept = [e for e in bench.events[HOST] if isinstance(e, BodyAccepted)]
-    state = HostState(
-        model_q24=host.model_q24,
-        residual=host.residual,
-        version=1,
-        global_hash=host.global_hash,
-        started=True,
-        nodes=nodes,
-        bodies=tuple((e.address, e.body) for e in kept),
-    )
-    again = HostProtocol(
-        plan=bench.plan, settings=host.settings, model_hash=MODEL, run=host.run, state=state
-    )
-    again.start(bench.now)
-    assert again.round.delivered(1) == "silent"
-    bench.host = again
-    say(bench, 1, "yan", 2)
-    assert again.version == 2
 
 
 def test_what_does_not_add_up_takes_the_silence_with_it(bench: Any) -> None:  # R6.7-7

@@ -9,7 +9,7 @@ import pytest
 
 from ternmesh.codec.scale import UNIT, to_float
 from ternmesh.federated.events import CountersReserved, GlobalUpdateMade
-from ternmesh.federated.gateway.aggregator import TRIES, GatewayAggregator
+from ternmesh.federated.gateway.aggregator import GatewayAggregator
 from ternmesh.federated.gateway.partial_aggregate import (
     GatewayState,
     PartialAggregateMade,
@@ -25,8 +25,8 @@ from ternmesh.federated.state import HostSettings, new_host_state, new_node_stat
 from ternmesh.plan import make_plan
 from ternmesh.security.membership import ALL, HOST
 from ternmesh.wire import control, fragments
-from ternmesh.wire.frame import BROADCAST, UNASSIGNED, Header, open_seal, seal_open
-from ternmesh.wire.update import CONTRIBUTIONS_KIND, MANIFEST_KIND, VOTE_CHUNK_KIND, read_chunk
+from ternmesh.wire.frame import BROADCAST, UNASSIGNED, Header, seal_open
+from ternmesh.wire.update import CONTRIBUTIONS_KIND, MANIFEST_KIND, VOTE_CHUNK_KIND
 
 MODEL, RUN = bytes(range(32)), b"run-id-8"
 DIMENSION = 1500
@@ -201,34 +201,6 @@ def test_a_round_of_three_boards_is_one_bundle() -> None:  # R6.8-10
     assert all(node.pending is None for node in yard.nodes.values())
 
 
-def test_nothing_is_lost_between_boards_gateway_and_host() -> None:  # R6.8-14
-    """samples x learned = samples x (reference + host's residual) + what the gateway owes."""
-    yard = joined()
-    before = {name: np.zeros(DIMENSION, np.float32) for name in BOARDS}
-    for _ in range(3):
-        yard.submit(*BOARDS)
-        for name in BOARDS:
-            rng = np.random.default_rng((sum(name.encode()), yard.host.version - 1))
-            before[name] += (rng.standard_t(3, DIMENSION) * 0.01).astype(np.float32)
-    assert yard.host.version == 3
-    learned = sum(
-        node.joining.samples * (before[name] - node.residual) for name, node in yard.nodes.items()
-    )
-    reached = 60 * (to_float(yard.host.model_q24) + yard.host.residual) + yard.gateway.residual
-    assert np.abs(learned - reached).max() < 1e-3
-    assert np.abs(yard.gateway.residual).max() > 0.01, "votes are never exact"
-
-
-def test_a_bundle_carries_more_than_its_bytes_would_as_trits() -> None:
-    yard = joined()
-    yard.submit(*BOARDS)
-    [made] = yard.of(PartialAggregateMade)
-    read = [read_chunk(b, VOTE_CHUNK_KIND) for b in made.partial_aggregate.bodies[2:]]
-    assert all(len(item.slice.coded.data) <= yard.plan.chunk_room for item in read)
-    left = yard.gateway.residual
-    assert np.square(left).sum() < 0.5 * np.square(made.partial_aggregate.wanted).sum()
-
-
 def test_a_board_that_is_late_passes_as_it_came() -> None:  # R6.8-9, R6.8-10
     yard = joined()
     yard.submit("ada", "bo")
@@ -243,15 +215,6 @@ def test_a_board_that_is_late_passes_as_it_came() -> None:  # R6.8-9, R6.8-10
     assert {c for c, _ in yard.made[0].partial_aggregates} == {1, 2}
 
 
-def test_one_board_alone_is_no_bundle() -> None:  # R6.8-10
-    yard = joined()
-    yard.submit("bo")
-    yard.wait(10.1)
-    yard.exchange()
-    assert {board for board, _ in yard.bodies("up")} == {"bo"}
-    assert yard.of(PartialAggregateMade) == []
-
-
 def test_a_silent_board_is_not_waited_for() -> None:  # R6.8-9
     yard = joined(plan_changes={"silence": 1.0, "silence_rounds": 9})
     for _ in range(2):
@@ -263,58 +226,8 @@ def test_a_silent_board_is_not_waited_for() -> None:  # R6.8-9
     assert {c for c, _ in yard.made[2].partial_aggregates} == {1, 2}
 
 
-def test_after_a_silence_next_round_still_waits_for_that_board() -> None:
-    yard = joined()
-    yard.submit(*BOARDS)
-    yard.submit("ada", "bo")
-    assert yard.gateway.pending is None
-    yard.submit("cy")
-    assert len(yard.of(PartialAggregateMade)) == 2
-
-
 def is_vote_chunk(body: bytes) -> bool:
     return body[0] == VOTE_CHUNK_KIND
-
-
-def test_what_arrives_of_a_bundle_counts_and_the_rest_goes_back() -> None:  # R6.8-14
-    yard = joined(settings=HostSettings(3, 30.0, partial_aggregates=True))
-    yard.lost = lambda way, _, b: way == "up" and is_vote_chunk(b) and b[3] > 0
-    yard.submit(*BOARDS)
-    yard.wait(31.0)
-    yard.lost = lambda *_: False
-    assert yard.answer()
-    assert yard.host.version == 1
-    rows = {row.address: row.have for row in yard.made[0].counted}
-    assert rows == {1: b"\x01", 2: b"\x01", 3: b"\x01"}
-    yard.exchange()
-    [settled] = yard.of(PartialAggregateSettled)
-    assert settled.is_counted
-    [made] = yard.of(PartialAggregateMade)
-    places = np.flatnonzero(settled.residual)
-    assert 0 < places.size <= yard.plan.up_span, "only the slice that was counted is owed"
-    assert np.square(yard.nodes["bo"].residual).sum() > 0
-    assert not np.array_equal(settled.residual, made.partial_aggregate.wanted)
-
-
-def test_a_bundle_that_no_reference_counts_leaves_the_residual_as_it_was() -> None:  # R6.8-21
-    yard = joined(settings=HostSettings(1, 30.0, partial_aggregates=True))
-    yard.submit(*BOARDS)
-    owed = yard.gateway.residual.copy()
-    assert owed.any()
-    yard.lost = lambda way, _, b: way == "up" and (is_vote_chunk(b) or b[0] == 5)
-    yard.submit("ada", "bo")
-    yard.wait(10.1)
-    yard.exchange()
-    assert yard.gateway.pending is not None
-    yard.submit("cy")  # late: it passes, and the round closes with it alone at its deadline
-    yard.wait(31.0)
-    yard.exchange()
-    assert yard.host.version == 2
-    assert yard.made[1].partial_aggregates == ()
-    assert yard.gateway.pending is None
-    assert np.array_equal(yard.gateway.residual, owed)
-    learned = np.square(yard.nodes["ada"].residual).sum()
-    assert learned > 0, "it went back to the boards"
 
 
 def test_the_host_that_takes_none_is_left_alone() -> None:  # R6.8-19
@@ -352,46 +265,6 @@ def test_repeated_packets_ask_for_receipts_and_do_not_pass() -> None:  # R6.8-17
         yard.wait(20.0)
         yard.exchange()
     assert all(yard.nodes[name].received for name in BOARDS)
-
-
-def test_contributors_without_a_word_pass_again() -> None:  # R6.8-18
-    """Another gateway's bundle was whole first, say: this one's is not answered."""
-    yard = joined()
-    yard.lost = lambda way, _, b: way == "up" and (is_vote_chunk(b) or b[0] == 5)
-    yard.submit(*BOARDS)
-    for _ in range(4 * TRIES):
-        yard.wait(60.0)
-        yard.exchange()
-    assert yard.host.version == 1
-    assert yard.made[0].partial_aggregates == ()
-    assert [row.address for row in yard.made[0].counted] == [1, 2, 3]
-
-
-def test_a_restarted_gateway_sends_its_bundle_again() -> None:  # R6.8-20
-    yard = joined()
-    yard.lost = lambda way, *_: way == "up"
-    yard.submit(*BOARDS)
-    yard.lost = lambda *_: False
-    yard.crash()
-    yard.exchange()
-    assert yard.host.version == 1
-    assert {c for c, _ in yard.made[0].partial_aggregates} == {1, 2, 3}
-    assert len(yard.of(PartialAggregateMade)) == 1
-    counters = [open_seal(f)[0].counter for _, f in yard.sent["up"]]
-    assert len(set(counters)) == len(counters)
-
-
-def test_a_gateway_that_lost_its_memory_bundles_what_boards_repeat() -> None:
-    yard = joined()
-    yard.submit("ada", "bo")
-    yard.crash()
-    yard.host.handle_timeout(yard.now + 30.0)  # it announces the run
-    yard.exchange()
-    for _ in range(2):
-        yard.wait(4.6)
-        yard.exchange()
-    yard.submit("cy")
-    assert {c for c, _ in yard.made[0].partial_aggregates} == {1, 2, 3}
 
 
 def test_boards_hear_of_a_reference_only_when_the_gateway_has_read_it() -> None:  # R6.8-22
@@ -441,25 +314,6 @@ def test_a_snapshot_tells_a_gateway_as_well() -> None:  # R6.8-21
     [settled] = yard.of(PartialAggregateSettled)
     assert settled.is_counted
     assert yard.host.nodes[2].partial_aggregate == yard.made[0].partial_aggregates[1][1]
-
-
-def test_another_run_begins_with_nothing() -> None:  # R6.8-23
-    yard = joined()
-    yard.submit(*BOARDS)
-    assert yard.gateway.residual.any()
-    state = new_host_state(DIMENSION)
-    yard.host = HostProtocol(
-        plan=yard.plan, settings=yard.settings, model_hash=MODEL, run=b"another!", state=state
-    )
-    yard.host.start(yard.now)
-    for _ in range(3):
-        yard.exchange()
-        yard.wait(40.0)
-    yard.exchange()
-    assert yard.gateway.run == b"another!"
-    assert not yard.gateway.residual.any()
-    yard.submit(*BOARDS)
-    assert (yard.host.version, yard.gateway.pending) == (1, None)
 
 
 def test_a_welcome_that_nobody_asked_for_resets_nothing() -> None:  # R6.8-23
