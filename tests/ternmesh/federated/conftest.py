@@ -1,7 +1,7 @@
 """One host and its nodes; the test carries the frames between them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
@@ -11,7 +11,13 @@ from ternmesh.federated.events import SecurityChanged
 from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.joining import NodeSettings
 from ternmesh.federated.node import NodeProtocol
-from ternmesh.federated.state import HostSettings, NodeState, new_host_state, new_node_state
+from ternmesh.federated.state import (
+    HostSettings,
+    HostState,
+    NodeState,
+    new_host_state,
+    new_node_state,
+)
 from ternmesh.plan import Plan, make_plan
 from ternmesh.security.authenticator import OPEN, SecurityLayer, make_security_layer
 from ternmesh.security.identity import Identity, Role, make_identity
@@ -94,6 +100,20 @@ class Bench:
     def host_security(self, counter: int) -> SecurityLayer:
         """What the next process of the host gets."""
         return OPEN if self.keys is None else self.keys.security(HOST, counter)
+
+    def restart_host(self, state: HostState, run: bytes = b"", **changes: Any) -> HostProtocol:
+        """Another process of the host, of this run or another; `changes` of its plan."""
+        self.host = HostProtocol(
+            plan=replace(self.plan, **changes),
+            settings=self.host.settings,
+            model_hash=MODEL,
+            run=run or self.host.run,
+            state=state,
+            security=self.host_security(state.counter),
+        )
+        self.events[HOST] = []
+        self.host.start(self.now)
+        return self.host
 
     def take(self, name: str) -> list[tuple[str, bytes]]:
         """What an endpoint wants to send now, after its events."""

@@ -17,7 +17,6 @@ from ternmesh.wire.control import FINISHED, OPEN
 from ternmesh.wire.global_update import GlobalSnapshot
 from tests.sim.simdisks import HostDisk
 
-MODEL = bytes(range(32))
 ROUNDS = 4
 New = Callable[..., Any]
 
@@ -48,22 +47,11 @@ def play(bench: Any) -> None:
     bench.exchange()
 
 
-def host_of(bench: Any, run: bytes, state: HostState, **changes: Any) -> HostProtocol:
+def host_of(bench: Any, run: bytes, state: HostState) -> HostProtocol:
     """Another process of the host."""
-    plan = replace(bench.plan, **changes)
-    security = bench.host_security(state.counter)
-    bench.host = HostProtocol(
-        plan=plan,
-        settings=bench.host.settings,
-        model_hash=MODEL,
-        run=run,
-        state=state,
-        security=security,
-    )
-    bench.events[HOST] = []
-    bench.host.start(bench.now)
+    host: HostProtocol = bench.restart_host(state, run)
     bench.exchange()
-    return bench.host
+    return host
 
 
 def carry(bench: Any, run: bytes = b"run-id-9") -> HostState:

@@ -1,7 +1,6 @@
 """The host goes back to an older adapter: by its guard, or as the owner asks."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -185,15 +184,6 @@ def test_a_suspect_waits_for_reports_that_can_be_compared(new_bench: New) -> Non
     assert sorted(weights(bench).values()) == [0.0, 1.0, 1.0, 1.0]
     play(bench, 1, target=-TARGET)
     assert set(weights(bench).values()) == {1.0}
-
-
-def test_a_round_of_an_excluded_node_alone_has_no_part(new_bench: New) -> None:
-    bench = new_fleet(new_bench, guard=1e9)
-    play(bench, 2)
-    kept = bench.host.combiner.guard._rounds[-1]
-    nothing = replace(kept, sent=replace(kept.sent, weights=0 * kept.sent.weights))
-    bench.host.combiner.guard._rounds.append(nothing)
-    assert np.isfinite(bench.host.combiner.guard.forget(1, bench.host.residual)).all()
 
 
 def test_with_a_rule_its_own_steps_are_added_once_more(new_bench: New) -> None:

@@ -12,7 +12,6 @@ from ternmesh.federated import open_round
 from ternmesh.federated.aggregation import encode_update
 from ternmesh.federated.events import GlobalUpdateMade, Refused, UpdateForgotten, WorkReady
 from ternmesh.federated.open_round import round_of
-from ternmesh.federated.state import LATE_KEPT
 from ternmesh.security.membership import ALL, HOST
 from ternmesh.wire import control, fragments
 from ternmesh.wire.control import FINISHED, GATHERING, OPEN
@@ -321,25 +320,6 @@ def test_a_node_that_is_late_now_and_then_costs_few_deadlines(
             to_go = max(0, to_go - 1)
         assert bench.host.version == version + 1
     assert late <= 4 + (bench.now - begun) / (16 * 30)
-
-
-def test_a_node_that_is_on_time_again_is_forgiven(new_bench: New) -> None:  # R6.2-12
-    bench = new_bench(rounds=60, deadline_s=30)
-    bench.add("theo")
-    bench.add("yan")
-    bench.exchange()
-    bench.host.receive_frames("yan", packet(bench, 2)[:1], bench.now)
-    bench.host.receive_frames("theo", packet(bench, 1), bench.now)
-    bench.wait(31)
-    yan = bench.host.nodes[2]
-    now, at_most_s = bench.now, LATE_KEPT * 30
-    assert (yan.late, yan.is_awaited(3, now), yan.is_awaited(4, now)) == (1, False, True)
-    assert yan.is_awaited(3, now + at_most_s), "it rests for a limited time"
-    for version in range(1, 20):
-        bench.now += 30.0
-        for node, name in ((2, "yan"), (1, "theo")):
-            bench.host.receive_frames(name, packet(bench, node, number=version), bench.now)
-    assert (bench.host.version, yan.late) == (20, 0)
 
 
 def test_a_hello_is_not_an_amplifier(new_bench: New) -> None:  # R6.5-13

@@ -32,7 +32,6 @@ from ternmesh.wire.control import INTEGER_MAX, Inquiry, Refusal, Report, Setting
 from ternmesh.wire.frame import BROADCAST, UNASSIGNED
 
 New = Callable[..., Any]
-FRAME_MAX = 222  # bytes, of the radios
 PAUSE = {"pause": 1}
 WAITS = [5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0, 1280.0, 2560.0]
 

@@ -134,9 +134,12 @@ def test_after_the_news_the_fleet_goes_to_the_mean_and_is_quiet(bench: Any) -> N
     assert theo.version == 2
     learn(bench)
     ends.append(bench.host.model_q24)
+    learned, before = to_float(ends[1]) + bench.host.residual, to_float(ends[0])
     for _ in range(3):
         silence_all(bench)
     assert theo.version == 4
+    reached = to_float(bench.host.model_q24) + bench.host.residual
+    np.testing.assert_allclose(reached, learned + (before - to_float(ends[1])) / 8, atol=1e-6)
     stored = bench.last(HOST, GlobalUpdateMade).mean
     again = Consolidation(bench.plan.dimension, stored)
     np.testing.assert_allclose(again.mean, np.mean(to_float(np.array(ends)), axis=0), rtol=1e-6)

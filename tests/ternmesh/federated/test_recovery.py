@@ -8,18 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ternmesh.federated import node as node_module
-from ternmesh.federated.events import Advanced, GlobalUpdateMade, Refused, RunAdopted
+from ternmesh.federated.events import GlobalUpdateMade, Refused, RunAdopted
 from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.recovery import ASKS_MAX, GIVEN_MAX, IGNORED_PAUSES
-from ternmesh.federated.registry import CHAIN_BYTES_MAX
 from ternmesh.federated.state import HostState, new_host_state
 from ternmesh.security.membership import HOST
 from ternmesh.timers import NETWORK_TIMERS
 from ternmesh.wire import control, fragments
 from ternmesh.wire.control import FINISHED, OPEN, Wanted
 from ternmesh.wire.frame import UNASSIGNED, Header, open_seal, seal_open
-from ternmesh.wire.global_update import GIVEN, certify, split_certificate
+from ternmesh.wire.global_update import certify, split_certificate
 from ternmesh_store.host_store import HostStore, StoredRun
 from ternmesh_store.state_file import StateFile
 from tests.sim.simdisks import HostDisk
@@ -59,18 +57,7 @@ def copy_of(bench: Any) -> HostState:
 
 def restore(bench: Any, state: HostState) -> HostProtocol:
     """A host that goes on with an old copy; the nodes notice after a while."""
-    security = bench.host_security(state.counter)
-    host = HostProtocol(
-        plan=bench.plan,
-        settings=bench.host.settings,
-        model_hash=MODEL,
-        run=bench.host.run,
-        state=state,
-        security=security,
-    )
-    bench.host = host
-    bench.events[HOST] = []
-    host.start(bench.now)
+    host: HostProtocol = bench.restart_host(state)
     bench.exchange()
     return host
 
@@ -263,24 +250,6 @@ def test_what_the_host_did_not_certify_is_refused(new_bench: New) -> None:  # R6
     assert [e.reason for e in bench.events[HOST] if isinstance(e, Refused)].count("ahead") >= 1
 
 
-def test_what_a_node_keeps_is_bounded(alone: Any, monkeypatch: Any) -> None:  # R6.9-8
-    theo = alone.nodes["theo"]
-    play(alone, 3)
-    kept = [event for event in alone.events["theo"] if isinstance(event, Advanced)]
-    assert [event.oldest for event in kept] == [1, 1, 1, 1]
-    size = len(kept[-1].content)
-    theo.chain._bytes_max = 2 * size + size // 2
-    play(alone)
-    assert alone.last("theo", Advanced).oldest == 4
-    assert node_module.CHAIN_MAX == 64
-    assert CHAIN_BYTES_MAX <= 256_000
-    wanted = seal_open(Header(UNASSIGNED, 99), control.write_control(Wanted(1, 1)))
-    theo.receive_frames(HOST, [wanted], alone.now)
-    [given, *_] = [open_seal(frame)[1] for _, frame in alone.take("theo")]
-    content = fragments.Reassembler(alone.plan.frame_mtu, 1 << 20).add(given) or b""
-    assert content[:1] in (b"", bytes((GIVEN,)))  # it has not all that follows version 1
-
-
 def test_a_store_has_what_came_back(bench: Any, tmp_path: Path) -> None:  # R6.9-5
     play(bench)
     events = [*bench.events[HOST]]
@@ -340,22 +309,12 @@ def test_a_damaged_adapter_is_not_taken(bench: Any) -> None:  # R6.9-9
     assert host.refused["reference"]
 
 
-def lose(bench: Any, *, is_first: bool = True) -> HostProtocol:
+def lose(bench: Any) -> HostProtocol:
     """The host's store is gone; it has kept its keys."""
-    state = replace(new_host_state(bench.plan.dimension), counter=1 << 20, is_first=is_first)
-    security = bench.host_security(state.counter)
-    bench.host = HostProtocol(
-        plan=bench.plan,
-        settings=bench.host.settings,
-        model_hash=MODEL,
-        run=b"next run",
-        state=state,
-        security=security,
-    )
-    bench.events[HOST] = []
-    bench.host.start(bench.now)
+    state = replace(new_host_state(bench.plan.dimension), counter=1 << 20, is_first=True)
+    host: HostProtocol = bench.restart_host(state, b"next run")
     bench.exchange()
-    return bench.host
+    return host
 
 
 @pytest.mark.parametrize("rounds", [3, 6])

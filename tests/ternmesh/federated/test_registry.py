@@ -53,6 +53,13 @@ def test_what_leads_to_the_newest(
     assert UpdateChain(b"genesis", LINKS, 3).between(version, known, 3) == steps
 
 
+def test_a_chain_has_so_many_bytes() -> None:  # R6.9-8
+    chain = UpdateChain(b"genesis", (), 9, bytes_max=len(b"content 1content 2"))
+    for link in LINKS:
+        chain.append(link)
+    assert (chain.oldest, chain.newest, chain.after(1, 3)) == (2, 3, [b"content 2", b"content 3"])
+
+
 def test_what_is_too_long_ago_is_forgotten() -> None:
     chain = UpdateChain(b"genesis", LINKS[:2], 2)
     chain.append(LINKS[2])

@@ -10,7 +10,6 @@ import pytest
 from ternmesh.errors import WireError
 from ternmesh.federated.aggregation import read_step
 from ternmesh.federated.events import GlobalUpdateMade
-from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.state import new_host_state
 from ternmesh.plan import to_numbers
 from ternmesh.security.identity import Role
@@ -266,18 +265,7 @@ def test_an_announce_of_a_run_that_is_over_opens_no_door(bench: Any) -> None:
 def new_run(bench: Any) -> Any:
     """The operator wipes the run; the host's seals go on."""
     state = replace(new_host_state(bench.plan.dimension), counter=1 << 16)
-    security = bench.keys.security(HOST, 1 << 16)
-    settings = bench.host.settings
-    bench.host = HostProtocol(
-        plan=bench.plan,
-        settings=settings,
-        model_hash=bytes(range(32)),
-        run=b"next run",
-        state=state,
-        security=security,
-    )
-    bench.host.start(bench.now)
-    return bench.host
+    return bench.restart_host(state, b"next run")
 
 
 def test_frames_that_a_relay_held_back_do_not_reach_the_next_run(bench: Any) -> None:  # R3-10
@@ -319,6 +307,14 @@ def test_a_new_run_is_heard_of_at_once(bench: Any) -> None:  # R9.3-11
     bench.wait(1.0)
     bench.exchange()
     assert {node.run for node in bench.nodes.values()} == {b"next run"}
+
+
+def test_a_host_that_goes_on_with_its_run_costs_no_hello(bench: Any) -> None:  # R6.5-14
+    state = replace(new_host_state(bench.plan.dimension), counter=1 << 16, started=True)
+    asked_at = bench.nodes["theo"].joining.asked_at
+    bench.restart_host(state)
+    settle(bench)
+    assert bench.nodes["theo"].joining.asked_at == asked_at, "its announce was news enough"
 
 
 def test_a_snapshot_is_for_one_node(bench: Any) -> None:  # R9.3-14

@@ -10,7 +10,6 @@ from ternmesh.split.board import SplitBoard
 from ternmesh.split.host import SplitHost, SplitSettings
 from ternmesh.split.messages import Lost, Welcomed
 from ternmesh.split.plan import to_numbers
-from ternmesh.timers import TimerSettings
 from ternmesh.wire import control
 from ternmesh.wire.activation import ANSWER, ASK, GRADIENT_DOWN, Activation
 from ternmesh.wire.control import FINISHED, GATHERING
@@ -23,9 +22,7 @@ from tests.ternmesh.split.split_wire import (
     add_board,
     make_wire,
     micro_batch,
-    send,
     values,
-    written,
 )
 
 RUNNING = control.OPEN
@@ -71,29 +68,6 @@ def test_another_plan_of_the_same_run_counts_only_where_it_was_asked_for() -> No
     assert ada.plan == plan
 
 
-def test_behind_a_link_hellos_are_as_seldom_as_its_pace() -> None:
-    pace = TimerSettings(hello_s=40.0, hello_longest_s=600.0)
-    board = SplitBoard(
-        NodeSettings("a", MODEL, bytes(8), pace=pace), samples=10, rng=np.random.default_rng(1)
-    )
-    board.start(0.0)
-    asks_at = board.next_timeout()
-    assert asks_at is not None
-    assert asks_at >= 20.0
-    host = SplitHost(
-        plan=PLAN,
-        settings=SplitSettings(),
-        model_hash=MODEL,
-        run=RUN,
-        boards=((1, "a", PLAN.micro_batches),),
-        pace=pace,
-    )
-    host.start(0.0)
-    leave_at = host.leave_at(0.0)
-    assert leave_at is not None
-    assert leave_at > 900.0
-
-
 def test_after_lost_answers_a_board_asks_whether_it_is_known() -> None:
     wire = make_wire("a")
     board = wire.boards["a"]
@@ -110,12 +84,6 @@ def test_after_lost_answers_a_board_asks_whether_it_is_known() -> None:
     assert board.ready
 
 
-def test_a_host_takes_so_many_boards() -> None:
-    wire = make_wire("a", settings=SplitSettings(boards_max=1))
-    assert add_board(wire, "b").refused == {"full": 1}
-    assert len(wire.host.nodes) == 1
-
-
 def test_boards_wait_until_enough_of_them_are_there() -> None:  # R10.3-3, R10.3-4
     """And begin together: those who wait ask ever more seldom, and are told."""
     wire = make_wire("a", settings=SplitSettings(min_boards=2))
@@ -123,13 +91,6 @@ def test_boards_wait_until_enough_of_them_are_there() -> None:  # R10.3-3, R10.3
     assert (board.joined, board.ready, board.phase) == (True, False, GATHERING)
     add_board(wire, "b")
     assert (board.ready, board.phase) == (True, RUNNING)
-
-
-def test_the_time_to_speak_begins_when_the_run_is_open() -> None:
-    wire = make_wire("a", settings=SplitSettings(min_boards=2, silence_s=300.0))
-    wire.now += 400.0
-    add_board(wire, "b")
-    assert wire.host.waited_for(wire.now) == {1, 2}
 
 
 def test_hellos_and_questions_keep_no_run_open() -> None:  # R10.3-5
@@ -185,19 +146,6 @@ def test_a_host_stays_until_all_know_of_the_end() -> None:  # R10.3-6
     wire.pass_time(asks_at - wire.now)
     assert board.phase == FINISHED
     assert host.leave_at(wire.now) == wire.now + 6.0
-
-
-def test_a_micro_batch_that_was_under_way_does_not_show_that_its_board_knows_of_the_end() -> None:
-    wire = make_wire("a")
-    board, host = wire.boards["a"], wire.host
-    board.number = PLAN.micro_batches
-    board.finish(wire.now)
-    wire.deaf.add("a")
-    wire.settle()
-    leave_at = host.leave_at(wire.now)
-    send(wire, written(micro_batch(4)))
-    assert host.nodes[1].refused == {"stale": 1}
-    assert host.leave_at(wire.now) == leave_at
 
 
 def test_nobody_waits_for_a_board_that_was_revoked() -> None:  # R10.3-5

@@ -81,13 +81,6 @@ def test_nothing_piles_up_while_the_bearer_is_down() -> None:
     assert max(sizes) <= 4  # the pieces of one micro-batch, and a hello
 
 
-def test_a_host_does_not_pile_up_answers_either() -> None:
-    wire = make_wire("a")
-    for number in range(5):
-        wire.host.answer(1, gradient(number))
-    assert len(wire.host.channel.outgoing._queue) == 1
-
-
 @pytest.mark.parametrize("shape", [(5, 2), (6, 3), (6, 1)])
 def test_an_answer_of_another_shape_is_refused(shape: tuple[int, int]) -> None:  # R10.3-11
     wire = make_wire("a")
@@ -163,34 +156,6 @@ def test_a_host_keeps_so_many_activations(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(wire.of(HOST, Arrived)) <= 2
 
 
-def test_what_was_lost_last_is_counted() -> None:
-    wire = make_wire("a")
-    board, host = wire.boards["a"], wire.host
-    board.send(micro_batch(0), GRADIENT_DOWN, wire.now)
-    wire.settle()
-    host.answer(1, gradient(0))
-    wire.settle()
-    board.number = PLAN.micro_batches
-    board.finish(wire.now)
-    wire.settle()
-    assert (host.nodes[1].number, host.nodes[1].skipped) == (5, 4)
-
-
-def test_a_refused_frame_costs_one_micro_batch_where_labels_stay() -> None:
-    wire = make_wire("a", labels_stay=1)
-    board, host = wire.boards["a"], wire.host
-    board.send(micro_batch(0, b""), ANSWER, wire.now)
-    wire.settle()
-    board.say_hello(wire.now)  # as after a refusal
-    wire.settle()
-    host.answer(1, Activation(ANSWER, 0, values(3)))
-    wire.settle()
-    board.send(Activation(GRADIENT_UP, 0, values(3)), GRADIENT_DOWN, wire.now)
-    wire.settle()
-    assert host.refused == {}
-    assert [event.item.leg for event in wire.of(HOST, Arrived)] == [LEARN, GRADIENT_UP]
-
-
 def test_who_asks_gets_an_answer_and_teaches_nothing() -> None:  # R10.3-13
     wire = make_wire("a")
     board = wire.boards["a"]
@@ -235,15 +200,6 @@ def test_what_is_refused_changes_nothing(body: bytes, reason: str) -> None:
     assert wire.of("a", Refused) == [Refused("", reason)]
     assert wire.of(HOST, Arrived) == []
     assert wire.host.nodes[1].number == 0
-
-
-def test_an_activation_in_context_0_is_of_the_wrong_kind() -> None:
-    wire = make_wire("a")
-    send(wire, written(micro_batch(0)), address=UNASSIGNED)
-    assert wire.host.refused == {"kind": 1}
-    frame = seal_open(Header(UNASSIGNED, 0), written(micro_batch(0)))
-    wire.boards["a"].receive_frames(HOST, [frame], wire.now)
-    assert wire.boards["a"].refused["kind"] == 2  # its own word, and the host's
 
 
 def test_everything_goes_under_keys() -> None:

@@ -226,10 +226,6 @@ def test_a_silent_board_is_not_waited_for() -> None:  # R6.8-9
     assert {c for c, _ in yard.made[2].partial_aggregates} == {1, 2}
 
 
-def is_vote_chunk(body: bytes) -> bool:
-    return body[0] == VOTE_CHUNK_KIND
-
-
 def test_the_host_that_takes_none_is_left_alone() -> None:  # R6.8-19
     yard = joined(settings=HostSettings(3, 600.0, partial_aggregates=False))
     yard.submit(*BOARDS)
@@ -295,25 +291,6 @@ def test_boards_hear_of_a_reference_only_when_the_gateway_has_read_it() -> None:
     assert {node.version for node in yard.nodes.values()} == {1}
     assert yard.gateway.pending is None
     assert yard.gateway.residual.any()
-
-
-def test_a_snapshot_tells_a_gateway_as_well() -> None:  # R6.8-21
-    yard = joined(settings=HostSettings(3, 600.0, chain_max=1, partial_aggregates=True))
-    yard.lost = lambda way, _, b: way == "host" and b[0] == fragments.KIND
-    yard.submit(*BOARDS)
-    yard.host.settings = HostSettings(0, 1.0, chain_max=1, partial_aggregates=True)
-    yard.wait(700.0)
-    assert yard.host.version == 2
-    yard.host.deadline = 1e9
-    yard.answer()
-    yard.lost = lambda *_: False
-    for _ in range(4):
-        yard.wait(31.0)
-        yard.exchange()
-    assert yard.nodes["ada"].version == 2
-    [settled] = yard.of(PartialAggregateSettled)
-    assert settled.is_counted
-    assert yard.host.nodes[2].partial_aggregate == yard.made[0].partial_aggregates[1][1]
 
 
 def test_a_welcome_that_nobody_asked_for_resets_nothing() -> None:  # R6.8-23
