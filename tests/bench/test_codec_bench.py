@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from bench.codec import PEERS, WIRE, Codec, captured, pack_bits, share_of_best, unpack_bits
+from bench.codec import PEERS, WIRE, Codec, captured, share_of_best
 
 SIZE = 20_000
 
@@ -29,11 +29,6 @@ def test_captured_is_scale_free_and_bounded() -> None:
     assert captured(vector, 7 * vector) == pytest.approx(1)
     assert captured(vector, np.zeros_like(vector)) == 0
     assert captured(np.array([1, 0], np.float32), np.array([1, 1], np.float32)) == 0.5
-
-
-def test_bits_travel_whole() -> None:
-    numbers = np.arange(0, 16384, 13)
-    assert np.array_equal(unpack_bits(pack_bits(numbers, 14), 14, numbers.size), numbers)
 
 
 def test_a_cell_is_best_where_no_peer_is_more_than_half_a_per_cent_better() -> None:

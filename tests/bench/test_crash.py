@@ -79,13 +79,3 @@ def test_a_short_soak_counts_and_loses_nothing(mosquitto, monkeypatch) -> None:
     assert figures["violations"].value == 0
     assert figures["acknowledged_updates"].value > 0
     assert figures["host_rss_mib"].value > 10
-
-
-def test_what_a_process_takes_is_seen(tmp_path) -> None:
-    before = soak.use_of(os.getpid(), tmp_path)
-    with (tmp_path / "state.sqlite").open("wb") as file:
-        file.write(bytes(2048))
-        file.flush()
-        after = soak.use_of(os.getpid(), tmp_path)
-    grown = dict(zip(soak.USE, after - before, strict=True))
-    assert (grown["files"], grown["threads"], grown["state_kib"]) == (1, 0, 2)

@@ -1,7 +1,7 @@
 import sys
 from typing import Any
 
-from bench.fleet import Fleet, figures, measure_fleet
+from bench.fleet import Fleet, measure_fleet
 
 
 def calls(fleet: Fleet, board: int) -> int:
@@ -35,14 +35,3 @@ def test_a_round_is_measured_from_signed_frames_to_the_global_update() -> None:
     row = measure_fleet(12, 2)
     assert row["round_s"] > 0 < row["cpu_us_a_frame"]
     assert 800 < row["bytes_up"] < 1000 < row["bytes_down"] < 1500
-
-
-def test_the_aims_are_for_the_largest_fleet() -> None:
-    row = {"round_s": 1.0, "peak_mb": 50.0, "cpu_us_a_frame": 9.0, "bytes_down": 70.0}
-    found = figures({1_000: row, 10_000: {**row, "round_s": 9.0}})
-    assert [name for name, figure in found.items() if figure.limit] == [
-        "round_10000_s",
-        "peak_10000_mb",
-        "growth_10000",
-    ]
-    assert found["growth_10000"].value == 9.0

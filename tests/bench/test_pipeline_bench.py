@@ -4,6 +4,9 @@ import hashlib
 import random
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +17,20 @@ from bench.slow_links import DEVICE, Link, Namespaces, why_not
 from models.bottleneck.assemble import StageLayout, assemble
 from models.bottleneck.config import Shape
 from models.transformer import OUTPUTS, TOKENS, transformer
+
+LISTEN = """
+import hashlib, socket
+server = socket.create_server(("", 4040)); print("ready", flush=True)
+end, _ = server.accept(); end.sendall(end.recv(1)); digest = hashlib.sha256()
+while data := end.recv(65536): digest.update(data)
+print(digest.hexdigest())
+"""
+CONNECT = """
+import socket, sys, time
+end = socket.create_connection(("10.99.0.1", 4040)); began = time.monotonic()
+end.sendall(b"?"); end.recv(1); print(time.monotonic() - began)
+end.sendall(sys.stdin.buffer.read())
+"""
 
 
 def test_no_arm_takes_more_bytes_than_its_ratio_allows() -> None:
@@ -60,65 +77,40 @@ def test_a_run_is_measured_between_its_first_report_and_its_last() -> None:
     assert made.payload_bytes == 16.0
 
 
-def test_namespaces_see_each_other_count_bytes_and_leave_nothing() -> None:
-    reason = why_not()
-    if reason is not None:
+@pytest.fixture
+def joined() -> Callable[[Link], AbstractContextManager[Namespaces]]:
+    if (reason := why_not()) is not None:
         pytest.skip(f"no network namespaces here: {reason}")
-    listen = (
-        "import socket; s = socket.create_server(('', 4040)); print('ready', flush=True); "
-        "c, _ = s.accept(); n = 0\n"
-        "while data := c.recv(65536): n += len(data)\n"
-        "print(n)"
-    )
-    connect = "import socket; s = socket.create_connection(('10.99.0.1', 4040))"
-    send = f"{connect}; s.sendall(bytes(50000))"
-    with Namespaces(2, Link(80.0)) as hosts:
-        command = [*hosts.inside(0), sys.executable, "-c", listen]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-            assert server.stdout is not None
-            assert server.stdout.readline() == "ready\n"
-            before = hosts.sent_bytes()
-            subprocess.run([*hosts.inside(1), sys.executable, "-c", send], check=True)
-            assert server.stdout.read() == "50000\n"
+    return lambda link: Namespaces(2, link)
+
+
+def passed_on(hosts: Namespaces, data: bytes) -> float:
+    """Send bytes from host 1 to host 0, which must get them whole; the seconds to and fro."""
+    server = [*hosts.inside(0), sys.executable, "-c", LISTEN]
+    with subprocess.Popen(server, stdout=subprocess.PIPE, text=True) as listening:
+        assert listening.stdout is not None
+        assert listening.stdout.readline() == "ready\n"
+        client = [*hosts.inside(1), sys.executable, "-c", CONNECT]
+        made = subprocess.run(client, input=data, check=True, capture_output=True)
+        assert listening.stdout.read() == f"{hashlib.sha256(data).hexdigest()}\n"
+    return float(made.stdout)
+
+
+def test_namespaces_keep_a_rate_count_bytes_and_leave_nothing(joined: Any) -> None:
+    with joined(Link(80.0)) as hosts:
+        before = hosts.sent_bytes()
+        passed_on(hosts, bytes(50_000))
         sent = [now - then for now, then in zip(hosts.sent_bytes(), before, strict=True)]
         assert 50_000 <= sent[1] <= 60_000
-        shown = subprocess.run(
-            ["tc", "-n", hosts.inside(0)[-1], "qdisc", "show", "dev", DEVICE],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert "tbf" in shown.stdout
-        assert "rate 80Mbit" in shown.stdout
         name = hosts.inside(0)[-1]
-    left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True)
-    assert name not in left.stdout
+        shown = subprocess.check_output(["tc", "-n", name, "qdisc", "show", "dev", DEVICE])
+        assert b"tbf" in shown
+        assert b"rate 80Mbit" in shown
+    assert name.encode() not in subprocess.check_output(["ip", "netns", "list"])
 
 
-def test_the_relay_delays_and_loses_and_what_arrives_is_whole() -> None:
-    reason = why_not()
-    if reason is not None:
-        pytest.skip(f"no network namespaces here: {reason}")
-    listen = (
-        "import hashlib, socket; s = socket.create_server(('', 4040)); print('ready', flush=True)\n"
-        "c, _ = s.accept(); c.sendall(c.recv(1)); h = hashlib.sha256()\n"
-        "while data := c.recv(65536): h.update(data)\n"
-        "print(h.hexdigest())"
-    )
-    connect = (
-        "import random, socket, sys, time; data = random.Random(0).randbytes(400000)\n"
-        "s = socket.create_connection(('10.99.0.1', 4040)); began = time.monotonic()\n"
-        "s.sendall(b'?'); s.recv(1); print(time.monotonic() - began); s.sendall(data)"
-    )
-    with Namespaces(2, Link(None, rtt_ms=40.0, loss=0.03)) as hosts:
-        command = [*hosts.inside(0), sys.executable, "-c", listen]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-            assert server.stdout is not None
-            assert server.stdout.readline() == "ready\n"
-            client = [*hosts.inside(1), sys.executable, "-c", connect]
-            made = subprocess.run(client, check=True, capture_output=True, text=True)
-            assert float(made.stdout) >= 0.04
-            whole = hashlib.sha256(random.Random(0).randbytes(400_000)).hexdigest()
-            assert server.stdout.read() == f"{whole}\n"
+def test_the_relay_delays_and_loses_and_what_arrives_is_whole(joined: Any) -> None:
+    with joined(Link(None, rtt_ms=40.0, loss=0.03)) as hosts:
+        assert passed_on(hosts, random.Random(0).randbytes(400_000)) >= 0.04
     assert hosts.relayed["passed"] > 400_000 / 1500
     assert hosts.relayed["lost"] > 0

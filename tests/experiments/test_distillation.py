@@ -1,13 +1,11 @@
 """A student learns soft labels and similarities, and no more than it is taught."""
 
-import pytest
 import torch
 from torch import Tensor, nn
 
 from experiments.transfer.distillation import (
     LearningSettings,
     Lesson,
-    join,
     learn,
     predict,
     relational_loss,
@@ -58,13 +56,6 @@ def test_a_sample_of_weight_zero_is_not_drawn() -> None:
     assert predict(train(taught), taught.inputs)[30:].isfinite().all()
 
 
-def test_lessons_are_joined_by_share() -> None:
-    joined = join([lesson(10), lesson(40)], [0.2, 0.8])
-    assert joined.weights[:10].sum() == pytest.approx(0.2)
-    assert joined.weights[10:].sum() == pytest.approx(0.8)
-    assert len(joined.inputs[0]) == len(joined.targets) == 50
-
-
 def test_the_relational_loss_brings_similarities_nearer() -> None:
     taught = lesson()
     generator = torch.Generator().manual_seed(2)
@@ -75,16 +66,3 @@ def test_the_relational_loss_brings_similarities_nearer() -> None:
         for module in (train(taught), train(taught, LearningSettings(300, 0.02, relational=20.0)))
     ]
     assert losses[1] < 0.8 * losses[0]
-
-
-def test_unknown_pairs_count_nothing() -> None:
-    hidden = torch.randn(6, 3)
-    similarity = torch.full((6, 6), torch.nan)
-    assert relational_loss(hidden, similarity) == 0
-
-
-def test_progress_is_reported() -> None:
-    steps: list[int] = []
-    settings = LearningSettings(steps=3, learning_rate=0.01)
-    learn(Small(), lesson(), settings, torch.Generator(), report=lambda step, _: steps.append(step))
-    assert steps == [1, 2, 3]

@@ -41,18 +41,9 @@ def test_the_seed_gives_the_projection() -> None:
     assert (random_hypervectors(hidden, 64) != random_hypervectors(hidden, 64, b"a")).any()
 
 
-def test_a_learned_code_is_no_longer_than_the_representation() -> None:
-    assert learned_hypervectors(clusters()[0], 100).shape == (200, 24)
-
-
 def test_the_nearest_prototype_is_that_of_the_class() -> None:
     hidden, classes = clusters()
     codes = random_hypervectors(hidden - hidden.mean(axis=0), 1024)
     bundles = prototypes(codes, np.eye(5)[classes])
     nearest = similarities(codes, bundles).argmax(axis=1)
     assert (nearest == classes).mean() > 0.95
-
-
-def test_a_row_of_zeros_is_similar_to_none() -> None:
-    rows = np.array([[0, 0], [1, -1]], dtype=np.int8)
-    assert similarities(rows, rows)[0].tolist() == [0, 0]

@@ -1,15 +1,11 @@
 """The estimate of a gradient from forward passes, beside the gradient of the train step."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
-from edge.errors import ModelError
 from edge.onnx.session import Inference, LoadedModel, TrainStep, load_model
 from experiments.zeroth_order import ZerothOrder, directions, estimate
 from models.zoo import package_path
-from ternmesh.model_package import TensorSpec
 
 
 @pytest.fixture(scope="module")
@@ -61,10 +57,3 @@ def test_loss_and_slope_are_those_of_the_train_step(keyword: LoadedModel) -> Non
     assert mean == pytest.approx(exact, abs=1e-2)
     [z] = directions(b"ada", vector, 1)
     assert float(found @ z) / z.size == pytest.approx(float(gradient @ z), rel=0.05)
-
-
-def test_a_model_with_two_targets_is_refused(keyword: LoadedModel) -> None:
-    more = (*keyword.package.batch_inputs, TensorSpec("weight", "float32", (32,)))
-    package = replace(keyword.package, batch_inputs=more)
-    with pytest.raises(ModelError, match="keyword has 1 outputs and 2 targets"):
-        step_of(replace(keyword, package=package), 1)
