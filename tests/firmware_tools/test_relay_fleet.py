@@ -21,7 +21,7 @@ from models.zoo import fsdd_path
 from ternmesh_cli.keys import enrol_fleet
 from ternmesh_cli.process import write_toml
 from tests.firmware_tools.c_library import make
-from tests.ternmesh_cli.test_fleet import Process
+from tests.programs import Process
 from transports.ble.config import static_address
 from transports.ble.gatt import GattError
 from transports.serial_lora.emulator.radios import EmulatedRadios, new_modem

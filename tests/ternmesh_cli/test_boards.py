@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from models.zoo import fsdd_path
 from ternmesh import __version__
 from ternmesh_cli.keys import enrol_fleet
 from ternmesh_cli.main import main
 from ternmesh_cli.process import ExitCode
-from tests.ternmesh_cli.test_fleet import HOST_CONFIG, NODE_CONFIG, PATIENCE_S, Process
+from tests.programs import PATIENCE_S, Process, board_settings, host_settings, running
 from transports.mqtt.embedded_broker import EmbeddedBroker
 
 BOARDS = ("theo", "nicolas")
@@ -24,22 +23,19 @@ class Fleet:
 
     def __init__(self, folder: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:
         enrol_fleet("ternmesh", folder / "host", {name: folder / name for name in BOARDS})
-        text = HOST_CONFIG.format(url=url, rounds=100_000, announce_s=1)
-        text = text.replace("min_peers = 3", "min_peers = 1")
-        self.host = Process("host", folder / "host", text)
-        self.boards = {}
-        for name in BOARDS:
-            text = NODE_CONFIG.format(name=name, url=url, clips=fsdd_path("train"))
-            if name == "nicolas":
-                text += '[remote]\nallow = ["log_level"]\n'
-            self.boards[name] = Process("node", folder / name, text)
+        link = {"url": url}
+        settings = host_settings(link, rounds=100_000, min_peers=1, deadline_s=600)
+        self.host = Process("host", folder / "host", settings)
+        remote: dict[str, dict[str, object]] = {"theo": {}, "nicolas": {"allow": ["log_level"]}}
+        self.boards = {
+            name: Process("node", folder / name, board_settings(name, link, remote=remote[name]))
+            for name in BOARDS
+        }
         self._capsys = capsys
 
-    def command(self, *words: str) -> dict[str, Any]:
+    def command(self, name: str, *words: str) -> dict[str, Any]:
         """The answer of a command about the boards, as JSON."""
-        name, *rest = words
-        config = str(self.host.folder / "config.toml")
-        assert main([name, "--config", config, "--json", *rest]) == 0
+        assert main([name, "--config", str(self.host.config), "--json", *words]) == 0
         return json.loads(self._capsys.readouterr().out)
 
     def rows(self, *words: str) -> dict[str, dict[str, Any]]:
@@ -52,19 +48,11 @@ def fleet(
 ) -> Iterator[Fleet]:
     with EmbeddedBroker() as broker:
         fleet = Fleet(tmp_path, broker.url, capsys)
-        members = (fleet.host, *fleet.boards.values())
-        try:
-            for member in members:
-                member.start()
-            eventually(lambda: fleet.host.status(), PATIENCE_S)
+        with running(fleet.host, *fleet.boards.values()):
+            eventually(fleet.host.status, PATIENCE_S)
             both = lambda: {n["name"] for n in fleet.host.status()["nodes"]} == set(BOARDS)  # noqa: E731
             eventually(both, PATIENCE_S)
             yield fleet
-        finally:
-            for member in members:
-                if member.process is not None and member.process.poll() is None:
-                    member.process.kill()
-                    member.process.wait(PATIENCE_S)
 
 
 def test_a_host_looks_after_its_boards(
@@ -81,7 +69,7 @@ def test_a_host_looks_after_its_boards(
     assert report["disk_free_mb"] > 1
     assert report["log_level"] == "info"
     assert report["rounds_trained"] >= 1
-    config = str(fleet.host.folder / "config.toml")
+    config = str(fleet.host.config)
     assert main(["status", "--config", config, "--node", "theo"]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("report of theo, ")
@@ -132,10 +120,13 @@ def test_a_host_looks_after_its_boards(
     eventually(lambda: fleet.rows()["theo"]["in_force"] == taken, PATIENCE_S)
     eventually(lambda: "theo" in fleet.host.status()["history"][-1]["counted"], PATIENCE_S)
 
-    # Who was revoked is not served
+    # Who was revoked is out, also after a new start, and is not served
     assert main(["enrol", "revoke", "--config", config, "theo"]) == 0
     capsys.readouterr()
-    for words in (["settings", "theo", "pause=on"], ["status", "--node", "theo"]):
-        name, *rest = words
-        assert main([name, "--config", config, *rest]) == ExitCode.REFUSED
+    eventually(lambda: "revoked" in theo.status()["activity"], PATIENCE_S)
+    theo.kill9()
+    theo.start()
+    eventually(lambda: (now := theo.status()) and "revoked" in now["activity"], PATIENCE_S)
+    for name, *words in (["settings", "theo", "pause=on"], ["status", "--node", "theo"]):
+        assert main([name, "--config", config, *words]) == ExitCode.REFUSED
         assert "theo is no board of this run" in capsys.readouterr().err

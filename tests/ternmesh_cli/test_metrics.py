@@ -10,23 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from models.zoo import fsdd_path
 from ternmesh_cli.keys import enrol_fleet
 from tests.mosquitto import free_port
-from tests.ternmesh_cli.test_fleet import HOST_CONFIG, NODE_CONFIG, Process
+from tests.programs import Process, board_settings, host_settings, running, speaker
 
 DASHBOARD = Path(__file__).parents[2] / "packaging" / "grafana" / "ternmesh.json"
 BOARDS = ("theo", "nicolas")
-EVALUATE = """
-[evaluate]
-path = '{clips}'
-divide_by = 255.0
-arrays = {{features = "x", target = "y"}}
-where = {{speaker = "{name}"}}
-samples_max = 8
-[metrics]
-port = {port}
-"""
 PROMETHEUS = """
 global: {{scrape_interval: 1s}}
 scrape_configs:
@@ -64,26 +53,19 @@ def prometheus(tmp_path):
 
 def test_every_panel_has_data(tmp_path, mosquitto, eventually, prometheus) -> None:
     enrol_fleet("ternmesh", tmp_path / "host", {name: tmp_path / name for name in BOARDS})
-    clips, (port, *ports, asked) = fsdd_path("train"), prometheus
-    text = HOST_CONFIG.format(url=mosquitto.url, rounds=500, announce_s=1)
-    text = text.replace("min_peers = 3", "min_peers = 2") + f"[metrics]\nport = {port}\n"
-    fleet = [Process("host", tmp_path / "host", text)]
+    link, (port, *ports, asked) = {"url": mosquitto.url}, prometheus
+    settings = host_settings(link, rounds=500, min_peers=2, deadline_s=600)
+    fleet = [Process("host", tmp_path / "host", f"{settings}[metrics]\nport = {port}\n")]
     for name, own in zip(BOARDS, ports, strict=True):
-        text = NODE_CONFIG.format(name=name, url=mosquitto.url, clips=clips)
-        text += EVALUATE.format(name=name, clips=clips, port=own)
-        fleet.append(Process("node", tmp_path / name, text))
-    try:
-        for process in fleet:
-            process.start()
+        judged = {**speaker(name), "samples_max": 8}
+        settings = board_settings(name, link, evaluate=judged, metrics={"port": own})
+        fleet.append(Process("node", tmp_path / name, settings))
+    with running(*fleet):
 
         def missing() -> list[str]:
             return [query for query in queries() if not _found(asked, query)]
 
         eventually(lambda: not missing(), 60.0)
-    finally:
-        for process in fleet:
-            process.process.kill()
-            process.process.wait()
 
 
 def _found(port: int, query: str) -> list[object]:

@@ -1,4 +1,3 @@
-import argparse
 import json
 import time
 from dataclasses import replace
@@ -11,7 +10,7 @@ from ternmesh.federated.robust import Influence
 from ternmesh_cli import status
 from ternmesh_cli.main import main
 from ternmesh_cli.status_text import describe
-from ternmesh_service.control_socket import ControlError
+from ternmesh_service.control_socket import ControlError, ControlServer
 from ternmesh_service.status import (
     AggregatorStatus,
     HistoryEntry,
@@ -136,40 +135,97 @@ def test_text_for_people(answer, text):
     assert read_status(json.loads(json.dumps(to_json(answer)))) == answer
 
 
-def test_a_host_that_nobody_has_joined():
-    answer = replace(HOST, nodes=(), history=(), deadline_s=None, phase="gathering", refused={})
-    assert list(describe(answer))[3:] == [
-        "global adapter 7 of 20 (a1b2c3d4e5f6), gathering",
-        "0 boards, 0 active, a round needs 2",
-        "warning: krum failed: the weighted mean is taken: see [run] aggregation",
-        "warning: 0 of the 2 boards that a round needs are here: start boards, or lower "
-        "run.min_peers",
-    ]
+LOW = board("theo", weight=0.0, since=12, reason="excluded: raises the error", unlike=True)
+LINK = LinkStatus(
+    objects_under_way=1, objects_sent=5, objects_lost=0, frames_refused=0, sealed=True,
+    refused={"ada": {"suite": 3, "seal": 1}},
+)  # fmt: skip
+ENTRY = HistoryEntry(version=7, metric=None, loss=0.5, bytes_up=1, bytes_down=1, seconds=1.0)
+RELEASES = InstalledReleases(
+    current=2, last_good=2, attempts=0, bad=((3, "its loss is 9"),), not_taken=((4, "not signed"),)
+)
+WORSE = "the teacher is worse than this model"
+TAUGHT = KnowledgeStatus(samples=390, known=380, number=3, teacher_accuracy=0.9312, remark=WORSE)
+TEACHING = TeachingStatus(group="keyword", sent=6, less={"keyword-mlp": WORSE})
+ADDED = AggregatorStatus(run="01", refused=False, made=4, updates=11, counted=3)
+LINK_REFUSES = "the link refused from or for ada: seal 1, suite 3: see docs/troubleshooting.md"
+
+
+@pytest.mark.parametrize(
+    ("answer", "changes", "line"),
+    [
+        (HOST, {"nodes": ()}, "0 boards, 0 active, a round needs 2"),
+        (HOST, {"phase": "finished", "deadline_s": None}, "2 boards, the run is over"),
+        (HOST, {"nodes": (LOW, YVES)}, "unlike the others: theo"),
+        (HOST, {"nodes": (LOW, YVES)},
+         "warning: theo: counts 0% since global update 12: excluded: raises the error: look at its "
+         "samples and labels; mute or revoke it if it lies"),
+        (HOST, {"teaching": TEACHING},
+         "knowledge packets of other groups: the last at global adapter 6"),
+        (HOST, {"teaching": TEACHING}, f"keyword-mlp teaches less: {WORSE}"),
+        (HOST, {"teaching": replace(TEACHING, sent=None)},
+         "knowledge packets of other groups: none yet"),
+        (HOST, {"nodes": tuple(replace(node, partial_aggregate=1) for node in HOST.nodes)},
+         "counted last in a gateway's partial aggregate: theo, yves"),
+        (NEW_NODE, {"transport": UP},
+         f"warning: this board has not joined a run yet: {NO_ANSWER}"),
+        (NODE, {"source": source_status(by_label={"stop": 2, "go": 1}, last_label=("a\x1b", "go"))},
+         "7 wait for a label; by label: go 1, stop 2, the last one: 'a\\x1b' is go; 3 refused, "
+         "9 made room"),
+        (NODE, {"source": source_status()},
+         "7 wait for a label; by label: none; 3 refused, 9 made room"),
+        (NODE, {"diverged": 3}, f"warning: training diverged in 3 rounds: {DIVERGED}"),
+        (NODE, {"transport": replace(UP, link=LINK)},
+         "handed to the link 12.3 kB, down 678 B since it started"),
+        (NODE, {"metric": None, "history": (ENTRY,)},
+         "400 samples; accuracy not measured: [evaluate] names the data for that"),
+        (NODE, {"best": (5, 0.934)},
+         "400 samples; accuracy 0.916, best 0.934 (global adapter 5); s/current.onnx_adapter "
+         "is the newest"),
+        (NODE, {"activity": "paused: too hot", "held_back": "83 C, waits for 75 C"},
+         "global adapter 7 of 20, open; paused: 83 C, waits for 75 C, step 3 of 8"),
+        (NODE, {"provider": "CPU, as CUDA failed"}, "training runs on CPU, as CUDA failed"),
+        (NODE, {"knowledge": TAUGHT},
+         "taught by other models: 380 of 390 samples, by a teacher of accuracy 0.931; " + WORSE),
+        (NODE, {"releases": replace(RELEASES, current=0)},
+         "no release: the configured model package"),
+        (NODE, {"releases": RELEASES}, "release 2 of the model"),
+        (NODE, {"releases": RELEASES}, "release 3 was bad: its loss is 9"),
+        (NODE, {"releases": RELEASES}, "release 4 is not taken: not signed"),
+        (gateway_status(), {"partial_aggregates": ADDED},
+         "4 partial aggregates of 11 updates, 3 counted so far"),
+        (gateway_status(), {"partial_aggregates": replace(ADDED, run=None)},
+         "no partial aggregates yet: no board has joined a run since the gateway started"),
+        (gateway_status(), {"partial_aggregates": replace(ADDED, refused=True)},
+         "this host takes no partial aggregates ([run]): updates pass as they are"),
+        *(
+            (answer, changes, line)
+            for answer in (HOST, NODE)
+            for changes, line in (
+                ({"security": replace(KEYS, clones={"ada": 2})},
+                 "ALARM: ada: received 2 times: frames from a copied or restored disk of ada"),
+                ({"security": replace(KEYS, clones={"all": 3})},
+                 "ALARM: received 3 times: a broadcast that a member has forged"),
+                ({"security": SecurityStatus()}, "warning: INSECURE: there are no keys"),
+                ({"transport": replace(UP, link=LINK)}, f"warning: {LINK_REFUSES}"),
+                ({"transport": replace(
+                    UP, bearers={"l": replace(UP, numbers={"frames_sent": 1})}, link=LINK)},
+                 f"warning: {LINK_REFUSES}"),
+            )
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_special_is_a_line(answer: Any, changes: dict[str, Any], line: str) -> None:
+    found = list(describe(replace(answer, **changes)))
+    assert [shown for shown in found if shown.startswith(line)], found
+    assert line not in list(describe(answer))
 
 
 def test_advice_names_the_command_as_it_was_typed(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("TERNMESH_PROGRAM", "./run")
-    answer = to_json(replace(NEW_NODE, transport=UP))
-    monkeypatch.setattr(status, "ask", lambda socket, request: answer)
-    status.run(argparse.Namespace(socket=tmp_path, config=None, node=None, json=False, watch=False))
+    with ControlServer(tmp_path / "s", lambda _: to_json(replace(NEW_NODE, transport=UP))):
+        assert main(["status", "--socket", str(tmp_path / "s")]) == 0
     assert "run `./run enrol add` on the host" in capsys.readouterr().out
-
-
-def test_after_the_run_no_board_is_called_inactive():
-    nodes = tuple(replace(node, active=False) for node in HOST.nodes)
-    text = "\n".join(describe(replace(HOST, phase="finished", deadline_s=None, nodes=nodes)))
-    assert "2 boards, the run is over" in text
-    assert "theo   finished  0 s ago" in text
-
-
-def test_who_is_trusted_little_or_unlike_the_others_is_named():
-    low = {"weight": 0.0, "since": 12, "reason": "excluded: raises the error", "unlike": True}
-    lines = list(describe(replace(HOST, nodes=(board("theo", **low), YVES))))
-    assert "unlike the others: theo" in lines
-    assert (
-        "warning: theo: counts 0% since global update 12: excluded: raises the error: look at its "
-        "samples and labels; mute or revoke it if it lies"
-    ) in lines
 
 
 def test_fifty_boards_stay_readable():
@@ -188,158 +244,13 @@ def test_fifty_boards_stay_readable():
     assert max(map(len, lines)) < 200
 
 
-def test_a_board_that_nobody_answers():
-    line = f"warning: this board has not joined a run yet: {NO_ANSWER}"
-    assert line in list(describe(replace(NEW_NODE, transport=UP)))
-
-
 @pytest.mark.parametrize(
-    ("last", "labels", "shown"),
-    [
-        (("a\x1b", "stop"), {"stop": 2, "go": 1}, "go 1, stop 2, the last one: 'a\\x1b' is stop"),
-        (None, {}, "none"),
-    ],
-)
-def test_a_board_with_a_source_shows_its_samples(last, labels, shown):
-    source = source_status(by_label=labels, last_label=last)
-    line = f"7 wait for a label; by label: {shown}; 3 refused, 9 made room"
-    assert line in list(describe(replace(NODE, source=source)))
-
-
-def test_a_board_whose_training_diverges():
-    (line,) = (line for line in describe(replace(NODE, diverged=3)) if "diverge" in line)
-    assert line == f"warning: training diverged in 3 rounds: {DIVERGED}"
-
-
-LINK = LinkStatus(
-    objects_under_way=1, objects_sent=5, objects_lost=0, frames_refused=0, sealed=True, refused={}
-)
-
-
-def test_bytes_that_wait_for_a_modem_are_not_called_sent():
-    text = "\n".join(describe(replace(NODE, transport=replace(UP, link=LINK))))
-    assert "\nhanded to the link " in text
-
-
-def test_a_board_without_evaluation_data():
-    entry = HistoryEntry(version=7, metric=None, loss=0.5, bytes_up=1, bytes_down=1, seconds=1.0)
-    answer = replace(NODE, metric=None, history=(entry,))
-    assert "400 samples; accuracy not measured: [evaluate] names" in "\n".join(describe(answer))
-
-
-def test_the_best_adapter_is_shown_beside_the_newest():
-    line = (
-        "400 samples; accuracy 0.916, best 0.934 (global adapter 5); s/current.onnx_adapter is the"
-    )
-    best = (5, 0.934)
-    assert f"{line} newest" in list(describe(replace(NODE, best=best)))
-
-
-def test_a_board_that_waits_says_why_and_where_it_trains():
-    held = replace(NODE, activity="paused: too hot", held_back="83 C, waits for 75 C")
-    reason = "CPUExecutionProvider, as CUDAExecutionProvider failed: no engine"
-    text = "\n".join(describe(replace(held, provider=reason)))
-    assert "; paused: 83 C, waits for 75 C, step 3 of 8\n" in text
-    assert f"\ntraining runs on {reason}\n" in text
-    assert "\n".join(describe(replace(NODE, provider=""))) == NODE_TEXT
-
-
-def test_a_mixed_fleet_shows_what_is_taught():
-    why = "the teacher is worse than this model"
-    taught = KnowledgeStatus(samples=390, known=380, number=3, teacher_accuracy=0.9312, remark=why)
-    lines = list(describe(replace(NODE, knowledge=taught)))
-    shown = "taught by other models: 380 of 390 samples, by a teacher of accuracy 0.931"
-    assert f"{shown}; {why}" in lines
-    teaching = TeachingStatus(group="keyword", sent=None, less={})
-    lines = list(describe(replace(HOST, teaching=teaching)))
-    assert "knowledge packets of other groups: none yet" in lines
-    teaching = replace(teaching, sent=6, less={"keyword-mlp": why})
-    lines = list(describe(replace(HOST, teaching=teaching)))
-    assert "knowledge packets of other groups: the last at global adapter 6" in lines
-    assert f"keyword-mlp teaches less: {why}" in lines
-
-
-def without(answer: dict[str, Any], key: str) -> dict[str, Any]:
-    return {name: value for name, value in answer.items() if name != key}
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        {"role": "satellite"},
-        {"said": "hello"},
-        without(to_json(HOST), "phase"),
-        {**to_json(HOST), "later": 1},
-        {**to_json(HOST), "version": "7"},
-        {**to_json(HOST), "deadline_s": True},
-        {**to_json(HOST), "nodes": [{}]},
-        {**to_json(NODE), "source": []},
-    ],
-)
-def test_an_answer_of_another_kind(answer):
+    "changes", [{"role": "satellite"}, {"phase": None}, {"later": 1}, {"version": "7"},
+                {"deadline_s": True}, {"nodes": [{}]}]
+)  # fmt: skip
+def test_an_answer_of_another_kind(changes):
     with pytest.raises(ControlError, match="runs another version"):
-        read_status(answer)
-
-
-def test_releases_of_the_model_are_shown():
-    releases = InstalledReleases(current=0, last_good=0, attempts=0, bad=(), not_taken=())
-    calm = replace(NODE, refused={}, releases=releases)
-    assert [*describe(calm)][-1] == "no release: the configured model package"
-    bad = ((3, "its loss is 9"),)
-    refused = ((4, "not signed"),)
-    releases = replace(releases, current=2, bad=bad, not_taken=refused)
-    assert [*describe(replace(calm, releases=releases))][-3:] == [
-        "release 2 of the model",
-        "release 3 was bad: its loss is 9",
-        "release 4 is not taken: not signed",
-    ]
-
-
-def test_boards_in_a_partial_aggregate_are_named():
-    nodes = tuple(replace(node, partial_aggregate=1) for node in HOST.nodes)
-    line = "counted last in a gateway's partial aggregate: theo, yves"
-    assert line in list(describe(replace(HOST, nodes=nodes)))
-    assert line not in HOST_TEXT
-
-
-@pytest.mark.parametrize(
-    ("changes", "line"),
-    [
-        ({}, "4 partial aggregates of 11 updates, 3 counted so far"),
-        ({"run": None}, "no board has joined a run since the gateway started"),
-        ({"refused": True}, "([run]): updates pass as they are"),
-    ],
-)
-def test_the_partial_aggregates_of_a_gateway(changes, line):
-    counts = AggregatorStatus(
-        run="01", refused=False, made=4, updates=11,
-        counted=3,
-    )  # fmt: skip
-    counts = replace(counts, **changes)
-    assert list(describe(gateway_status(partial_aggregates=counts)))[-1].endswith(line)
-    assert "aggregate" not in "".join(describe(gateway_status()))
-
-
-@pytest.mark.parametrize("answer", [HOST, NODE])
-def test_keys_and_copied_disks(answer):
-    lines = "\n".join(describe(replace(answer, security=replace(KEYS, clones={"ada": 2}))))
-    assert "ALARM: ada: received 2 times: frames from a copied or restored disk of ada" in lines
-    lines = "\n".join(describe(replace(answer, security=replace(KEYS, clones={"all": 3}))))
-    assert "ALARM: received 3 times: a broadcast that a member has forged" in lines
-    lines = "\n".join(describe(replace(answer, security=SecurityStatus())))
-    assert "warning: INSECURE: there are no keys" in lines
-
-
-@pytest.mark.parametrize("answer", [HOST, NODE])
-def test_refusals_of_a_link_by_peer(answer):
-    link = replace(LINK, refused={"ada": {"suite": 3, "seal": 1}})
-    line = "warning: the link refused from or for ada: seal 1, suite 3: see docs/troubleshooting.md"
-    assert line in list(describe(replace(answer, transport=replace(UP, link=link))))
-    bearer = replace(UP, numbers={"frames_sent": 1})
-    both = replace(UP, bearers={"link": bearer}, link=link)
-    lines = list(describe(replace(answer, transport=both)))
-    assert line in lines
-    assert f"link: connected to {UP.end}; 1 frames sent" in lines
+        read_status({**to_json(HOST), **changes})
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]])
