@@ -110,19 +110,6 @@ def test_every_unit_and_example_is_in_the_package(deb):
         read(ROOT / "packaging" / "examples" / f"{name}.toml")
 
 
-@pytest.mark.parametrize(
-    ("file", "place"),
-    [
-        ("ternmesh-node.service", "usr/lib/systemd/system/ternmesh-node.service"),
-        ("ternmesh-.service.d/a.conf", "usr/lib/systemd/system/ternmesh-.service.d/a.conf"),
-        ("drop-ins/a.conf", f"{EXAMPLES}/drop-ins/a.conf"),
-        ("ternmesh.tmpfiles", "usr/lib/tmpfiles.d/ternmesh.conf"),
-    ],
-)
-def test_files_for_systemd_go_where_it_looks(file, place):
-    assert str(place_of(Path(file))) == place
-
-
 def test_licences_are_collected_and_sums_are_right(deb, tmp_path):
     subprocess.run(["dpkg-deb", "--raw-extract", deb, tmp_path / "raw"], check=True)
     text = (tmp_path / "raw/usr/share/doc/ternmesh/copyright").read_text()

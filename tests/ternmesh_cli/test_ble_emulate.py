@@ -9,8 +9,6 @@ import pytest
 
 pytest.importorskip("bumble", reason="bumble is not installed: pip install -e '.[dev]'")
 
-from ternmesh_cli import main
-
 ROOT = Path(__file__).parents[2]
 RESET = bytes.fromhex("01030c00")  # an HCI command, and its answer
 COMPLETE = bytes.fromhex("040e0401030c00")
@@ -37,12 +35,3 @@ def test_controllers_are_there_until_told_to_stop() -> None:
     _, errors = process.communicate(timeout=20)
     assert process.returncode == 0
     assert "simulated" in errors
-
-
-def test_a_port_that_is_taken_is_named(capsys) -> None:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        sock.listen()
-        port = sock.getsockname()[1]
-        assert main.main(["ble", "emulate", "--controllers", "1", "--port", str(port)]) == 2
-    assert "cannot emulate controllers" in capsys.readouterr().err

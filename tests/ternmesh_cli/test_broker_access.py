@@ -255,20 +255,6 @@ def test_a_packet_beyond_the_limit_is_refused_and_ours_stay_below(end, raw, even
     assert next_of(host) == ("bob", b"x" * (MESSAGE_MAX - 2))
 
 
-def test_our_end_refuses_a_broker_that_another_authority_has_signed(
-    end, tmp_path, eventually
-) -> None:
-    ternmesh("broker", "config", "--dir", tmp_path / "other", "--name", "localhost")
-    stranger = end("ada", ca_file=str(tmp_path / "other" / "authority.pem"))
-    eventually(lambda: "signed by no authority" in str(stranger.status().last_error), WAIT_S)
-    assert not stranger.connected
-
-
-def test_the_port_speaks_tls_only(deployment, end, eventually) -> None:
-    plain = end("ada", url=f"mqtt://localhost:{deployment.port}", ca_file=None)
-    eventually(lambda: "is it a port for TLS" in str(plain.status().last_error), WAIT_S)
-
-
 def test_nodes_come_and_go_while_the_broker_runs(deployment, end, eventually) -> None:
     host, bob = end(HOST), end("bob")
     command = ("--dir", deployment.folder, "--fleet", "attic", "--node", "dora")

@@ -34,32 +34,21 @@ def test_nft_takes_the_limits_by_address(tmp_path) -> None:
     subprocess.run(command, check=True)
 
 
-def own_certificate(folder: Path) -> None:
-    """Write live.pem and live.key of another authority."""
+def test_own_certificates_stay_where_they_are(tmp_path) -> None:
+    """Also behind a link to the newest."""
     now = datetime.now(UTC)
     made = make_server(["localhost"], make_authority("another", now), now)
-    (folder / "live.pem").write_bytes(made.public)
-    (folder / "live.key").write_bytes(made.key)
-
-
-def test_own_certificates_stay_where_they_are(tmp_path) -> None:
-    own_certificate(tmp_path)
-    files = ("--certificate", tmp_path / "live.pem", "--key", tmp_path / "live.key")
+    (tmp_path / "live.pem").write_bytes(made.public)
+    (tmp_path / "live.key").write_bytes(made.key)
+    (tmp_path / "newest.pem").symlink_to("live.pem")
+    files = ("--certificate", tmp_path / "newest.pem", "--key", tmp_path / "live.key")
     place = ("--place", "/etc/mosquitto/fleet")
     assert broker(tmp_path / "b", "config", "--node", "ada", *files, *place) == 0
     lines = (tmp_path / "b" / "mosquitto.conf").read_text().splitlines()
-    assert f"certfile {tmp_path / 'live.pem'}" in lines
+    assert f"certfile {tmp_path / 'newest.pem'}" in lines
     assert f"keyfile {tmp_path / 'live.key'}" in lines
     assert "password_file /etc/mosquitto/fleet/passwords" in lines
     assert not (tmp_path / "b" / "authority.key").exists()
-
-
-def test_the_name_of_an_own_certificate_may_lead_to_the_newest(tmp_path) -> None:
-    own_certificate(tmp_path)
-    (tmp_path / "newest.pem").symlink_to("live.pem")
-    files = ("--certificate", tmp_path / "newest.pem", "--key", tmp_path / "live.key")
-    assert broker(tmp_path / "b", "config", "--node", "ada", *files) == 0
-    assert f"certfile {tmp_path / 'newest.pem'}\n" in (tmp_path / "b/mosquitto.conf").read_text()
 
 
 def test_a_known_answer_of_the_password_hash() -> None:
@@ -93,20 +82,6 @@ def test_a_path_that_no_configuration_can_name_is_refused(
         broker(tmp_path / "b", *BEGIN, option, tmp_path / name)
     assert "choose another path" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
-
-
-def test_a_credentials_file_that_must_stay_is_a_sentence(tmp_path, capsys, monkeypatch) -> None:
-    assert broker(tmp_path, *BEGIN) == 0
-    unlink = Path.unlink
-
-    def refuse(path: Path, **options: bool) -> None:
-        if path.name == "ada.credentials.toml":
-            raise PermissionError(13, "Permission denied")
-        unlink(path, **options)
-
-    monkeypatch.setattr(Path, "unlink", refuse)
-    assert broker(tmp_path, "remove", "--node", "ada") == 1
-    assert "ada.credentials.toml (Permission denied)" in capsys.readouterr().err
 
 
 def test_a_file_keeps_its_mode_and_its_owner(tmp_path, monkeypatch) -> None:

@@ -1,7 +1,6 @@
 """`ternmesh enrol rotate`: a board changes its keys, and is killed at every moment of it."""
 
 import itertools
-import json
 import os
 import threading
 from collections import deque
@@ -25,7 +24,6 @@ from ternmesh.security.membership import HOST, ROTATED_MAX
 from ternmesh.wire import control
 from ternmesh.wire.frame import Header, open_seal, seal_open
 from ternmesh_cli.keys import enrol_fleet
-from ternmesh_cli.main import main
 from ternmesh_service import keyring as keyring_module
 from ternmesh_service.identity_file import read_identity_file
 from ternmesh_service.keyring import Keyring, SecurityConfig
@@ -37,8 +35,6 @@ from transports.base import Arrival
 from transports.link_config import LinkConfig
 
 LINK = LinkConfig(url="mqtt://127.0.0.1:1", fleet="garden")
-HOST_TOML = 'state_dir = "host"\nmodel = "keyword"\n[link]\nfleet = "garden"\n'
-NODE_TOML = 'name = "ada"\nstate_dir = "ada"\nmodel = "keyword"\n[link]\nfleet = "garden"\n'
 
 
 TIMES = itertools.count(0.0, 10.0)
@@ -351,41 +347,6 @@ def test_who_has_rotated_as_often_as_it_may_can_still_be_revoked(fleet):
         assert control.read_control(answers[-1]).reason == "full"
         [member] = membership.answer(host, {"enrol": "revoke", "name": "ada"})["members"]
         assert member["revoked"]
-
-
-@pytest.fixture
-def enrol(tmp_path, capsys):
-    (tmp_path / "host.toml").write_text(HOST_TOML)
-    (tmp_path / "ada.toml").write_text(NODE_TOML)
-
-    def run(who, *rest):
-        arguments = ["enrol", "rotate", "--config", str(tmp_path / f"{who}.toml"), "--json", *rest]
-        code = main(arguments)
-        shown = capsys.readouterr()
-        return json.loads(shown.out) if code == 0 else (code, shown.err)
-
-    return run
-
-
-def test_the_identity_file_alone_founds_the_same_fleet(fleet, enrol, tmp_path, capsys):
-    line = enrol("host")["identity"]
-    with fleet.open("host") as host:
-        hosts, name = host.member_list.hosts, host.member_list.fleet
-    backup = ["backup", "--config", str(tmp_path / "host.toml"), str(tmp_path / "copy")]
-    assert main(backup) == 0
-    for file in (tmp_path / "host").glob("*"):
-        file.unlink()
-    restore = ["restore", "--config", str(tmp_path / "host.toml"), str(tmp_path / "copy")]
-    assert main(restore) == 0
-    with fleet.open("host") as host:
-        assert host.member_list.hosts == hosts
-        host.security(HOST, bytes(32), 0)
-    (tmp_path / "host" / "state.sqlite").unlink()
-    capsys.readouterr()
-    main(["enrol", "identity", "--json", "--config", str(tmp_path / "host.toml")])
-    assert json.loads(capsys.readouterr().out)["identity"] == line
-    with fleet.open("host") as host:
-        assert (host.member_list.hosts, host.member_list.fleet) == (hosts, name)
 
 
 def test_a_host_that_cannot_write_keeps_its_key(fleet, monkeypatch):

@@ -31,7 +31,6 @@ arrays = { features = "x", target = "y" }
 where = { speaker = "theo" }
 divide_by = 255
 """
-ENABLED = "[predict]\nenabled = true\n"
 CLIPS = 12
 
 
@@ -39,7 +38,7 @@ CLIPS = 12
 def folder(tmp_path: Path) -> Path:
     loaded = load_model(package_path("keyword"))
     write_adapter(tmp_path / "a.onnx_adapter", loaded.package, loaded.initial, 5)
-    (tmp_path / "node.toml").write_text(CONFIG + ENABLED)
+    (tmp_path / "node.toml").write_text(CONFIG + "[predict]\nenabled = true\n")
     np.savez(tmp_path / "clips.npz", x=np.load(fsdd_path("dev"))["x"][:CLIPS])
     return tmp_path
 
@@ -93,35 +92,6 @@ def test_follow_shows_live_predictions_until_the_node_ends(
     assert shown.out.startswith("k1: ")
     assert "has closed the connection" in shown.err
     assert found == ["1"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "why"),
-    [
-        ((), 2, "give --config"),
-        (("--config", "node.toml"), 2, "name files, or give --follow"),
-        (("--model", "keyword"), 2, "give --model and --adapter together"),
-        (("--config", "node.toml", "no.npz"), 1, "no board answers on"),
-        (("--config", "off.toml", "clips.npz"), 2, "write enabled = true under [predict]"),
-        (("--model", "keyword", "--adapter", "x", "clips.npz"), 1, "clips.npz has no array"),
-        (
-            ("--config", "node.toml", "--model", "keyword", "--adapter", "x", "clips.npz"),
-            1,
-            "no good adapter at x yet",
-        ),
-        (
-            ("--config", "node.toml", "--model", "keyword", "--adapter", "x", "clips.mp3"),
-            1,
-            "clips.mp3 is no input for",
-        ),
-    ],
-)
-def test_what_is_missing_is_a_sentence(
-    arguments: tuple[str, ...], code: int, why: str, folder: Path, predict, monkeypatch
-) -> None:
-    monkeypatch.chdir(folder)
-    (folder / "off.toml").write_text(CONFIG)
-    assert why in predict(*arguments, code=code)
 
 
 def test_the_text_of_the_figures(server: PredictionServer) -> None:

@@ -34,12 +34,3 @@ def test_modems_are_there_until_told_to_stop(tmp_path) -> None:
     assert process.returncode == 0
     assert "simulated" in errors
     assert list(folder.iterdir()) == []
-
-
-def test_paths_as_text_one_in_a_line() -> None:
-    process = emulate("--modems", "3", "--dialect", "rnode", "--loss", "0.2", "--speed", "50")
-    paths = [Path(process.stdout.readline().strip()) for _ in range(3)]
-    assert all(path.is_symlink() for path in paths)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 0
-    assert not paths[0].parent.exists()

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge.config import read_node_config
-from host.config import RunConfig, read_host_config
+from host.config import read_host_config
 from host.service import run_host
 from ternmesh.config import ConfigError
 from ternmesh_cli import setup, setup_text
@@ -72,16 +72,6 @@ RADIO = (
     *("--name", "ada", "--data", "theo", "--link", "/dev/ttyUSB0", "--region", "EU868"),
     *("--frequency", "869.525", "--address", "3"),
 )
-
-
-def test_a_host_has_the_defaults_of_the_product(run, host, folder):
-    config = read_host_config(folder / "host.toml")
-    assert config.run == RunConfig()
-    code, _ = run("--host", "--config", "more.toml", *LINK, "--rounds", "7", "--min-peers", "3")
-    assert code == 0
-    assert read_host_config(folder / "more.toml").run == RunConfig(rounds=7, min_peers=3)
-    for wrong in (("--rounds", "many"), ("--name", "ada"), ("--trust", host)):
-        assert run("--host", "--config", "x.toml", *LINK, *wrong)[0] == 2, wrong
 
 
 def test_a_terminal_is_asked_and_enter_takes_the_default(folder):

@@ -138,13 +138,6 @@ def test_a_disk_that_became_read_only(tmp_path: Path) -> None:
         assert host.process.wait(PATIENCE_S) == ExitCode.REFUSED
 
 
-def test_a_wrong_setting_is_said_with_its_key(tmp_path: Path) -> None:
-    config = write(tmp_path, HOST + "speed = 3\n", "mqtt://127.0.0.1")
-    with Supervisor(tmp_path, "host", "--config", config) as host:
-        assert "run.speed is not a setting" in host.listen("STATUS=")
-        assert host.process.wait(PATIENCE_S) == ExitCode.MISUSED
-
-
 @dataclass(frozen=True)
 class Fleet:
     """What was written while a board enrolled with a code and a run was done."""
@@ -203,12 +196,3 @@ def test_each_line_is_one_json_object(fleet: Fleet) -> None:
     for name in ("host", "node"):
         for line in fleet.logs[name].splitlines():
             assert {"time", "level", "logger", "message"} <= set(json.loads(line)), line
-
-
-def test_a_password_in_a_wrong_url_is_not_shown(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for url in (f"mqtt://u:{PASSWORD}@h:port", f"http://u:{PASSWORD}@h", f"mqtt://u:{PASSWORD}@"):
-        config = write(tmp_path, HOST, url)
-        assert main(["host", "--config", str(config)]) == ExitCode.MISUSED
-        assert PASSWORD not in capsys.readouterr().err
