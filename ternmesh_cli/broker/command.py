@@ -1,8 +1,6 @@
 """`ternmesh broker`: a mosquitto for a fleet, and its accounts."""
 
 import argparse
-import ipaddress
-import json
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -11,8 +9,8 @@ from pathlib import Path, PurePosixPath
 from ternmesh.config import ConfigError
 from ternmesh_cli import process
 from ternmesh_cli.broker import folder as disk
-from ternmesh_cli.broker.texts import Account, BrokerSettings, wanted
-from ternmesh_cli.process import Subcommands, add_json, add_option, number
+from ternmesh_cli.broker.texts import Account, BrokerSettings, new_accounts
+from ternmesh_cli.process import Subcommands, add_option, number
 from transports.base import HOST, check_node
 from transports.mqtt.tls import check_certificate
 
@@ -30,66 +28,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = "the folder of the deployment"
     for row in (config, add, remove, renew):
         row.add_argument("--dir", type=_path, required=True, metavar="DIR", help=what)
-        add_json(row)
+    for row in (config, add, remove):
+        what = f"default: the folder's only fleet, {FLEET} in a new folder"
+        row.add_argument("--fleet", help=what)
+        row.add_argument(
+            "--node", action="append", default=[], required=row is remove, help="may be repeated"
+        )
+    for row in (config, add):
+        what = "a gateway, and new boards whose accounts it uses; may be repeated"
+        row.add_argument(
+            "--gateway",
+            action="append",
+            default=[],
+            type=_gateway,
+            metavar="NAME=BOARD,...",
+            help=what,
+        )
     _add_config_arguments(config)
-    _add_account_arguments(add)
-    remove.add_argument("--fleet", help="default: the folder's only fleet")
-    remove.add_argument("--node", action="append", required=True, help="may be repeated")
 
 
 def _add_config_arguments(parser: argparse.ArgumentParser) -> None:
-    _add_account_arguments(parser)
-    parser.add_argument(
-        "--name",
-        action="append",
-        default=[],
-        type=_host_name,
-        help="a DNS name or address at which boards reach the broker; may be repeated",
-    )
+    what = "a DNS name or address at which boards reach the broker; may be repeated"
+    parser.add_argument("--name", action="append", default=[], type=_host_name, help=what)
     add_option(parser, "--port", number(1, 65_535), 8883, "TCP port")
-    parser.add_argument("--bind", type=_host_name, help="an address (default: all)")
     parser.add_argument("--certificate", type=_path, help="your own, PEM (default: a new one)")
     parser.add_argument("--key", type=_path, help="the key of your own certificate, PEM")
-    parser.add_argument(
-        "--place", type=_place, help="the folder's final path (default: the same as --dir)"
-    )
-    parser.add_argument(
-        "--user",
-        type=_user,
-        default="mosquitto",
-        help="the broker switches to this user when root starts it",
-    )
+    what = "the folder's final path (default: the same as --dir)"
+    parser.add_argument("--place", type=_place, help=what)
+    what = "the broker switches to this user when root starts it"
+    parser.add_argument("--user", type=_user, default="mosquitto", help=what)
     what = "clients at a time from one address, by connections.nft"
     add_option(parser, "--address-max", number(1, 1_000_000), 32, what)
     what = "kB/s that one address may send, by connections.nft"
     add_option(parser, "--address-rate", number(1, 1_000_000), 128, what)
-    parser.add_argument(
-        "--unlimited",
-        action="append",
-        default=[],
-        type=_address,
-        metavar="ADDRESS",
-        help="no such limits for this address, such as the host's; may be repeated",
-    )
-
-
-def _add_account_arguments(parser: argparse.ArgumentParser) -> None:
-    what = f"default: the folder's only fleet, {FLEET} in a new folder"
-    parser.add_argument("--fleet", help=what)
-    parser.add_argument("--node", action="append", default=[], help="may be repeated")
-    parser.add_argument(
-        "--gateway",
-        action="append",
-        default=[],
-        type=_gateway,
-        metavar="NAME=BOARD,...",
-        help="a gateway, and new boards whose accounts it uses; may be repeated",
-    )
-    parser.add_argument(
-        "--show",
-        action="store_true",
-        help="print the passwords once, and write no credentials files",
-    )
 
 
 def _config(arguments: argparse.Namespace) -> int:
@@ -102,57 +73,63 @@ def _config(arguments: argparse.Namespace) -> int:
     try:
         if certificate is not None:
             check_certificate(str(certificate), str(key))
-        accounts = wanted(arguments.fleet or FLEET, _nodes(arguments), ())
-        broker = BrokerSettings(
-            folder=arguments.place or PurePosixPath(folder),
-            certificate=str(certificate or ""),
-            key=str(key or ""),
-            port=arguments.port,
-            bind=arguments.bind or "",
-            user=arguments.user,
-            address_max=arguments.address_max,
-            address_rate=arguments.address_rate,
-            unlimited=tuple(arguments.unlimited),
-        )
+        accounts = new_accounts(arguments.fleet or FLEET, _nodes(arguments), ())
     except ValueError as error:
         raise ConfigError(str(error)) from error
+    broker = BrokerSettings(
+        folder=arguments.place or PurePosixPath(folder),
+        certificate=str(certificate or ""),
+        key=str(key or ""),
+        port=arguments.port,
+        user=arguments.user,
+        address_max=arguments.address_max,
+        address_rate=arguments.address_rate,
+    )
     disk.begin(folder)
     if certificate is None:
         disk.certify(folder, arguments.name, datetime.now(UTC))
-    made = disk.add(folder, accounts)
+    _hand_out(arguments, accounts)
     disk.finish(folder, broker)
     where = arguments.name[0] if arguments.name else "NAME"
-    url = f"mqtts://{f'[{where}]' if ':' in where else where}:{arguments.port}"
-    start = f"mosquitto -c {broker.folder}/mosquitto.conf"
-    _show(arguments, folder, made, {"url": url, "start": start})
+    print(f"mqtts://{f'[{where}]' if ':' in where else where}:{arguments.port}")
+    print(f"mosquitto -c {broker.folder}/mosquitto.conf")
     return 0
 
 
 def _add(arguments: argparse.Namespace) -> int:
-    folder: Path = arguments.dir
     nodes = _nodes(arguments)
     if not nodes:
         raise ConfigError("no board to add: name a --node, or a --gateway with boards")
     try:
-        known = disk.known(folder)
-        accounts = wanted(_fleet(arguments.fleet, known), nodes, known)
+        present = disk.accounts(arguments.dir)
+        accounts = new_accounts(_fleet(arguments.fleet, present), nodes, present)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    _show(arguments, folder, disk.add(folder, accounts), {"note": _note(folder, *disk.ACCOUNTS)})
+    _hand_out(arguments, accounts)
+    print(_note(arguments.dir, *disk.ACCOUNTS))
     return 0
+
+
+def _hand_out(arguments: argparse.Namespace, accounts: Sequence[Account]) -> None:
+    """Add accounts, and say who has one and where its credentials are."""
+    made = disk.add(arguments.dir, accounts)
+    files = disk.hand_out(arguments.dir, made, dict(arguments.gateway))
+    for account in made:
+        print(f"{account.fleet}  {account.role}  {account.username}")
+    for path in files:
+        print(f"wrote {path}")
 
 
 def _remove(arguments: argparse.Namespace) -> int:
     folder: Path = arguments.dir
-    fleet = _fleet(arguments.fleet, disk.known(folder))
+    fleet = _fleet(arguments.fleet, disk.accounts(folder))
     accounts = [Account(fleet, node) for node in arguments.node]
     if HOST in arguments.node:
         raise ConfigError("the host needs its account: remove those of boards alone")
     for account in accounts:
         disk.remove(folder, account)
-    removed = [account.username for account in accounts]
-    done = f"removed {', '.join(removed)}"
-    _show_change(arguments, {"removed": removed}, done, disk.ACCOUNTS)
+    removed = ", ".join(account.username for account in accounts)
+    print(f"removed {removed}. {_note(folder, *disk.ACCOUNTS)}")
     return 0
 
 
@@ -160,8 +137,7 @@ def _renew(arguments: argparse.Namespace) -> int:
     folder: Path = arguments.dir
     names = disk.server_names(folder)
     disk.certify(folder, names, datetime.now(UTC))
-    done = f"a new certificate for {', '.join(names)}"
-    _show_change(arguments, {"names": names}, done, disk.CERTIFICATE)
+    print(f"a new certificate for {', '.join(names)}. {_note(folder, *disk.CERTIFICATE)}")
     return 0
 
 
@@ -173,42 +149,9 @@ def _note(folder: Path, *changed: str) -> str:
     return f"Copy {' and '.join(changed)} from {folder} to {place} on the broker, then {_RELOAD}"
 
 
-def _show_change(
-    arguments: argparse.Namespace, change: dict[str, list[str]], sentence: str, files: Sequence[str]
-) -> None:
-    note = _note(arguments.dir, *files)
-    if arguments.json:
-        print(json.dumps({"folder": str(arguments.dir), **change, "note": note}))
-    else:
-        print(f"{sentence}. {note}")
-
-
-def _show(
-    arguments: argparse.Namespace, folder: Path, made: disk.NewAccounts, more: dict[str, str]
-) -> None:
-    """Print the new accounts; their passwords only with --show."""
-
-    files = [] if arguments.show else disk.hand_out(folder, made, dict(arguments.gateway))
-    rows: list[dict[str, str | None]] = [
-        {"fleet": account.fleet, "role": account.role, "username": own.username}
-        | ({"password": own.password} if arguments.show else {})
-        for account, own in made.items()
-    ]
-    if arguments.json:
-        content = {"folder": str(folder), "accounts": rows, "files": list(map(str, files)), **more}
-        print(json.dumps(content))
-        return
-    for row in rows:
-        print("  ".join(str(value) for value in row.values() if value))
-    for path in files:
-        print(f"wrote {path}")
-    for value in more.values():
-        print(value)
-
-
-def _fleet(given: str | None, known: Sequence[Account]) -> str:
+def _fleet(given: str | None, present: Sequence[Account]) -> str:
     """The given fleet, or the folder's only one; ConfigError where it has several."""
-    fleets = sorted({account.fleet for account in known})
+    fleets = sorted({account.fleet for account in present})
     if given is None and len(fleets) > 1:
         raise ConfigError(f"this broker has the fleets {', '.join(fleets)}: name one with --fleet")
     return given or (fleets[0] if fleets else FLEET)
@@ -259,13 +202,6 @@ def _user(text: str) -> str:
     if not re.fullmatch(r"[a-z_][a-z0-9_-]{0,31}", text):
         raise argparse.ArgumentTypeError(f"{text!r} is no name of a user")
     return text
-
-
-def _address(text: str) -> str:
-    try:
-        return str(ipaddress.ip_network(text))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no IP address or network") from error
 
 
 def _host_name(text: str) -> str:

@@ -98,16 +98,16 @@ def place(folder: Path) -> PurePosixPath:
     return PurePosixPath(match[1]).parent if match else PurePosixPath(folder)
 
 
-def known(folder: Path) -> list[Account]:
+def accounts(folder: Path) -> list[Account]:
     """Return the accounts in the folder."""
     return texts.accounts(_text(folder / PASSWORDS))
 
 
-def add(folder: Path, accounts: Iterable[Account]) -> NewAccounts:
+def add(folder: Path, new: Iterable[Account]) -> NewAccounts:
     """Add accounts. Return the new password of each account."""
     made = {
         account: Credentials(account.username, secrets.token_urlsafe(SECRET_BYTES))
-        for account in accounts
+        for account in new
     }
     lines = "".join(
         texts.password_line(account, own.password or "", secrets.token_bytes(texts.SALT_BYTES))
@@ -122,13 +122,8 @@ def add(folder: Path, accounts: Iterable[Account]) -> NewAccounts:
 
 def remove(folder: Path, account: Account) -> None:
     """Remove an account. Raises ConfigError if the account does not exist."""
-    if account not in known(folder):
+    if account not in accounts(folder):
         raise ConfigError(f"{folder} has no account {account.username}")
-    clear(folder, account)
-
-
-def clear(folder: Path, account: Account) -> None:
-    """Remove what there is of an account."""
     write(folder / PASSWORDS, texts.without_line(_text(folder / PASSWORDS), account))
     write(folder / ACCESS, texts.without_block(_text(folder / ACCESS), account))
     _remove_credentials(folder, account)

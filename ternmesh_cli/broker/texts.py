@@ -55,11 +55,9 @@ class BrokerSettings:
     certificate: str = ""  # a path; empty for the folder's own
     key: str = ""  # likewise
     port: int = 8883
-    bind: str = ""  # an address of the machine; empty for all
     user: str = "mosquitto"  # mosquitto switches to this user when root starts it
     address_max: int = 32  # of these, from one address
     address_rate: int = 128  # what one address may send, in 1,000 bytes a second
-    unlimited: tuple[str, ...] = ()  # addresses without these two limits
 
 
 def configuration(broker: BrokerSettings) -> str:
@@ -67,7 +65,7 @@ def configuration(broker: BrokerSettings) -> str:
     folder = broker.folder
     return f"""\
 # Written by `ternmesh broker config`. Accounts are in {PASSWORDS}, their topics in {ACCESS}.
-{f"listener {broker.port} {broker.bind}".rstrip()}
+listener {broker.port}
 certfile {broker.certificate or folder / SERVER_CERTIFICATE}
 keyfile {broker.key or folder / SERVER_KEY}
 tls_version tlsv1.2
@@ -119,10 +117,6 @@ def firewall(broker: BrokerSettings) -> str:
     limited = f"ct count over {broker.address_max} }} reject with tcp reset"
     rate = broker.address_rate
     slowed = f"limit rate over {rate} kbytes/second burst {8 * rate} kbytes }} drop"
-    free = "".join(
-        f"        {'ip6' if ':' in address else 'ip'} saddr {address} accept\n"
-        for address in broker.unlimited
-    )
     return f"""\
 # Written by `ternmesh broker config`; load it with `nft -f`. Silent connections must not fill the
 # places of the broker, nor a flood displace the messages of others. An address gets
@@ -138,7 +132,6 @@ table {table} {{
     chain arriving {{
         type filter hook input priority filter; policy accept;
         iif lo accept
-{free}\
         {to_broker} ct state new add @ipv4 {{ ip saddr {limited}
         {to_broker} ct state new add @ipv6 {{ ip6 saddr & ffff:ffff:ffff:ffff:: {limited}
         {to_broker} update @rate4 {{ ip saddr {slowed}
@@ -200,17 +193,17 @@ def _username(line: str) -> str:
     return username if colon else ""
 
 
-def wanted(fleet: str, nodes: Iterable[str], known: Iterable[Account]) -> list[Account]:
+def new_accounts(fleet: str, nodes: Iterable[str], present: Iterable[Account]) -> list[Account]:
     """The accounts to add for `nodes`, and for the host of a new fleet; ValueError."""
     new = [Account(fleet, node) for node in nodes]
     for account in new:
         if account.role == HOST:
             raise ValueError(f"{account.username} is the host's account: name the boards alone")
-        if account in known:
+        if account in present:
             raise ValueError(f"{account.username} has an account: remove it first, or name another")
         account.settings  # noqa: B018  (checks the names)
     if len(set(new)) < len(new):
         raise ValueError("a board is named twice: name each once")
     host = Account(fleet, HOST)
     host.settings  # noqa: B018
-    return new if host in known else [host, *new]
+    return new if host in present else [host, *new]
