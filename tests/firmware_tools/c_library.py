@@ -20,6 +20,7 @@ from ternmesh.security.primitives import exchange_key, shared_secret
 
 FOLDER = Path(__file__).parents[2] / "firmware_tools" / "c"
 SEAL, ROLE = 4, 12  # of tm_result
+_Opaque = u64 * 512  # room for a struct of C, whose fields nobody looks at here
 _X25519 = CFUNCTYPE(None, POINTER(u8), POINTER(u8), POINTER(u8))
 
 
@@ -31,20 +32,6 @@ class _Aes(Structure):
     _fields_ = [("context", c_void_p), ("set_key", c_void_p), ("encrypt", c_void_p)]
 
 
-class _Window(Structure):
-    _fields_ = [("highest", u64), ("seen", u8 * (CONSTANTS["WINDOW"] // 8)), ("marks", c_void_p)]
-
-
-class _Traffic(Structure):
-    _fields_ = [
-        ("secret", u8 * 32),
-        ("key", u8 * 16),
-        ("generation", u64),
-        ("has_key", c_bool),
-        ("aes", _Aes),
-    ]
-
-
 class _End(Structure):
     _fields_ = [("identity", c_char_p), ("identity_size", c_size_t), ("ephemeral", u8 * 32)]
 
@@ -53,52 +40,11 @@ class _Layout(Structure):
     _fields_ = [("size", u32), ("symbol_bytes", u16)]
 
 
-class _Collector(Structure):
-    _fields_ = [
-        ("layout", _Layout),
-        ("name", u8 * 4),
-        ("generation", u32),
-        ("rows", c_void_p),
-        ("row", c_void_p),
-        ("pivots", c_void_p),
-        ("held", u8),
-    ]
-
-
-class _BleSent(Structure):
-    _fields_ = [
-        ("at", u32),
-        ("order", u32),
-        ("sent_ms", u32),
-        ("size", u16),
-        ("is_received", c_bool),
-        ("is_lost", c_bool),
-        ("is_first", c_bool),
-    ]
-
-
-_WINDOW = CONSTANTS["BLE_WINDOW"]
-
-
 class _Ble(Structure):
     _fields_ = [
         *((name, c_bool) for name in ("is_established", "has_failed", "has_deadline")),
         *((name, u32) for name in ("deadline_ms", "refused", "frames")),
-        *((name, c_bool) for name in ("is_initiator", "has_session", "is_paused", "is_full")),
-        *((name, c_bool) for name in ("is_hello_due", "is_ask_due", "is_status_due")),
-        *((name, u16) for name in ("session", "last_session")),
-        *((name, u32) for name in ("identity", "peer", "since_ms", "full_ms", "patience_ms")),
-        ("ring", c_void_p),
-        *((name, u32) for name in ("ring_room", "start", "end", "cut", "taken", "order")),
-        *((name, u8) for name in ("credits", "first", "sent_head", "sent_count", "leaving")),
-        ("sent", _BleSent * _WINDOW),
-        ("slots", c_void_p),
-        *((name, c_size_t) for name in ("slot_room", "slot_at", "frame_size")),
-        ("next", u8),
-        ("window", u8),
-        ("frame_head", u8 * 2),
-        ("slot_sizes", u16 * _WINDOW),
-        ("frames_taken", u32),
+        ("private", _Opaque),
     ]
 
 
@@ -167,8 +113,7 @@ class CLibrary:
     def slice_size(self, dimension: int, span: int, index: int) -> int:
         """How many values a slice has."""
         size = c_size_t()
-        rest = u32(dimension), u32(span), u16(index), byref(size)
-        self.check(self.c.tm_slice_size(*rest))
+        self.check(self.c.tm_slice_size(u32(dimension), u32(span), u16(index), byref(size)))
         return size.value
 
     def kiss_frame(self, command: int, data: bytes) -> bytes:
@@ -194,14 +139,9 @@ class CLibrary:
         """
 
         def x25519(shared: Any, scalar: Any, point: Any) -> None:
-            point = bytes(point[:32])
-            if is_zero:
-                found = bytes(32)
-            elif bytes(scalar[:32]) == ephemeral:
-                found = shared_secret(ephemeral, point)
-            else:
-                found = own.exchange(point)
-            ctypes.memmove(shared, found, 32)
+            point, secret = bytes(point[:32]), bytes(scalar[:32])
+            agreed = shared_secret(secret, point) if secret == ephemeral else own.exchange(point)
+            ctypes.memmove(shared, bytes(32) if is_zero else agreed, 32)
 
         def end(identity: PublicIdentity, key: bytes) -> _End:
             written = write_identity(identity)
@@ -209,10 +149,8 @@ class CLibrary:
 
         ours, peer = end(own.public, exchange_key(ephemeral)), end(other, theirs)
         out, incoming = ctypes.create_string_buffer(32), ctypes.create_string_buffer(32)
-        rest = byref(ours), bytes(31) + b"\1", ephemeral, byref(peer), out, incoming
-        call = self.c.tm_session_secrets
-        result = call(_X25519(x25519), u8(suite), fleet, *rest)
-        self.check(result)
+        ends = byref(ours), bytes(31) + b"\1", ephemeral, byref(peer), out, incoming
+        self.check(self.c.tm_session_secrets(_X25519(x25519), u8(suite), fleet, *ends))
         return out.raw, incoming.raw
 
 
@@ -221,11 +159,8 @@ class CTraffic:
 
     def __init__(self, library: CLibrary, secret: bytes, highest: int) -> None:
         self._library, self._c = library, library.c
-        self._aes, self._traffic, self._window = (
-            ctypes.create_string_buffer(176),
-            _Traffic(),
-            _Window(),
-        )
+        self._aes = ctypes.create_string_buffer(176)
+        self._traffic, self._window = _Opaque(), _Opaque()
         aes = self._c.tm_aes128_portable(self._aes)
         self._c.tm_traffic_init(byref(self._traffic), secret, aes)
         self._marks = ctypes.create_string_buffer(4 * CONSTANTS["WINDOW"])
@@ -236,16 +171,16 @@ class CTraffic:
         head, size = _Header(address, 0, suite, 0), len(body) + CONSTANTS["FRAME_OVERHEAD"]
         out = (u8 * size)(*bytes(CONSTANTS["HEAD_SIZE"]), *body)
         inside = ctypes.addressof(out) + CONSTANTS["HEAD_SIZE"]
-        rest = run, c_void_p(inside), c_size_t(len(body)), out
-        made = self._c.tm_keyed_seal(byref(self._traffic), byref(head), u64(counter), *rest)
+        parts = run, c_void_p(inside), c_size_t(len(body)), out
+        made = self._c.tm_keyed_seal(byref(self._traffic), byref(head), u64(counter), *parts)
         return bytes(out[:made])
 
     def open(self, suite: int, run: bytes | None, frame: bytes) -> bytes:
         """The body of a frame, opened in place, which is entered into the window."""
         head, kept = _Header(), (u8 * len(frame))(*frame)
         inside = ctypes.addressof(kept) + CONSTANTS["HEAD_SIZE"]
-        rest = u8(suite), run, kept, c_size_t(len(frame)), byref(head), c_void_p(inside)
-        result = self._c.tm_keyed_open(byref(self._traffic), byref(self._window), *rest)
+        parts = u8(suite), run, kept, c_size_t(len(frame)), byref(head), c_void_p(inside)
+        result = self._c.tm_keyed_open(byref(self._traffic), byref(self._window), *parts)
         if result in (SEAL, ROLE):
             assert bytes(kept) == frame, "a frame that does not open must stay as it is"
         self._library.check(result)
@@ -286,16 +221,16 @@ class CCollector:
         self._ones, self._memory = [], []
         for number in range(self._c.tm_layout_generations(layout)):
             room = self._c.tm_collector_room(layout, u32(number))
-            memory, one = ctypes.create_string_buffer(room), _Collector()
-            rest = layout, name, u32(number), memory
-            too_small = self._c.tm_collector_init(byref(one), *rest, c_size_t(room - 1))
+            memory, one = ctypes.create_string_buffer(room), _Opaque()
+            generation = layout, name, u32(number), memory
+            too_small = self._c.tm_collector_init(byref(one), *generation, c_size_t(room - 1))
             assert self._c.tm_reason(too_small) == b"room"
-            library.check(self._c.tm_collector_init(byref(one), *rest, c_size_t(room)))
+            library.check(self._c.tm_collector_init(byref(one), *generation, c_size_t(room)))
             self._ones.append(one)
             self._memory.append(memory)
-        rest = layout, name, u32(len(self._ones)), memory
-        none = self._c.tm_collector_init(byref(_Collector()), *rest, c_size_t(1 << 30))
-        assert self._c.tm_reason(none) == b"symbol", "there is no such generation"
+        none = layout, name, u32(len(self._ones)), memory
+        result = self._c.tm_collector_init(byref(_Opaque()), *none, c_size_t(1 << 30))
+        assert self._c.tm_reason(result) == b"symbol", "there is no such generation"
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -305,12 +240,12 @@ class CCollector:
     def add(self, index: int, symbol: bytes) -> bool:
         """Whether a symbol was new."""
         number = self._c.tm_layout_generation(byref(self._layout), u16(index))
-        is_new, rest = c_bool(), (u16(index), symbol, c_size_t(len(symbol)))
+        is_new, row = c_bool(), (u16(index), symbol, c_size_t(len(symbol)))
         for one in self._ones[:number] + self._ones[number + 1 :]:
-            wrong = self._c.tm_collector_add(byref(one), *rest, byref(is_new))
+            wrong = self._c.tm_collector_add(byref(one), *row, byref(is_new))
             assert self._c.tm_reason(wrong) == b"symbol", "a symbol of another generation"
         one = self._ones[number]
-        self._library.check(self._c.tm_collector_add(byref(one), *rest, byref(is_new)))
+        self._library.check(self._c.tm_collector_add(byref(one), *row, byref(is_new)))
         return is_new.value
 
     def data(self) -> bytes:
@@ -335,8 +270,8 @@ class CBle:
         self._slots, self._frame = (u8 * slots)(), (u8 * self.FRAME)()
         self._ble, self._out = _Ble(), (u8 * value_max)()
         window = u8(CONSTANTS["BLE_WINDOW"])
-        rest = self._ring, c_size_t(self.RING), self._slots, window, c_size_t(value_max)
-        self._c.tm_ble_init(byref(self._ble), c_bool(initiator), u32(identity), u16(session), *rest)
+        room = self._ring, c_size_t(self.RING), self._slots, window, c_size_t(value_max)
+        self._c.tm_ble_init(byref(self._ble), c_bool(initiator), u32(identity), u16(session), *room)
 
     @property
     def state(self) -> tuple[bool, bool, int, int]:
@@ -380,7 +315,7 @@ class CBle:
 
     def values_to_send(self, now_ms: int) -> list[bytes]:
         """The values that must leave now."""
-        values, rest = [], (self._out, c_size_t(self._value_max), u32(now_ms))
-        while size := self._c.tm_ble_value_to_send(byref(self._ble), *rest):
+        values, out = [], (self._out, c_size_t(self._value_max), u32(now_ms))
+        while size := self._c.tm_ble_value_to_send(byref(self._ble), *out):
             values.append(bytes(self._out[:size]))
         return values

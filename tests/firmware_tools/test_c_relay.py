@@ -122,18 +122,13 @@ class Rig:
         self.board = BoardModem(port, Meshcore(settings))
         numbers = FREQUENCY, 7, 125, 1, 14, duty_permille, BOARD, SPEED
         where = self.radios.paths[1], tmp_path / "bridge"
-        self._command = [str(part) for part in (program, *where, *numbers)]
-        self.relay = subprocess.Popen(self._command)
+        self.relay = subprocess.Popen([str(part) for part in (program, *where, *numbers)])
         stack.callback(self.end)
         self.until(lambda: self.board.dialect.ready)
 
     def end(self) -> None:
         self.relay.kill()
         self.relay.wait()
-
-    def restart(self) -> None:
-        self.end()
-        self.relay = subprocess.Popen(self._command)
 
     def until(self, done) -> None:
         end = time.monotonic() + PATIENCE_S
@@ -191,27 +186,6 @@ def test_what_is_not_for_it_and_what_is_no_frame_stays_away(program, tmp_path) -
         found.bridge.link.sender.offer([seal_open(Header(1, 1), bytes(400)), frame(4, 0x8001)])
         found.until(lambda: found.board.heard)
         assert found.board.heard[0].payload[2:] == frame(4, 0x8001), "the long one has no room"
-
-
-def test_a_relay_that_is_killed_goes_on(program, tmp_path) -> None:
-    with rig(program, tmp_path) as found:
-        for number in range(3):
-            found.until(lambda: found.bridge.link.established)
-            count = len(found.bridge.frames)
-            while len(found.bridge.frames) == count:  # the board repeats what is not answered
-                found.send_up(frame(number))
-                for _ in range(20):
-                    found.until(lambda: True)
-                    found.board.serve()
-                    found.bridge.serve()
-            found.bridge.link.sender.offer([frame(100 + number, 0x8001)])
-            found.until(
-                lambda number=number: any(
-                    item.payload[2:] == frame(100 + number, 0x8001) for item in found.board.heard
-                )
-            )
-            found.restart()
-        assert {f for f in found.bridge.frames} == {frame(number) for number in range(3)}
 
 
 def test_it_keeps_the_duty_cycle(program, tmp_path) -> None:
