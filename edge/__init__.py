@@ -20,26 +20,18 @@ if TYPE_CHECKING:
     from ternmesh_service.keyring import SecurityConfig
     from transports.link_config import LinkConfig
 
-_MODULES = {
-    "DataConfig": "edge.config",
-    "EvaluateConfig": "edge.config",
-    "NodeConfig": "edge.config",
-    "PredictConfig": "edge.config",
-    "TrainingConfig": "edge.config",
-    "read_node_config": "edge.config",
-    "Label": "edge.data.sources",
-    "Sample": "edge.data.sources",
-    "Source": "edge.data.sources",
-    "EdgeError": "edge.errors",
-    "Inference": "edge.onnx.session",
-    "LoadedModel": "edge.onnx.session",
-    "load_model": "edge.onnx.session",
-    "Prediction": "edge.predict.predictor",
-    "Predictor": "edge.predict.predictor",
-    "run_node": "edge.service",
-    "LinkConfig": "transports.link_config",
-    "SecurityConfig": "ternmesh_service.keyring",
+_NAMES = {
+    "edge.config": "DataConfig EvaluateConfig NodeConfig PredictConfig TrainingConfig "
+    "read_node_config",
+    "edge.data.sources": "Label Sample Source",
+    "edge.errors": "EdgeError",
+    "edge.onnx.session": "Inference LoadedModel load_model",
+    "edge.predict.predictor": "Prediction Predictor",
+    "edge.service": "run_node",
+    "transports.link_config": "LinkConfig",
+    "ternmesh_service.keyring": "SecurityConfig",
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 __all__ = [
     "DataConfig",
     "EdgeError",

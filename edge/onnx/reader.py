@@ -4,8 +4,9 @@ The bytes of a tensor are counted, not copied. The rules about the content are i
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -122,24 +123,17 @@ class _Reader:
 
     def _graph(self, data: memoryview) -> Graph:
         graph = Graph([], [], [], [])
-        values = 0
+        parts: dict[str, tuple[list[Any], int, Callable[[memoryview], Any]]] = {
+            "node": (graph.nodes, NODES_MAX, self._node),
+            "initializer": (graph.initializers, TENSORS_MAX, self._tensor),
+            "input": (graph.inputs, TENSORS_MAX, self._value),
+            "output": (graph.outputs, TENSORS_MAX, self._value),
+            "value_info": ([], VALUES_MAX, self._value),
+        }
         for name, value in self._walk.fields(data, GRAPH):
-            match name:
-                case "node":
-                    _bounded(graph.nodes, NODES_MAX, "nodes").append(self._node(_view(value)))
-                case "initializer":
-                    tensors = _bounded(graph.initializers, TENSORS_MAX, "initializers")
-                    tensors.append(self._tensor(_view(value)))
-                case "input":
-                    _bounded(graph.inputs, TENSORS_MAX, "inputs").append(self._value(_view(value)))
-                case "output":
-                    outputs = _bounded(graph.outputs, TENSORS_MAX, "outputs")
-                    outputs.append(self._value(_view(value)))
-                case "value_info":
-                    values += 1
-                    if values > VALUES_MAX:
-                        raise ModelError(f"it has more than {VALUES_MAX} values")
-                    self._value(_view(value))
+            if name in parts:
+                items, count_max, read = parts[name]
+                _bounded(items, count_max, f"{name}s").append(read(_view(value)))
         return graph
 
     def _node(self, data: memoryview) -> GraphNode:
@@ -150,10 +144,9 @@ class _Reader:
         attributes: dict[bytes, Integers | None] = {}
         for name, value in self._walk.fields(data, NODE):
             match name:
-                case "input":
-                    _bounded(inputs, PORTS_MAX, "inputs of a node").append(_name(value))
-                case "output":
-                    _bounded(outputs, PORTS_MAX, "outputs of a node").append(_name(value))
+                case "input" | "output":
+                    ports = inputs if name == "input" else outputs
+                    _bounded(ports, PORTS_MAX, f"{name}s of a node").append(_name(value))
                 case "op_type":
                     operator = _name(value)
                 case "domain":

@@ -197,21 +197,20 @@ class Incoming:
     def _judge(self, offer: ReleaseOffer) -> bool:
         """Whether the release may come here, by what this board runs and its disk."""
         receiver, standing = self._receiver, self._releases.standing()
-        bad = dict(standing.bad)
+        outcome, bad = (receiver.state, receiver.reason), dict(standing.bad)
         if offer.version == standing.current:
-            receiver.state, receiver.reason = RUNNING, ""
+            outcome = RUNNING, ""
         elif offer.version in bad:
-            receiver.state, receiver.reason = BAD, bad[offer.version]
+            outcome = BAD, bad[offer.version]
         elif offer.version <= standing.floor:
-            receiver.state = REFUSED
-            receiver.reason = f"this board has had version {standing.floor}"
+            outcome = REFUSED, f"this board has had version {standing.floor}"
         elif receiver.state == RECEIVING:
             used = sum(path.stat().st_size for path in self._model.iterdir() if path.is_file())
             needed = 2 * offer.size + used + SPARE_BYTES
             free = shutil.disk_usage(self._folder).free
             if free < needed:
-                receiver.state = REFUSED
-                receiver.reason = f"{needed >> 20} MiB are needed and {free >> 20} are free"
+                outcome = REFUSED, f"{needed >> 20} MiB are needed and {free >> 20} are free"
+        receiver.state, receiver.reason = outcome
         return receiver.state != REFUSED
 
     def _work(self, offer: ReleaseOffer) -> None:

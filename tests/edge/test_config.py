@@ -89,9 +89,7 @@ def test_a_model_may_be_a_folder_beside_the_config(tiny_copy: Path) -> None:
         ("[link]", '[remote]\nallow = ["sh"]\n[link]', "remote.allow names 'sh': it may"),
     ],
 )
-def test_what_is_wrong_is_one_sentence_that_names_it(
-    tmp_path: Path, old: str, new: str, sentence: str
-) -> None:
+def test_what_is_wrong_is_one_sentence_that_names_it(tmp_path, old, new, sentence) -> None:
     assert GOOD.count(old) == 1
     with pytest.raises(ConfigError, match=sentence) as caught:
         read(tmp_path, GOOD.replace(old, new))

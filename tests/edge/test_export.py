@@ -18,9 +18,7 @@ from ternmesh.model_package import FORWARD, fits_adapter, keeps_adapter
 
 
 @pytest.mark.parametrize("name", ["tiny", "keyword"])
-def test_all_three_forms_give_the_outputs_of_the_node(
-    name: str, tiny: LoadedModel, tmp_path: Path
-) -> None:
+def test_all_three_forms_give_the_outputs_of_the_node(name, tiny, tmp_path) -> None:
     loaded = tiny if name == "tiny" else load_model(package_path(name))
     rng = np.random.default_rng(0)
     vector = loaded.initial + (rng.standard_normal(loaded.initial.size) / 10).astype(np.float32)
@@ -64,9 +62,7 @@ def test_nothing_is_overwritten_and_a_name_is_no_path(tiny: LoadedModel, tmp_pat
             )
 
 
-def test_what_is_cut_off_is_no_package_and_can_be_tried_again(
-    tiny: LoadedModel, tmp_path: Path, monkeypatch
-) -> None:
+def test_what_is_cut_off_is_no_package_and_can_be_tried_again(tiny, tmp_path, monkeypatch) -> None:
     def full(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
 

@@ -106,9 +106,7 @@ def test_a_sample_of_weight_zero_is_never_drawn() -> None:
     assert len(samples) == 1  # so little is nothing
 
 
-def test_the_probe_set_is_the_same_for_models_that_see_the_same(
-    keyword: LoadedModel, clips: dict[str, Any], tmp_path: Path
-) -> None:
+def test_the_probe_set_is_the_same_for_models_that_see_the_same(keyword, clips, tmp_path) -> None:
     np.savez(tmp_path / "a.npz", x=clips["x"], key=np.arange(CLIPS + OWN))
     np.savez(tmp_path / "b.npz", x=255 - clips["x"], key=np.arange(CLIPS + OWN))
     paths = tmp_path / "a.npz", tmp_path / "b.npz"
@@ -120,9 +118,7 @@ def test_the_probe_set_is_the_same_for_models_that_see_the_same(
         open_probe_set(paths[0], keyword.package, READ, "nothing")
 
 
-def test_a_model_without_a_row_of_classes_has_no_probe_set(
-    keyword: LoadedModel, tiny: LoadedModel, tmp_path: Path
-) -> None:
+def test_a_model_without_a_row_of_classes_has_no_probe_set(keyword, tiny, tmp_path) -> None:
     with pytest.raises(DataError, match="no classes"):
         open_probe_set(tmp_path, tiny.package, NpzSettings())
     outputs = (TensorSpec("output", "float32", (-1, 7, 10)),)
@@ -130,9 +126,7 @@ def test_a_model_without_a_row_of_classes_has_no_probe_set(
         open_probe_set(tmp_path, replace(keyword.package, outputs=outputs), READ)
 
 
-def test_a_packet_is_weighed_stored_and_learned(
-    keyword: LoadedModel, clips: dict[str, Any], probe: ProbeSet, store: NodeStore
-) -> None:
+def test_a_packet_is_weighed_stored_and_learned(keyword, clips, probe, store) -> None:
     own = Rows(features=np.zeros((5, 50, 32), np.float32), t=np.zeros(5, np.int64))
     board, again = BoardKnowledge(probe, own, store), BoardKnowledge(probe, own, store)
     inference, truth = Inference(keyword.folder, keyword.package), clips["y"][:CLIPS]
@@ -176,9 +170,7 @@ def test_a_worse_or_lying_teacher_is_not_learned(
     assert len(board.samples) == len(own)
 
 
-def test_the_host_asks_its_model_about_the_probe_set(
-    keyword: LoadedModel, probe: ProbeSet, tmp_path: Path
-) -> None:
+def test_the_host_asks_its_model_about_the_probe_set(keyword, probe, tmp_path) -> None:
     path = tmp_path / "probe.npz"
     found = open_probe_predictions(keyword.folder, path, READ, "")
     labels = found(np.zeros_like(keyword.initial))
@@ -190,9 +182,7 @@ def test_the_host_asks_its_model_about_the_probe_set(
         open_probe_predictions(keyword.folder, tmp_path / "none.npz", READ, "")
 
 
-def test_a_node_learns_what_its_host_broadcasts(
-    keyword: LoadedModel, clips: dict[str, Any], probe: ProbeSet, tmp_path: Path
-) -> None:
+def test_a_node_learns_what_its_host_broadcasts(keyword, clips, probe, tmp_path) -> None:
     own = {name: array[CLIPS:] for name, array in clips.items()}
     world = World(keyword, {"ada": own}, tmp_path)
     plan = make_plan(keyword.package.dimension, rounds=2, local_steps=6, learning_rate=0.001)

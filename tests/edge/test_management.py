@@ -37,9 +37,7 @@ def set_all(world: World, node: Node, **settings: int) -> None:
     raise AssertionError("the settings do not arrive")
 
 
-def test_a_board_that_is_paused_stops_in_its_round_and_goes_on_in_it(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_board_that_is_paused_stops_in_its_round_and_goes_on_in_it(world, monkeypatch) -> None:
     # R6.10-11
     freed: list[float] = []
     monkeypatch.setattr("edge.node.trim_memory", lambda: freed.append(world.now))

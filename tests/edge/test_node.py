@@ -48,9 +48,7 @@ def test_two_nodes_learn_together_to_the_end(world: World) -> None:
 
 
 @pytest.mark.parametrize("report", [True, False])
-def test_the_host_hears_losses_and_effects_of_probes(
-    world: World, report: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_host_hears_losses_and_effects_of_probes(world, report, monkeypatch) -> None:
     world.new_host(min_peers=2)
     reputations = world.host.protocol.combiner.aggregation.reputations
     reputations.first_loss = 1.0
@@ -141,9 +139,7 @@ def leave_behind(world: World) -> tuple[Node, int]:
 
 
 @pytest.mark.parametrize(("rounds", "staleness_rounds"), [(ROUNDS, 0), (1, 0), (1, 4)])
-def test_late_work_is_kept_for_a_later_update(
-    world: World, rounds: int, staleness_rounds: int
-) -> None:
+def test_late_work_is_kept_for_a_later_update(world, rounds, staleness_rounds) -> None:
     world.new_host(replace(new_plan(rounds=rounds), staleness_rounds=staleness_rounds))
     slow, late = leave_behind(world)
     learned, residual = slow.trainer.delta(), slow.protocol.residual

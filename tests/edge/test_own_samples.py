@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge.data.sources import FolderData, NpzSettings
+from edge.data.sources import NpzSettings
 from edge.onnx.session import LoadedModel, TrainStep
 from edge.own_samples import OwnTraining, open_own_samples
 from ternmesh.config import ConfigError
@@ -44,9 +44,7 @@ def test_training_starts_from_the_global_adapter_and_lowers_the_loss(
     assert np.abs(train(29, adapter)).max() < 0.01  # the rate falls as on the boards
 
 
-def test_a_slow_model_takes_fewer_steps(
-    tiny: LoadedModel, tiny_samples: FolderData, plan: Plan, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_model_takes_fewer_steps(tiny, tiny_samples, plan, monkeypatch) -> None:
     def clock(seconds: float) -> Iterator[float]:
         return (seconds * reading for reading in count())
 
@@ -64,9 +62,7 @@ def test_a_slow_model_takes_fewer_steps(
     assert steps == [4, 3, 1]
 
 
-def test_samples_that_do_not_fit_are_one_sentence(
-    tiny: LoadedModel, tiny_data: dict[str, Any], tmp_path: Path, plan: Plan
-) -> None:
+def test_samples_that_do_not_fit_are_one_sentence(tiny, tiny_data, tmp_path, plan) -> None:
     wide = np.hstack([tiny_data["x"], tiny_data["x"]])
     for name, arrays in {
         "unlabelled": {"x": tiny_data["x"]},

@@ -178,9 +178,7 @@ def add(world: World, readings: list[Readings], plan: Plan | None = None, **limi
     return node
 
 
-def test_a_hot_board_rests_in_its_round_and_goes_on_in_it(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hot_board_rests_in_its_round_and_goes_on_in_it(world, monkeypatch) -> None:
     freed: list[float] = []
     monkeypatch.setattr("edge.node.trim_memory", lambda: freed.append(world.now))
     readings = [Readings(60.0, 0.0)]
@@ -216,9 +214,7 @@ def test_what_was_learned_before_a_pause_counts_when_the_round_ends(world: World
     assert ada.protocol.version not in evaluated, "an evaluation waits, too"
 
 
-def test_a_step_without_memory_is_tried_again_and_then_seldom(
-    world: World, caplog, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_without_memory_is_tried_again_and_then_seldom(world, caplog, monkeypatch) -> None:
     begins: list[float] = []
 
     def starved(run: Callable[..., Any], *given: Any) -> Any:
@@ -245,9 +241,7 @@ def test_a_step_without_memory_is_tried_again_and_then_seldom(
     assert node.diverged == 0
 
 
-def test_a_share_of_the_time_leaves_the_loop_free(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_share_of_the_time_leaves_the_loop_free(world, monkeypatch) -> None:
     def slow(run: Callable[..., Any], *given: Any) -> Any:
         world.now += 2.0
         return run(*given)
@@ -265,9 +259,7 @@ def test_a_share_of_the_time_leaves_the_loop_free(
     assert status(node).activity == "training"
 
 
-def test_an_evaluation_leaves_the_loop_free_and_keeps_its_adapter(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_evaluation_leaves_the_loop_free_and_keeps_its_adapter(world, monkeypatch) -> None:
     predict, parts = Inference.predict, list[int]()
 
     def slow(self: Inference, inputs: Any) -> Any:

@@ -141,9 +141,7 @@ def test_replies_that_cannot_be_used_are_left_out(caplog: pytest.LogCaptureFixtu
         (("weighted_mean", 0), ((0, 10), (0, 10), (4, 1_000_000)), 2, ""),
     ],
 )
-def test_the_weighted_mean_stands_in_and_is_bounded(
-    rule: tuple[str, int], counts: Any, value: float, said: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_weighted_mean_stands_in_and_is_bounded(rule, counts, value, said, caplog) -> None:
     strategy = flower_strategy.RuleStrategy(rule[0], byzantine=rule[1])
     with caplog.at_level(logging.WARNING):
         result = step_of(strategy, *(reply(filled(v), num_examples=n) for v, n in counts))

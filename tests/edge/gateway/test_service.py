@@ -98,9 +98,7 @@ def test_frames_pass_in_the_name_of_a_board_and_to_all_once(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-def test_what_the_radio_brought_waits_while_the_network_is_down(
-    tmp_path: Path, restarts: bool
-) -> None:
+def test_what_the_radio_brought_waits_while_the_network_is_down(tmp_path, restarts) -> None:
     air = Air(tmp_path, drop=0.0)
     air.network.up = False
     for board, count in (("ada", 3), ("bo", 4)):

@@ -290,9 +290,7 @@ HOSTILE: tuple[tuple[str, Callable[[], bytes], str], ...] = (
 @pytest.mark.parametrize(
     ("make", "reason"), [row[1:] for row in HOSTILE], ids=[r[0] for r in HOSTILE]
 )
-def test_a_hostile_file_is_refused_for_its_own_reason(
-    make: Callable[[], bytes], reason: str
-) -> None:
+def test_a_hostile_file_is_refused_for_its_own_reason(make, reason) -> None:
     with pytest.raises(ModelError, match=reason) as caught:
         check(memoryview(make()))
     sentence = str(caught.value)

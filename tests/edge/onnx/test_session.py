@@ -81,9 +81,7 @@ def test_adapters_are_swapped_without_a_new_session(tiny: LoadedModel, tmp_path:
     predicts(vector)
 
 
-def test_an_adapter_that_cannot_be_written_is_one_sentence(
-    tiny: LoadedModel, tmp_path: Path
-) -> None:
+def test_an_adapter_that_cannot_be_written_is_one_sentence(tiny, tmp_path) -> None:
     with pytest.raises(Exception, match="18 numbers"):
         write_adapter(tmp_path / "a", tiny.package, np.zeros(17, np.float32), 1)
     for name, reason in (("current.new", ""), ("current", ": Is a directory$")):
@@ -214,9 +212,7 @@ def with_adapter(content: bytes) -> Callable[[Path], None]:
         ),
     ],
 )
-def test_a_model_that_is_not_whole_is_refused(
-    tiny_copy: Path, change: Callable[[Path], None], reason: str
-) -> None:
+def test_a_model_that_is_not_whole_is_refused(tiny_copy, change, reason) -> None:
     change(tiny_copy)
     with pytest.raises(ModelError, match=reason):
         load_model(tiny_copy)

@@ -68,9 +68,7 @@ def test_a_request_gets_its_answer(client: Client, server: PredictionServer, tmp
         ("hello", "no request"),
     ],
 )
-def test_a_bad_request_gets_a_sentence_and_all_goes_on(
-    content: Any, why: str, client: Client
-) -> None:
+def test_a_bad_request_gets_a_sentence_and_all_goes_on(content, why, client) -> None:
     found = client.ask(content)
     assert why in found["error"]
     assert found["id"] == (7 if isinstance(content, dict) else None)
@@ -105,9 +103,7 @@ def test_one_sample_that_the_model_cannot_take_does_not_fail_the_others(
     assert found[3]["error"] == "an index is out of range"
 
 
-def test_beyond_the_queue_the_answer_is_busy(
-    client: Client, server: PredictionServer, gate: Gate, tmp_path: Path
-) -> None:
+def test_beyond_the_queue_the_answer_is_busy(client, server, gate, tmp_path) -> None:
     share = module.QUEUE_MAX // module.SHARE
     client.send({"id": -1, "inputs": GOOD})
     assert gate.reached.wait(20.0)
@@ -136,9 +132,7 @@ def test_a_client_that_does_not_read_is_disconnected_and_read_no_more(
     assert server.status().refused < 20_000
 
 
-def test_short_memory_leaves_no_request_without_an_answer(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_short_memory_leaves_no_request_without_an_answer(client, monkeypatch) -> None:
     stack, errors = np.stack, [MemoryError(), MemoryError()]
 
     def short(arrays: Any) -> Any:
@@ -152,9 +146,7 @@ def test_short_memory_leaves_no_request_without_an_answer(
     assert client.ask({"id": 3, "inputs": GOOD})["label"]
 
 
-def test_a_line_without_end_is_refused_and_the_last_needs_none(
-    client: Client, server: PredictionServer, tmp_path: Path
-) -> None:
+def test_a_line_without_end_is_refused_and_the_last_needs_none(client, server, tmp_path) -> None:
     client.socket.sendall(b"x" * (server.line_max + 1))
     assert "more than" in client.answer()["error"]
     assert client.lines.readline() == b""
@@ -221,9 +213,7 @@ def test_followers_get_live_predictions(client: Client, server: PredictionServer
     assert client.ask({"id": "next", "inputs": GOOD})["id"] == "next"
 
 
-def test_a_flood_of_samples_is_skipped_and_requests_go_on(
-    client: Client, server: PredictionServer, gate: Gate
-) -> None:
+def test_a_flood_of_samples_is_skipped_and_requests_go_on(client, server, gate) -> None:
     client.send({"id": 0, "inputs": GOOD})
     assert gate.reached.wait(20.0)
     server.predict_live([Sample(str(n), {"x": np.zeros(6)}) for n in range(1000)])

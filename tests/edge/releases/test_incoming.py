@@ -128,9 +128,7 @@ def fast(monkeypatch: pytest.MonkeyPatch, board: Board) -> None:
     monkeypatch.setattr("edge.releases.rollout.try_model", try_model)
 
 
-def test_it_is_tried_and_then_installed_when_the_host_says_so(
-    board: Board, new_release: Release
-) -> None:
+def test_it_is_tried_and_then_installed_when_the_host_says_so(board, new_release) -> None:
     offer = board.offer(new_release(2), tries=0)
     assert len(board.data) < 2000, "only the files that are new"
     board.symbols()
@@ -178,9 +176,7 @@ def test_a_release_that_a_person_installs_is_seen_when_the_node_is_told(
     assert board.incoming.installed.current == 2
 
 
-def test_a_folder_that_cannot_be_read_for_a_while_ends_nothing(
-    board: Board, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_folder_that_cannot_be_read_for_a_while_ends_nothing(board, caplog) -> None:
     before = board.incoming.installed
     away = board.releases.folder.rename(board.releases.folder.with_name("away"))
     board.releases.folder.write_bytes(b"")
@@ -191,9 +187,7 @@ def test_a_folder_that_cannot_be_read_for_a_while_ends_nothing(
     away.rename(board.releases.folder)
 
 
-def test_a_fault_of_the_board_is_forgiven_at_its_next_start(
-    board: Board, new_release: Release, tmp_path: Path
-) -> None:
+def test_a_fault_of_the_board_is_forgiven_at_its_next_start(board, new_release, tmp_path) -> None:
     data = (tmp_path / "data.npz").rename(tmp_path / "away.npz")
     for number in range(1, 6):
         board.offer(new_release(2), number=number) if number == 1 else board.begin()
@@ -248,9 +242,7 @@ def test_bad_releases_are_reported_with_the_reason(board: Board, new_release: Re
     assert board.releases.installed() == []
 
 
-def test_a_trial_that_kills_the_node_is_not_tried_for_ever(
-    board: Board, new_release: Release, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trial_that_kills_the_node_is_not_tried_for_ever(board, new_release, monkeypatch) -> None:
     def die(*_: object) -> None:
         raise SystemExit  # ends the thread without an outcome, as a kill of the process does
 
@@ -271,9 +263,7 @@ def test_a_trial_that_kills_the_node_is_not_tried_for_ever(
 
 
 @pytest.mark.parametrize("kind", ["older", "other model", "too large", "older offer"])
-def test_what_is_refused_changes_nothing(
-    kind: str, board: Board, new_release: Release, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_refused_changes_nothing(kind, board, new_release, monkeypatch) -> None:
     changes: dict[str, Any] = {}
     if kind == "older":
         board.releases.install(new_release(7))
@@ -293,9 +283,7 @@ def test_what_is_refused_changes_nothing(
     assert not (board.releases.folder / FOLDER / SYMBOLS).exists()
 
 
-def test_another_offer_waits_for_the_end_of_a_trial(
-    board: Board, new_release: Release, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_offer_waits_for_the_end_of_a_trial(board, new_release, monkeypatch) -> None:
     may_end = threading.Event()
     monkeypatch.setattr(module, "try_release", lambda *_: may_end.wait(60.0))
     first = board.offer(new_release(2))

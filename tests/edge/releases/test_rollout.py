@@ -86,9 +86,7 @@ def version_of(loaded: LoadedModel) -> str:
     return loaded.folder.name
 
 
-def test_a_good_release_is_tried_in_a_child_and_stays(
-    board: NodeConfig, releases: Releases, new_release: Release, tiny: LoadedModel
-) -> None:
+def test_a_good_release_is_tried_in_a_child_and_stays(board, releases, new_release, tiny) -> None:
     assert settle(board, releases).folder == tiny.folder
     releases.install(new_release(1))
     beats: list[int] = []
@@ -210,9 +208,7 @@ def test_a_last_good_one_that_is_damaged_leads_to_the_configured_model(
     assert releases.standing().current == 0
 
 
-def test_a_configured_model_that_is_damaged_is_an_error(
-    board: NodeConfig, releases: Releases, tiny_copy: Path
-) -> None:
+def test_a_configured_model_that_is_damaged_is_an_error(board, releases, tiny_copy) -> None:
     (tiny_copy / FORWARD).write_bytes(b"\0")
     with pytest.raises(ModelError, match=r"forward\.onnx"):
         settle(replace(board, model=str(tiny_copy)), releases)
@@ -263,9 +259,7 @@ def not_readable(folder: Path) -> Callable[[], None]:
 
 
 @pytest.mark.usefixtures("fast")
-def test_a_last_good_one_that_cannot_be_read_is_kept(
-    board: NodeConfig, releases: Releases, new_release: Release
-) -> None:
+def test_a_last_good_one_that_cannot_be_read_is_kept(board, releases, new_release) -> None:
     prove(board, releases, new_release(1))
     before, undo = releases.standing(), not_readable(releases.folder / "1")
     for _ in range(ATTEMPTS_MAX + 1):
@@ -279,9 +273,7 @@ def test_a_last_good_one_that_cannot_be_read_is_kept(
 
 
 @pytest.mark.usefixtures("fast")
-def test_a_trial_that_cannot_be_read_is_given_up_in_the_end(
-    board: NodeConfig, releases: Releases, new_release: Release
-) -> None:
+def test_a_trial_that_cannot_be_read_is_given_up_in_the_end(board, releases, new_release) -> None:
     prove(board, releases, new_release(1))
     releases.install(new_release(2))
     not_readable(releases.folder / "2")
@@ -298,9 +290,7 @@ def refuse(_content: bytes, _signatures: bytes) -> None:
 
 
 @pytest.mark.usefixtures("fast")
-def test_a_change_of_security_does_not_condemn_what_runs(
-    board: NodeConfig, releases: Releases, new_release: Release
-) -> None:
+def test_a_change_of_security_does_not_condemn_what_runs(board, releases, new_release) -> None:
     prove(board, releases, new_release(1))
     before = releases.standing()
     with pytest.raises(
@@ -311,9 +301,7 @@ def test_a_change_of_security_does_not_condemn_what_runs(
     assert version_of(settle(board, releases)) == "1"
 
 
-def test_a_release_on_trial_that_is_not_signed_is_bad(
-    board: NodeConfig, releases: Releases, new_release: Release, tiny: LoadedModel
-) -> None:
+def test_a_release_on_trial_that_is_not_signed_is_bad(board, releases, new_release, tiny) -> None:
     releases.install(new_release(1))
     releases.begin()
     assert settle(board, Releases(releases.folder, refuse)).folder == tiny.folder
@@ -353,9 +341,7 @@ def test_kill_9_in_each_trial_leads_back_without_a_visit(
     assert standing.bad == ((1, f"the node died in {ATTEMPTS_MAX} trials of it"),)
 
 
-def test_one_power_cut_in_a_trial_is_forgiven(
-    board: NodeConfig, releases: Releases, new_release: Release, tmp_path: Path
-) -> None:
+def test_one_power_cut_in_a_trial_is_forgiven(board, releases, new_release, tmp_path) -> None:
     releases.install(new_release(1))
     command = [sys.executable, "-c", SETTLE, str(config_file(board, tmp_path)), "child", "1"]
     subprocess.run(command, check=True, cwd=Path(__file__).parents[3], capture_output=True)

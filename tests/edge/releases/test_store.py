@@ -118,9 +118,7 @@ def pipe(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", SPOILT)
-def test_a_spoilt_release_changes_nothing(
-    name: str, releases: Releases, new_release: Release
-) -> None:
+def test_a_spoilt_release_changes_nothing(name, releases, new_release) -> None:
     spoil, reason = SPOILT[name]
     releases.install(new_release(1))
     before = everything(releases.folder)
@@ -130,9 +128,7 @@ def test_a_spoilt_release_changes_nothing(
     assert everything(releases.folder) == before
 
 
-def test_nothing_is_taken_unless_its_signatures_are_good(
-    tmp_path: Path, new_release: Release
-) -> None:
+def test_nothing_is_taken_unless_its_signatures_are_good(tmp_path, new_release) -> None:
     asked: list[tuple[bytes, bytes]] = []
 
     def verify(content: bytes, signatures: bytes) -> None:
@@ -156,9 +152,7 @@ def test_nothing_is_taken_unless_its_signatures_are_good(
         releases.open(1)
 
 
-def test_a_folder_of_another_name_or_version_is_no_release(
-    releases: Releases, new_release: Release
-) -> None:
+def test_a_folder_of_another_name_or_version_is_no_release(releases, new_release) -> None:
     releases.install(new_release(1))
     for name in ("unfinished", "٣", "-1", "1.5", "01"):
         (releases.folder / name).mkdir()
@@ -177,9 +171,7 @@ def sign(folder: Path) -> None:
     (folder / SIGNATURES).write_bytes(b"good")
 
 
-def test_a_folder_whose_name_is_a_number_takes_no_version(
-    tmp_path: Path, new_release: Release
-) -> None:
+def test_a_folder_whose_name_is_a_number_takes_no_version(tmp_path, new_release) -> None:
     releases = Releases(tmp_path / "releases", verify_good)
     (releases.folder / "20251122").mkdir(parents=True)
     new_release(7).rename(releases.folder / "7")

@@ -90,9 +90,7 @@ def test_a_child_that_takes_too_long_is_ended(tiny: LoadedModel) -> None:
         try_model(tiny.folder, TrialLimits(wall_s=0.001))
 
 
-def test_a_board_that_cannot_start_the_child_is_at_fault(
-    tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_board_that_cannot_start_the_child_is_at_fault(tiny, monkeypatch) -> None:
     monkeypatch.setattr("sys.executable", "/nowhere/python")
     with pytest.raises(BoardFault, match=r"cannot be started .*: free memory"):
         try_model(tiny.folder, TrialLimits())
@@ -121,9 +119,7 @@ def test_a_gradient_of_another_length_is_refused(tiny_copy: Path) -> None:
         try_model(tiny_copy, TrialLimits())
 
 
-def test_modules_in_the_current_directory_are_not_the_childs(
-    tiny: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_modules_in_the_current_directory_are_not_the_childs(tiny, tmp_path, monkeypatch) -> None:
     (tmp_path / "json.py").write_text("raise SystemExit(1)")
     (tmp_path / "edge").mkdir()
     (tmp_path / "edge" / "model_trial.py").write_text("raise SystemExit(1)")
