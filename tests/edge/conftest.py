@@ -30,81 +30,67 @@ SIZE_A, SIZE_B = INPUTS * RANK, RANK * OUTPUTS
 SLOPE = np.linspace(-0.5, 0.5, INPUTS * OUTPUTS, dtype=np.float32).reshape(INPUTS, OUTPUTS)
 
 
-def _model(nodes, inputs, outputs, constants) -> bytes:
-    graph = onnx.helper.make_graph(nodes, "tiny", inputs, outputs, constants)
-    opset = [onnx.helper.make_opsetid("", 20)]
-    return onnx.helper.make_model(graph, opset_imports=opset, ir_version=9).SerializeToString()
-
-
-def _value(name, shape, kind=None):
-    return onnx.helper.make_tensor_value_info(name, kind or onnx.TensorProto.FLOAT, shape)
-
-
-def _constant(name, array):
-    return onnx.numpy_helper.from_array(array, name)
-
-
-def _node(kind, inputs, output, **attributes):
-    return onnx.helper.make_node(kind, inputs, [output], **attributes)
+def model_file(text: str, **constants) -> bytes:
+    """The file of a graph in onnx's own notation, with these initializers."""
+    head = '<ir_version: 9, opset_import: ["": 20]> tiny '
+    made = onnx.parser.parse_model(head + text)
+    for name, array in constants.items():
+        made.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(array), name))
+    return made.SerializeToString()
 
 
 def _forward() -> bytes:
     """y = x W + (x A) B; A and B are initializers of rank 0 that an adapter overrides."""
-    nodes = [
-        _node("MatMul", ["x", "W"], "base"),
-        _node("MatMul", ["x", "A"], "xA"),
-        _node("MatMul", ["xA", "B"], "change"),
-        _node("Add", ["base", "change"], "y"),
-    ]
-    constants = [
-        _constant("W", SLOPE),
-        _constant("A", np.zeros((INPUTS, 0), np.float32)),
-        _constant("B", np.zeros((0, OUTPUTS), np.float32)),
-    ]
-    inputs = [_value("x", ["n", INPUTS]), _value("A", [INPUTS, "r"]), _value("B", ["r", OUTPUTS])]
-    return _model(nodes, inputs, [_value("y", ["n", OUTPUTS])], constants)
+    return model_file(
+        f"(float[n, {INPUTS}] x, float[{INPUTS}, r] A, float[r, {OUTPUTS}] B)"
+        f" => (float[n, {OUTPUTS}] y)"
+        """ {
+            base = MatMul (x, W)
+            xA = MatMul (x, A)
+            change = MatMul (xA, B)
+            y = Add (base, change)
+        }""",
+        W=SLOPE,
+        A=np.zeros((INPUTS, 0), np.float32),
+        B=np.zeros((0, OUTPUTS), np.float32),
+    )
 
 
 def _train_step() -> bytes:
     """loss = mean((x W + x A B - t)^2) and its gradient by hand."""
-    nodes = [
-        _node("Split", ["adapter", "sizes"], "a", axis=0),
-        _node("Reshape", ["a", "shape_A"], "A"),
-        _node("Reshape", ["b", "shape_B"], "B"),
-        _node("MatMul", ["x", "W"], "base"),
-        _node("MatMul", ["x", "A"], "xA"),
-        _node("MatMul", ["xA", "B"], "change"),
-        _node("Add", ["base", "change"], "y"),
-        _node("Sub", ["y", "t"], "error"),
-        _node("Mul", ["error", "error"], "squares"),
-        _node("ReduceMean", ["squares"], "loss", keepdims=0),
-        _node("Mul", ["error", "two_over_size"], "dy"),
-        _node("Transpose", ["xA"], "xA_T"),
-        _node("MatMul", ["xA_T", "dy"], "dB"),
-        _node("Transpose", ["B"], "B_T"),
-        _node("MatMul", ["dy", "B_T"], "dxA"),
-        _node("Transpose", ["x"], "x_T"),
-        _node("MatMul", ["x_T", "dxA"], "dA"),
-        _node("Reshape", ["dA", "flat"], "gA"),
-        _node("Reshape", ["dB", "flat"], "gB"),
-        _node("Concat", ["gA", "gB"], "gradient", axis=0),
-    ]
-    nodes[0].output.append("b")
-    constants = [
-        _constant("W", SLOPE),
-        _constant("sizes", np.array([SIZE_A, SIZE_B])),
-        _constant("shape_A", np.array([INPUTS, RANK])),
-        _constant("shape_B", np.array([RANK, OUTPUTS])),
-        _constant("flat", np.array([-1])),
-        _constant("two_over_size", np.float32(2 / (BATCH * OUTPUTS))),
-    ]
-    inputs = [
-        _value("adapter", [SIZE_A + SIZE_B]),
-        _value("x", [BATCH, INPUTS]),
-        _value("t", [BATCH, OUTPUTS]),
-    ]
-    outputs = [_value("loss", []), _value("gradient", [SIZE_A + SIZE_B])]
-    return _model(nodes, inputs, outputs, constants)
+    size = SIZE_A + SIZE_B
+    return model_file(
+        f"(float[{size}] adapter, float[{BATCH}, {INPUTS}] x, float[{BATCH}, {OUTPUTS}] t)"
+        f" => (float loss, float[{size}] gradient)"
+        """ {
+            a, b = Split <axis = 0> (adapter, sizes)
+            A = Reshape (a, shape_A)
+            B = Reshape (b, shape_B)
+            base = MatMul (x, W)
+            xA = MatMul (x, A)
+            change = MatMul (xA, B)
+            y = Add (base, change)
+            error = Sub (y, t)
+            squares = Mul (error, error)
+            loss = ReduceMean <keepdims = 0> (squares)
+            dy = Mul (error, two_over_size)
+            xA_T = Transpose (xA)
+            dB = MatMul (xA_T, dy)
+            B_T = Transpose (B)
+            dxA = MatMul (dy, B_T)
+            x_T = Transpose (x)
+            dA = MatMul (x_T, dxA)
+            gA = Reshape (dA, flat)
+            gB = Reshape (dB, flat)
+            gradient = Concat <axis = 0> (gA, gB)
+        }""",
+        W=SLOPE,
+        sizes=[SIZE_A, SIZE_B],
+        shape_A=[INPUTS, RANK],
+        shape_B=[RANK, OUTPUTS],
+        flat=[-1],
+        two_over_size=np.float32(2 / (BATCH * OUTPUTS)),
+    )
 
 
 def _write(folder: Path, changes: Mapping[str, bytes] = MappingProxyType({})) -> None:

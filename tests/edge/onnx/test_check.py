@@ -14,6 +14,7 @@ from edge.onnx.check import OPSETS, SIZES, check, check_file
 from edge.onnx.session import LoadedModel, load_model
 from models.zoo import FOLDER
 from ternmesh.model_package import FORWARD, OPERATORS, TRAIN_STEP
+from tests.edge.conftest import model_file
 from tests.edge.onnx.test_reader import field
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install 'ternmesh[dev]'")
@@ -78,10 +79,9 @@ def external() -> bytes:
     return with_tensor(change)
 
 
-def bomb(kind: str, *values: int) -> bytes:
-    constant = node("Constant", (), ("c",), value=numbers("", 1))
-    grown = node(kind, ("s",) if kind == "ConstantOfShape" else ("c", "s"))
-    return model(constant, grown, constants=[numbers("s", *values)])
+def graph(nodes: str, **constants: Any) -> bytes:
+    """The same from onnx's own notation."""
+    return model_file("(float[2, 3] x) => (float y) {" + nodes + "}", **constants)
 
 
 def functions(depth: int) -> bytes:
@@ -101,24 +101,14 @@ def branch() -> bytes:
     return model(node("If", then_branch=inner, else_branch=inner))
 
 
-def padded(*pads: int, more: tuple[str, ...] = ()) -> bytes:
-    return model(node("Pad", ("x", "p", *more)), constants=[numbers("p", *pads), numbers("a", 0)])
-
-
 def chain(kind: str, length: int, product_at: int = 0) -> bytes:
     """Each node doubles the first axis; a matrix product at `product_at` begins anew."""
-    weight = onnx.numpy_helper.from_array(np.ones((3, 3), np.float32), "w")
-    nodes = []
-    for at in range(1, length + 1):
-        given = "x" if at == 1 else f"y{at - 1}"
-        if at == product_at:
-            nodes.append(node("MatMul", (given, "w"), (f"y{at}",)))
-        elif kind == "Concat":
-            nodes.append(node("Concat", (given, given), (f"y{at}",), axis=0))
-        else:
-            nodes.append(node("Pad", (given, "p"), (f"y{at}",)))
-    nodes.append(node("Relu", (f"y{length}",)))
-    return model(*nodes, constants=[weight, numbers("p", 1, 0, 0, 0)])
+    steps = [{"Concat": "Concat <axis = 0> (y{0}, y{0})", "Pad": "Pad (y{0}, p)"}[kind]] * length
+    if product_at:
+        steps[product_at] = "MatMul (y{0}, w)"
+    nodes = [f"y{at + 1} = " + step.format(at) for at, step in enumerate(steps)]
+    text = "\n".join(["y0 = Relu (x)", *nodes, f"y = Relu (y{length})"])
+    return graph(text, w=np.ones((3, 3), np.float32), p=[1, 0, 0, 0])
 
 
 def resized_by_data(kind: str, index: int, count: int) -> bytes:
@@ -127,17 +117,6 @@ def resized_by_data(kind: str, index: int, count: int) -> bytes:
     inputs = ["x", *["s"] * (count - 1)]
     inputs[index] = "n"
     return model(whole, node(kind, inputs), constants=[numbers("s", 1, 1)])
-
-
-def expanded_by_a_slice() -> bytes:
-    """What Shape gives is no data, as long as no shape is."""
-    return model(
-        node("Cast", ("x",), ("n",), to=INT64),
-        node("Slice", ("x", "s", "n"), ("part",)),
-        node("Shape", ("part",), ("size",)),
-        node("Expand", ("x", "size")),
-        constants=[numbers("s", 0)],
-    )
 
 
 def with_input(value: Any) -> bytes:
@@ -167,14 +146,8 @@ def deep(depth: int) -> bytes:
     return field(7, field(1, field(5, content)))
 
 
-def of_shapes(*shapes: int) -> bytes:
-    """A ConstantOfShape for each of these sizes."""
-    nodes = [node("ConstantOfShape", (f"s{n}",), ("y" if n == 0 else f"y{n}",))
-             for n in range(len(shapes))]  # fmt: skip
-    return model(*nodes, constants=[numbers(f"s{n}", size) for n, size in enumerate(shapes)])
-
-
-SQUARE = node("Mul", ("s", "s"), ("t",)), node("ConstantOfShape", ("t",))
+# What Shape gives is no data, as long as no shape is.
+SLICED = "n = Cast <to = 7> (x) part = Slice (x, s, n) size = Shape (part) y = Expand (x, size)"
 EMPTY = onnx.TensorProto(dims=[1 << 20], data_type=FLOAT)
 
 # What it is, the file, and why it is refused.
@@ -226,17 +199,43 @@ HOSTILE: tuple[tuple[str, Callable[[], bytes], str], ...] = (
     ("an If", branch, "graph inside the graph"),
     ("fields 10,000 deep", lambda: deep(10_000), "graph inside the graph"),
     # A few bytes that become gigabytes.
-    ("a ConstantOfShape bomb", lambda: bomb("ConstantOfShape", *[1 << 10] * 4), "expand to"),
+    (
+        "a ConstantOfShape bomb",
+        lambda: graph("y = ConstantOfShape (s)", s=[1 << 10] * 4),
+        "expand to",
+    ),
     ("a size from data", lambda: model(node("ConstantOfShape")), "depends on data"),
-    ("a size", lambda: model(*SQUARE, constants=[numbers("s", 1 << 20)]), "is not a constant"),
-    ("two that are too much together", lambda: of_shapes(3 << 23, 3 << 23), "expand to"),
+    (
+        "a size",
+        lambda: graph("t = Mul (s, s) y = ConstantOfShape (t)", s=[1 << 20]),
+        "is not a constant",
+    ),
+    (
+        "two that are too much together",
+        lambda: graph("z = ConstantOfShape (s) y = ConstantOfShape (s)", s=[3 << 23]),
+        "expand to",
+    ),
     ("no size", lambda: model(node("ConstantOfShape", ())), "is not a constant"),
-    ("an Expand bomb", lambda: bomb("Expand", 1 << 20, 1 << 20), "expand to"),
+    (
+        "an Expand bomb",
+        lambda: graph("y = Expand (c, s)", c=[1], s=[1 << 20, 1 << 20]),
+        "expand to",
+    ),
     ("an Expand by data", lambda: resized_by_data("Expand", 1, 2), "depends on data"),
-    ("an Expand to the shape of a Slice by data", expanded_by_a_slice, "result of 'Slice'"),
-    ("a Pad bomb", lambda: padded(0, 1 << 40, 0, 0), "padding"),
-    ("one that names its axes", lambda: padded(0, 1 << 40, more=("", "a")), "padding"),
-    ("one of many axes", lambda: padded(999, 999, 999, 999), "padding"),
+    (
+        "an Expand to the shape of a Slice by data",
+        lambda: graph(SLICED, s=[0]),
+        "result of 'Slice'",
+    ),
+    ("a Pad bomb", lambda: graph("y = Pad (x, p)", p=[0, 1 << 40, 0, 0]), "padding"),
+    (
+        "one that names its axes",
+        lambda: model(
+            node("Pad", ("x", "p", "", "a")), constants=[numbers("p", 0, 1 << 40), numbers("a", 0)]
+        ),
+        "padding",
+    ),
+    ("one of many axes", lambda: graph("y = Pad (x, p)", p=[999] * 4), "padding"),
     ("a chain of Concat", lambda: chain("Concat", 17), "joining enlarges a tensor more than"),
     ("a chain of Pad", lambda: chain("Pad", 17), "padding or joining enlarges"),
     (
@@ -348,9 +347,9 @@ def test_a_harmless_file_is_taken() -> None:
     check(memoryview(model(node("Add", ("x", "w")), constants=[typed])))
     whole = helper.make_tensor("s", INT64, [2], [2, -3])
     check(memoryview(model(node("Reshape", ("x", "s")), constants=[whole])))
-    check(memoryview(padded(0, 1, 0, 1)))
+    check(memoryview(graph("y = Pad (x, p)", p=[0, 1, 0, 1])))
     check(memoryview(chain("Concat", 16)))
-    check(memoryview(chain("Concat", 30, product_at=15)))
+    check(memoryview(chain("Concat", 30, product_at=14)))
 
 
 def test_a_file_is_named_where_it_is_refused(tmp_path: Path) -> None:

@@ -152,16 +152,6 @@ def test_nothing_is_taken_unless_its_signatures_are_good(tmp_path, new_release) 
         releases.open(1)
 
 
-def test_a_folder_of_another_name_or_version_is_no_release(releases, new_release) -> None:
-    releases.install(new_release(1))
-    for name in ("unfinished", "٣", "-1", "1.5", "01"):
-        (releases.folder / name).mkdir()
-    assert releases.installed() == [1]
-    (releases.folder / "1").rename(releases.folder / "8")
-    with pytest.raises(ModelError, match="8 holds version 1"):
-        releases.open(8)
-
-
 def verify_good(_content: bytes, signatures: bytes) -> None:
     if signatures != b"good":
         raise ModelError("this release is not signed")
@@ -171,28 +161,27 @@ def sign(folder: Path) -> None:
     (folder / SIGNATURES).write_bytes(b"good")
 
 
-def test_a_folder_whose_name_is_a_number_takes_no_version(tmp_path, new_release) -> None:
+def test_what_is_no_release_takes_no_version_and_is_never_removed(tmp_path, new_release) -> None:
     releases = Releases(tmp_path / "releases", verify_good)
-    (releases.folder / "20251122").mkdir(parents=True)
+    (releases.folder / "20251122" / "kept").mkdir(parents=True)
     new_release(7).rename(releases.folder / "7")
     new_release(8, spoil=sign).rename(releases.folder / "9")
+    for name in ("unfinished", "٣", "-1", "1.5", "01"):
+        (releases.folder / name).mkdir()
     assert releases.begin() == ReleaseStanding()
     signed, refused = releases.survey(0)
-    assert (signed, list(refused)) == ([], [7, 9, 20251122])
+    assert (signed, list(refused), releases.installed()) == ([], [7, 9, 20251122], [7, 9, 20251122])
     for version, words in {7: "not signed", 9: "holds version 8", 20251122: "cannot be"}.items():
         assert words in refused[version]
-    releases.install(new_release(2, spoil=sign))
-    assert releases.begin() == ReleaseStanding(current=2, floor=2, attempts=1)
-
-
-def test_what_is_no_release_is_never_removed(tmp_path: Path, new_release: Release) -> None:
-    releases = Releases(tmp_path / "releases", verify_good)
-    for day in range(20251122, 20251122 + KEPT_MAX):
-        (releases.folder / str(day) / "kept").mkdir(parents=True)
-    for version in range(1, KEPT_MAX + 3):
+    with pytest.raises(ModelError, match="9 holds version 8"):
+        releases.open(9)
+    for version in range(1, 3):
         releases.install(new_release(version, spoil=sign))
-    assert releases.survey(0)[0] == [3, 4, 5, 6]
-    assert len(releases.installed()) == 2 * KEPT_MAX
+    assert releases.begin() == ReleaseStanding(current=2, floor=2, attempts=1)
+    for version in range(10, 10 + KEPT_MAX):
+        releases.install(new_release(version, spoil=sign))
+    assert releases.survey(0)[0] == [2, *range(11, 10 + KEPT_MAX)]
+    assert {7, 9, 20251122} < set(releases.installed())
 
 
 def test_a_folder_that_cannot_be_listed_is_a_sentence(releases: Releases) -> None:

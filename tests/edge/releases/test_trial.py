@@ -13,9 +13,9 @@ from edge.onnx.session import LoadedModel
 from edge.releases.trial import TrialLimits, try_model
 from ternmesh.model_package import FORWARD, TRAIN_STEP, read_model_package, write_model_package
 from ternmesh.release import DESCRIPTION
+from tests.edge.conftest import model_file
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install 'ternmesh[dev]'")
-helper, FLOAT = onnx.helper, onnx.TensorProto.FLOAT
 
 
 def exploding(side: int, products: int = 0) -> bytes:
@@ -23,38 +23,24 @@ def exploding(side: int, products: int = 0) -> bytes:
 
     No check can see it: the shape is computed from constants.
     """
-    nodes = [
-        helper.make_node("Concat", ["side", "side"], ["shape"], axis=0),
-        helper.make_node("Expand", ["one", "shape"], ["m0"]),
-        *(
-            helper.make_node("MatMul", [f"m{index}", f"m{index}"], [f"m{index + 1}"])
-            for index in range(products)
-        ),
-        helper.make_node("ReduceSum", [f"m{products}"], ["sum"], keepdims=0),
-        helper.make_node("ReduceMean", ["x", "last"], ["mean"]),
-        helper.make_node("Expand", ["mean", "three"], ["zero"]),
-        helper.make_node("Add", ["zero", "sum"], ["y"]),
-    ]
-    constants = [
-        onnx.numpy_helper.from_array(np.array(value, kind), name)
-        for name, value, kind in (
-            ("side", [side], np.int64),
-            ("one", 0.5, np.float32),
-            ("last", [1], np.int64),
-            ("three", [1, 3], np.int64),
-            ("A", np.zeros((6, 0)), np.float32),
-            ("B", np.zeros((0, 3)), np.float32),
-        )
-    ]
-    inputs = [
-        helper.make_tensor_value_info("x", FLOAT, ["n", 6]),
-        helper.make_tensor_value_info("A", FLOAT, [6, "r"]),
-        helper.make_tensor_value_info("B", FLOAT, ["r", 3]),
-    ]
-    outputs = [helper.make_tensor_value_info("y", FLOAT, ["n", 3])]
-    graph = helper.make_graph(nodes, "g", inputs, outputs, constants)
-    opset = [helper.make_opsetid("", 20)]
-    return helper.make_model(graph, opset_imports=opset, ir_version=9).SerializeToString()
+    squares = "\n".join(f"m{n + 1} = MatMul (m{n}, m{n})" for n in range(products))
+    return model_file(
+        f"""(float[n, 6] x, float[6, r] A, float[r, 3] B) => (float[n, 3] y) {{
+            shape = Concat <axis = 0> (side, side)
+            m0 = Expand (one, shape)
+            {squares}
+            sum = ReduceSum <keepdims = 0> (m{products})
+            mean = ReduceMean (x, last)
+            zero = Expand (mean, three)
+            y = Add (zero, sum)
+        }}""",
+        side=[side],
+        one=np.float32(0.5),
+        last=[1],
+        three=[1, 3],
+        A=np.zeros((6, 0), np.float32),
+        B=np.zeros((0, 3), np.float32),
+    )
 
 
 def replace_file(folder: Path, name: str, content: bytes) -> None:
@@ -109,7 +95,7 @@ def test_what_the_check_or_onnxruntime_refuses_is_the_reason(tiny_copy: Path) ->
 def test_a_gradient_of_another_length_is_refused(tiny_copy: Path) -> None:
     step = onnx.load_from_string((tiny_copy / TRAIN_STEP).read_bytes())
     step.graph.node[-1].output[0] = "whole"
-    cut = helper.make_node("Slice", ["whole", "from", "to"], ["gradient"])
+    cut = onnx.helper.make_node("Slice", ["whole", "from", "to"], ["gradient"])
     step.graph.node.append(cut)
     for name, value in (("from", [0]), ("to", [17])):
         step.graph.initializer.append(onnx.numpy_helper.from_array(np.array(value), name))
