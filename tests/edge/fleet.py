@@ -1,8 +1,9 @@
 """Whole nodes over a loopback hub, with a real host and a clock that the test moves."""
 
+import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from edge.config import DataConfig, EvaluateConfig, NodeConfig, ResourcesConfig,
 from edge.data.node_data import open_data, with_knowledge
 from edge.node import Node
 from edge.onnx.session import LoadedModel, TrainStep
+from edge.service import run_node
 from ternmesh.codec.scale import to_float
 from ternmesh.federated.evaluation import Evaluation
 from ternmesh.federated.events import GlobalUpdateMade
@@ -166,3 +168,17 @@ def replace_step(patch: pytest.MonkeyPatch, step: Callable[..., Any]) -> None:
     """Train with `step(run, adapter, batch)`, where `run` is the real one."""
     run = TrainStep.run
     patch.setattr(TrainStep, "run", lambda self, *given: step(lambda *now: run(self, *now), *given))
+
+
+@contextmanager
+def running(config: NodeConfig) -> Iterator[threading.Thread]:
+    """A node in a thread of this process, which must end when it is stopped."""
+    stop = threading.Event()
+    thread = threading.Thread(target=run_node, args=(config, stop), kwargs={"insecure": True})
+    thread.start()
+    try:
+        yield thread
+    finally:
+        stop.set()
+        thread.join(20)
+    assert not thread.is_alive()

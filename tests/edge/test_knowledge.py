@@ -17,7 +17,6 @@ from edge.onnx.session import Inference, LoadedModel, load_model
 from models.zoo import fsdd_path, package_path
 from ternmesh.codec.soft_labels import quantise
 from ternmesh.config import ConfigError
-from ternmesh.errors import WireError
 from ternmesh.model_package import TensorSpec
 from ternmesh.plan import make_plan
 from ternmesh.wire.knowledge import cut_labels, write_part
@@ -145,17 +144,6 @@ def test_a_packet_is_weighed_stored_and_learned(keyword, clips, probe, store) ->
     again.refresh(inference, 1, 0.6, no_beat)  # nothing is new
 
 
-def test_another_run_brings_packets_from_the_first_on(probe: ProbeSet, store: NodeStore) -> None:
-    board = BoardKnowledge(probe, Rows(t=np.zeros(1)), store)
-    truth = np.zeros(CLIPS, np.int64)
-    for body in packet(probe, truth, number=40):
-        board.take(body, 0.0)
-    board.begin_run()
-    for body in packet(probe, truth + 1, number=2):
-        board.take(body, 0.0)
-    assert board.status().number == 2
-
-
 @pytest.mark.parametrize(("quality", "shift", "why"), [(100, 0, "worse"), (250, 1, "contradict")])
 def test_a_worse_or_lying_teacher_is_not_learned(
     keyword: LoadedModel, clips: dict[str, Any], probe: ProbeSet, store: NodeStore,
@@ -208,11 +196,3 @@ def test_a_node_learns_what_its_host_broadcasts(keyword, clips, probe, tmp_path)
     assert host.nodes[1].samples == OWN  # its weight is that of its own samples
     assert not node.protocol.refused
     world.close()
-
-
-def test_a_damaged_part_changes_nothing(probe: ProbeSet, store: NodeStore) -> None:
-    board = BoardKnowledge(probe, Rows(t=np.zeros(1)), store)
-    body = packet(probe, np.zeros(CLIPS, np.int64))[0]
-    with pytest.raises(WireError):
-        board.take(body[:-1] + bytes([body[-1] ^ 1]), 0.0)
-    assert board.status().known == 0

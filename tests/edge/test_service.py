@@ -23,7 +23,7 @@ from edge.service import run_node
 from models.zoo import fsdd_path, package_path
 from ternmesh.config import ConfigError
 from ternmesh_service.control_socket import ControlError, ask
-from tests.edge.fleet import Host, new_plan
+from tests.edge.fleet import Host, new_plan, running
 from transports.link_config import LinkConfig
 from transports.mqtt.settings import MqttSettings
 from transports.mqtt.transport import MqttTransport
@@ -104,29 +104,6 @@ def config_of(tiny: LoadedModel, folder: Path) -> NodeConfig:
     )
 
 
-@contextmanager
-def running(config: NodeConfig) -> Iterator[threading.Thread]:
-    """A node in a thread of this process, which must end when it is stopped."""
-    stop = threading.Event()
-    thread = threading.Thread(target=run_node, args=(config, stop), kwargs={"insecure": True})
-    thread.start()
-    try:
-        yield thread
-    finally:
-        stop.set()
-        thread.join(20)
-    assert not thread.is_alive()
-
-
-def test_without_a_broker_it_waits_and_ends_when_stopped(tiny, tiny_data, tmp_path, eventually):
-    np.savez(tmp_path / "ada.npz", **tiny_data)
-    with running(config_of(tiny, tmp_path)):
-        eventually(lambda: status_of(tmp_path / "node.toml") is not None)
-        answer = status_of(tmp_path / "node.toml")
-        assert (answer["activity"], answer["joined"]) == ("joining", False)
-        assert answer["transport"]["connected"] is False
-
-
 class Recordings:
     """A few recordings, once, without labels."""
 
@@ -175,6 +152,9 @@ def test_a_releases_folder_that_fails_does_not_end_a_node(
     chosen = ReleasesConfig(dir=str(folder), insecure=True)
     with running(replace(config_of(tiny, tmp_path), releases=chosen)) as thread:
         eventually(lambda: status_of(tmp_path / "node.toml") is not None)
+        answer = status_of(tmp_path / "node.toml")
+        assert (answer["activity"], answer["joined"]) == ("joining", False)
+        assert answer["transport"]["connected"] is False, "there is no broker"
         folder.rename(tmp_path / "away")
         folder.write_bytes(b"")
         assert ask(tmp_path / "state" / "control.sock", {"installed": "survey"}) == {"waits": False}

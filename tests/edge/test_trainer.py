@@ -1,18 +1,7 @@
-from typing import Any
-
 import numpy as np
 import pytest
 
-from edge.onnx.session import LoadedModel, TrainStep
-from edge.trainer import (
-    AdamSettings,
-    Dataset,
-    Trainer,
-    adam_update,
-    clip_gradient,
-    init_adam,
-    round_rng,
-)
+from edge.trainer import AdamSettings, Trainer, adam_update, clip_gradient, init_adam, round_rng
 from ternmesh.plan import Plan, make_plan
 
 D = 18
@@ -42,33 +31,6 @@ class Bowl:
 
     def run(self, adapter, batch):
         return float(adapter @ adapter) / 2, adapter
-
-
-def trained(tiny: LoadedModel, data: Dataset, name: str = "ada", number: int = 0) -> np.ndarray:
-    trainer = Trainer(TrainStep(tiny.folder, tiny.package), data, 8, AdamSettings())
-    trainer.begin(number, tiny.initial, plan(), round_rng(7, name, number))
-    while trainer.step():
-        pass
-    return trainer.delta()
-
-
-def test_a_round_that_is_begun_again_gives_the_same_delta(tiny, tiny_samples) -> None:
-    first = trained(tiny, tiny_samples)
-    np.testing.assert_array_equal(trained(tiny, tiny_samples), first)
-    assert not np.array_equal(trained(tiny, tiny_samples, name="bob"), first)
-    assert not np.array_equal(trained(tiny, tiny_samples, number=1), first)
-
-
-def test_training_lowers_the_loss(tiny, tiny_samples) -> None:
-    trainer = Trainer(TrainStep(tiny.folder, tiny.package), tiny_samples, 8, AdamSettings())
-    global_adapter, losses = tiny.initial, list[Any]()
-    for number in range(4):
-        trainer.begin(number, global_adapter, plan(20), round_rng(0, "ada", number))
-        while trainer.step():
-            pass
-        losses.append(trainer.loss)
-        global_adapter = global_adapter + trainer.delta()
-    assert losses[-1] < losses[0] / 3
 
 
 def test_steps_and_rate_are_those_of_the_plan() -> None:
@@ -115,21 +77,6 @@ def test_moments_are_kept_only_where_asked(keep_moments: bool) -> None:
     assert np.allclose(opposite, -first) is not keep_moments
     trainer.stop(forget=True)
     np.testing.assert_allclose(one_round(1.0), first)
-
-
-def test_two_steps_worked_by_hand() -> None:
-    settings = AdamSettings(beta1=0.5, beta2=0.75, epsilon=0.0)
-    vector = np.zeros(2, np.float32)
-    first = init_adam(2)
-    change, state = adam_update(first, np.array([2.0, -1.0], np.float32), vector, 0.1, settings)
-    assert (first.steps, first.mean.any(), first.square.any()) == (0, np.False_, np.False_)
-    # The first step of Adam is the rate times the sign, whatever the gradient's size.
-    np.testing.assert_allclose(change, [-0.1, 0.1], rtol=1e-6)
-    change, state = adam_update(state, np.array([0.0, -3.0], np.float32), vector, 0.1, settings)
-    # mean = (0.5, -1.75) / (1 - 0.25); square = (0.75, 2.4375) / (1 - 0.5625)
-    expected = -0.1 * np.array([0.5, -1.75]) / 0.75 / np.sqrt(np.array([0.75, 2.4375]) / 0.4375)
-    np.testing.assert_allclose(change, expected, rtol=1e-6)
-    assert state.steps == 2
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])

@@ -1,7 +1,6 @@
 """A node with [predict]: while it trains, without a host, over MQTT, and of live samples."""
 
 import json
-import threading
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -22,9 +21,9 @@ from edge.config import (
 from edge.data.feed import Feed
 from edge.data.sources import Sample
 from edge.predict.service import predicting
-from edge.service import run_node
 from ternmesh.config import ConfigError
 from ternmesh_service.control_socket import ControlError, ask
+from tests.edge.fleet import running
 from tests.edge.predict.conftest import Client
 from transports.link_config import LinkConfig
 from transports.mqtt.topics import TopicClient
@@ -48,18 +47,12 @@ def test_a_node_without_a_host_predicts(tiny, tiny_data, tmp_path: Path, eventua
     """The link is dead from the start: no broker listens there."""
     data: dict[str, Any] = tiny_data
     np.savez(tmp_path / "ada.npz", **data)
-    config = config_of(tmp_path, "mqtt://127.0.0.1:1", tiny.folder)
-    stop, path = threading.Event(), tmp_path / "predict.sock"
-    node = threading.Thread(target=run_node, args=(config, stop), kwargs={"insecure": True})
-    node.start()
-    try:
+    path = tmp_path / "predict.sock"
+    with running(config_of(tmp_path, "mqtt://127.0.0.1:1", tiny.folder)):
         eventually(path.is_socket)
         with Client(path) as client:
             found = client.ask({"id": 1, "inputs": GOOD})
         status = ask(tmp_path / "control.sock", {"command": "status"})
-    finally:
-        stop.set()
-        node.join()
     assert (found["id"], found["version"], len(found["output"])) == (1, 0, 3)
     assert status["predict"]["count"] == 1
     assert not path.exists()

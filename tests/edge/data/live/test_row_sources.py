@@ -3,7 +3,6 @@
 import json
 import os
 import pty
-import threading
 import tty
 from contextlib import suppress
 from typing import Any
@@ -14,10 +13,10 @@ from edge.config import read_node_config
 from edge.data.live.rows import READ_MAX
 from edge.data.sources import Label, Sample
 from edge.errors import DataError
-from edge.service import run_node
 from ternmesh.config import ConfigError
 from ternmesh_service.control_socket import ControlError
 from ternmesh_service.status import LiveStatus, ask_status
+from tests.edge.fleet import running
 from transports.base import TransportError
 
 COLUMNS = ["1", "2"]
@@ -158,23 +157,17 @@ def test_a_node_reads_a_built_in_source_and_closes_it(tiny, tmp_path, eventually
         '[link]\nurl = "mqtt://127.0.0.1:9"\n[data]\nsource = "csv"\npoll_s = 0.01\n'
         '[data.options]\npath = "log.csv"\ncolumns = ["1", "2", "3"]\n'
     )
-    config, stop = read_node_config(path), threading.Event()
-    thread = threading.Thread(target=run_node, args=(config, stop), kwargs={"insecure": True})
-    thread.start()
 
     def source() -> Any:
         with suppress(ControlError):
             return ask_status(tmp_path / "state" / "control.sock").source
         return None
 
-    try:
+    with running(read_node_config(path)):
         eventually(lambda: (now := source()) and now.live.open)
         add(log, "1,2,3\n4,5,6\n?\n7,8,9\n")
         eventually(lambda: source().counters["samples"] == 2)
         assert source().live.left_out == {"no number in column 1": 1}
-    finally:
-        stop.set()
-        thread.join()
     opened = {os.path.realpath(f"/proc/self/fd/{one}") for one in os.listdir("/proc/self/fd")}
     assert str(log) not in opened
     path.write_text(path.read_text().replace("columns", "colums"))
