@@ -32,44 +32,6 @@ _BEST = struct.Struct("<qd")  # version and metric, before the adapter's int32
 _log = logging.getLogger(__name__)
 
 
-class History:
-    """The newest entries of one run, stored in `values` and durable after the next commit."""
-
-    def __init__(self, values: NodeStore) -> None:
-        self._values = values
-        self._entries: deque[HistoryEntry] = deque(maxlen=ENTRIES_MAX)
-
-    def load(self) -> None:
-        """Read what an earlier process stored; damaged bytes are ignored."""
-        data = self._values.get(KEY)
-        if data is None:
-            return
-        try:
-            self._entries.extend(HistoryEntry(**item) for item in json.loads(data))
-        except (ValueError, TypeError, RecursionError) as error:
-            _log.warning("the history of earlier rounds cannot be read: %s", error)
-
-    def __iter__(self) -> Iterator[HistoryEntry]:
-        return iter(self._entries)
-
-    @property
-    def last(self) -> HistoryEntry | None:
-        return self._entries[-1] if self._entries else None
-
-    def append(self, entry: HistoryEntry) -> None:
-        """Add an entry; beyond `ENTRIES_MAX` the oldest is dropped."""
-        self._entries.append(entry)
-        self._store()
-
-    def clear(self) -> None:
-        """Delete all entries, for another run."""
-        self._entries.clear()
-        self._store()
-
-    def _store(self) -> None:
-        self._values.put(KEY, json.dumps([asdict(entry) for entry in self._entries]).encode())
-
-
 @dataclass(frozen=True, slots=True)
 class Probe:
     """A vector (float32 [D]) to evaluate with a global adapter, and then its effect on the loss."""
@@ -105,7 +67,7 @@ class GlobalEvaluation:
         moved_bytes: Callable[[], tuple[int, int]],
         clock: Callable[[], float],
     ) -> None:
-        self.history = History(store)
+        self.history: deque[HistoryEntry] = deque(maxlen=ENTRIES_MAX)  # the newest of this run
         self.best: BestAdapter | None = None  # of this run, if there are held-out samples
         self.probe = Probe()
         self.loss: float | None = None  # of the last trained round
@@ -124,7 +86,11 @@ class GlobalEvaluation:
 
     def load(self, version: int, model_q24: ModelQ24) -> None:
         """Read what is stored; the adapter is the best until one was evaluated."""
-        self.history.load()
+        try:
+            stored = json.loads(self._store.get(KEY) or b"[]")
+            self.history.extend(HistoryEntry(**item) for item in stored)
+        except (ValueError, TypeError, RecursionError) as error:
+            _log.warning("the history of earlier rounds cannot be read: %s", error)
         if self.held_out is not None:
             self.best = read_best(self._store, self._package.dimension)
             self._write_file(self.best or BestAdapter(version, math.nan, model_q24))
@@ -137,7 +103,13 @@ class GlobalEvaluation:
         self._next = None
         self._running = None
         self.history.clear()
-        write_best(self._store, None)
+        self._store_history()
+        self._store.put(BEST_KEY, b"")
+
+    @property
+    def last(self) -> HistoryEntry | None:
+        """The newest entry of the history."""
+        return self.history[-1] if self.history else None
 
     @property
     def is_running(self) -> bool:
@@ -146,8 +118,7 @@ class GlobalEvaluation:
 
     def lacks(self, version: int) -> bool:
         """Whether this version was not evaluated, and no evaluation of another one runs."""
-        last = self.history.last
-        newest = self._next[0] if self._next else last and last.version
+        newest = self._next[0] if self._next else self.last and self.last.version
         return self._running is None and newest != version
 
     def begin(self, version: int, model_q24: ModelQ24) -> None:
@@ -168,7 +139,7 @@ class GlobalEvaluation:
 
     def report(self, version: int) -> Values:
         """What the host is told of a global adapter; nothing without held-out samples."""
-        last = self.history.last
+        last = self.last
         if self.held_out is None or not self._config.evaluate.report:
             return ()
         if last is None or last.version != version:
@@ -220,15 +191,21 @@ class GlobalEvaluation:
         self._marked_bytes = moved
         self._marked_at = now
         self.history.append(entry)
+        self._store_history()
         self._store.commit()
         shown = "unknown" if metric is None else f"{metric:.4f}"
         _log.info("global adapter %d: %s %s", version, self._package.metric, shown)
 
-    def _keep_best(self, evaluated: BestAdapter) -> None:
-        if is_better(self._package.metric, evaluated.metric, self.best):
-            self.best = evaluated
-            write_best(self._store, evaluated)
-            self._write_file(evaluated)
+    def _store_history(self) -> None:
+        self._store.put(KEY, json.dumps([asdict(entry) for entry in self.history]).encode())
+
+    def _keep_best(self, new: BestAdapter) -> None:
+        best, is_share = self.best, self._package.metric == "accuracy"
+        if best is None or (new.metric > best.metric if is_share else new.metric < best.metric):
+            self.best = new
+            head = _BEST.pack(new.version, new.metric)
+            self._store.put(BEST_KEY, head + new.model_q24.astype("<i4").tobytes())
+            self._write_file(new)
 
     def _write_file(self, best: BestAdapter) -> None:
         vector = self._initial + to_float(best.model_q24)
@@ -236,7 +213,7 @@ class GlobalEvaluation:
 
 
 def read_best(values: NodeStore, dimension: int) -> BestAdapter | None:
-    """What `write_best` stored; None if there is nothing, or it is damaged."""
+    """The best adapter that is stored; None if there is none, or it is damaged."""
     data = values.get(BEST_KEY) or b""
     if len(data) != _BEST.size + 4 * dimension:
         return None
@@ -244,18 +221,3 @@ def read_best(values: NodeStore, dimension: int) -> BestAdapter | None:
     if not math.isfinite(metric):
         return None
     return BestAdapter(version, metric, np.frombuffer(data, "<i4", offset=_BEST.size))
-
-
-def write_best(values: NodeStore, best: BestAdapter | None) -> None:
-    """Store the best adapter, durable after the next commit; None deletes it, for another run."""
-    data = b""
-    if best is not None:
-        data = _BEST.pack(best.version, best.metric) + best.model_q24.astype("<i4").tobytes()
-    values.put(BEST_KEY, data)
-
-
-def is_better(metric_name: str, metric: float, best: BestAdapter | None) -> bool:
-    """Whether `metric` is better than that of `best`: more accuracy, or less error."""
-    if best is None:
-        return True
-    return metric > best.metric if metric_name == "accuracy" else metric < best.metric

@@ -344,7 +344,7 @@ class Node:
 
         With held-out samples it waits for their first evaluation: else a lie would be believed.
         """
-        last, can_evaluate = self.evaluation.history.last, self.data.held_out is not None
+        last, can_evaluate = self.evaluation.last, self.data.held_out is not None
         is_time = not self.trainer.progress[0] and (last is not None or not can_evaluate)
         if is_time and self.data.knowledge is not None:
             quality = last.metric if last is not None and can_evaluate else None

@@ -109,7 +109,7 @@ def _read(sensor: Callable[[], float]) -> float | None:
 
 def summary(node: Node) -> str:
     """The line of `systemctl status`."""
-    protocol, last = node.protocol, node.evaluation.history.last
+    protocol, last = node.protocol, node.evaluation.last
     of = "" if protocol.plan is None else of_rounds(protocol.plan.rounds)
     metric = last.metric if last else None
     shown = "" if metric is None else f", {node.package.metric} {metric:.4f}"

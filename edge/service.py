@@ -17,7 +17,7 @@ from typing import Any
 
 from edge.config import NodeConfig, check_config, warn_of_shared
 from edge.data.labels import PresentModel, answer_data, finish_data
-from edge.data.node_data import open_data, with_knowledge
+from edge.data.node_data import open_data
 from edge.enrolment import finish_rotation
 from edge.node import Node
 from edge.onnx.session import LoadedModel, load_model
@@ -139,7 +139,7 @@ def _serve(
     store, relay = NodeStore(state), Relay()
     try:
         last = store.load(package.model_hash(), package.dimension, package.adapter_key())
-        data = with_knowledge(config, package, open_data(config, package, state), store)
+        data = open_data(config, package, state, store)
         path = control_path(config.state_dir, config.control_socket)
         server = ControlServer(path, lambda request: finish_data(relay.ask(request)))
         with closing(data), server, ExitStack() as stack:

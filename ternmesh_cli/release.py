@@ -195,15 +195,14 @@ def _signature_file(path: Path) -> Path:
 
 def _check(arguments: argparse.Namespace) -> int:
     from edge.releases.store import Releases, accept_unsigned, load_release
-    from edge.releases.trial import TrialLimits, try_model
+    from edge.releases.trial import try_model
     from ternmesh.release import LATENCY_UNIT, LOSS_UNIT
 
     folder = arguments.release
     verify = accept_unsigned if arguments.config is None else _signed_in(arguments.config)
     manifest = Releases(folder.parent, verify).read(folder)
     load_release(folder, manifest)
-    limits = TrialLimits(memory_mib=arguments.memory_mib)
-    latency_s = try_model(folder, limits)
+    latency_s = try_model(folder, memory_mib=arguments.memory_mib)
     size = sum(entry.size for entry in manifest.files)
     print(f"{_named(manifest)}, model {manifest.model.hex()[:16]}, {size:,} bytes")
     latency_max_ms = manifest.latency_max * LATENCY_UNIT * 1e3

@@ -42,8 +42,19 @@ class NodeData:
             self.feed.close()
 
 
-def open_data(config: NodeConfig, package: ModelPackage, database: Database) -> NodeData:
-    """The data that the configuration names, checked; DataError."""
+def open_data(
+    config: NodeConfig, package: ModelPackage, database: Database, store: NodeStore
+) -> NodeData:
+    """The data that the configuration names, with the probe set if there is one; DataError."""
+    data, probe = _open_samples(config, package, database), open_knowledge(config, package)
+    if probe is None:
+        return data
+    if data.held_out is None:
+        _log.warning("[knowledge] without [evaluate]: a lie is learned as anything else")
+    return replace(data, knowledge=BoardKnowledge(probe, data.training, store))
+
+
+def _open_samples(config: NodeConfig, package: ModelPackage, database: Database) -> NodeData:
     held_out = None
     if config.evaluate.path is not None:
         with _about("evaluate"):
@@ -78,18 +89,6 @@ def open_data(config: NodeConfig, package: ModelPackage, database: Database) -> 
             labels = Buttons(config.label, package).labels
     training = buffer if files is None else Rehearsal(buffer, files)
     return NodeData(training, held_out, Feed(source, buffer, data.poll_s, labels))
-
-
-def with_knowledge(
-    config: NodeConfig, package: ModelPackage, data: NodeData, store: NodeStore
-) -> NodeData:
-    """The data, with the probe set if the configuration names one; DataError."""
-    probe = open_knowledge(config, package)
-    if probe is None:
-        return data
-    if data.held_out is None:
-        _log.warning("[knowledge] without [evaluate]: a lie is learned as anything else")
-    return replace(data, knowledge=BoardKnowledge(probe, data.training, store))
 
 
 def open_knowledge(config: NodeConfig, package: ModelPackage) -> ProbeSet | None:

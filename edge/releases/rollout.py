@@ -19,7 +19,7 @@ from edge.errors import BoardFault, ModelError, NoData, NotSigned
 from edge.evaluation import spread
 from edge.onnx.session import LoadedModel, TrainStep, load_model
 from edge.releases.store import Releases
-from edge.releases.trial import TrialLimits, try_model
+from edge.releases.trial import try_model
 from edge.trainer import Dataset, Step
 from ternmesh.errors import TernmeshError
 from ternmesh.release import (
@@ -96,9 +96,10 @@ def try_release(
     beat: Callable[[], None] = no_beat,
 ) -> None:
     """Raise unless the release keeps the limits of its manifest on this board."""
-    limits = TrialLimits(memory_mib=config.releases.memory_mib, cpu_s=config.releases.cpu_s)
-    training = config.training
-    latency_s = try_model(loaded.folder, limits, threads=training.threads)
+    training, limits = config.training, config.releases
+    latency_s = try_model(
+        loaded.folder, threads=training.threads, memory_mib=limits.memory_mib, cpu_s=limits.cpu_s
+    )
     if latency_s > manifest.latency_max * LATENCY_UNIT:
         raise ModelError(
             f"a step takes {latency_s * 1e3:.0f} ms, and the manifest allows "

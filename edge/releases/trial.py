@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -27,21 +26,14 @@ ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {"MALLOC_ARENA_MAX": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
-@dataclass(frozen=True, slots=True)
-class TrialLimits:
-    """The limits of the child process; memory is counted beyond the interpreter's own."""
-
-    memory_mib: int = 512
-    cpu_s: int = 60
-    wall_s: float = 120.0
-
-
-def try_model(folder: Path, limits: TrialLimits, *, threads: int = 1) -> float:
+def try_model(
+    folder: Path, *, threads: int = 1, memory_mib: int = 512, cpu_s: int = 60, wall_s: float = 120.0
+) -> float:
     """The seconds of one training step on zeros with the model in `folder`; ModelError if it fails.
 
-    BoardFault if the process cannot be started.
+    BoardFault if the process cannot be started. Memory is counted beyond the interpreter's own.
     """
-    numbers = (threads, limits.memory_mib, limits.cpu_s)
+    numbers = (threads, memory_mib, cpu_s)
     # -P: no module is imported from the current directory.
     program = [sys.executable, "-P", "-m", "edge.releases.trial", str(folder.resolve())]
     try:
@@ -53,20 +45,20 @@ def try_model(folder: Path, limits: TrialLimits, *, threads: int = 1) -> float:
                 stderr=subprocess.DEVNULL,
                 cwd="/",
                 env={**os.environ, **ENVIRONMENT, "PYTHONPATH": str(ROOT)},
-                timeout=limits.wall_s,
+                timeout=wall_s,
                 check=False,
             )
             out.seek(0)
             answer = out.read(ANSWER_MAX)
     except subprocess.TimeoutExpired as error:
-        raise ModelError(f"{folder}: no step was done within {limits.wall_s:g} s") from error
+        raise ModelError(f"{folder}: no step was done within {wall_s:g} s") from error
     except OSError as error:
         raise BoardFault(
             f"the trial of {folder} cannot be started ({error}): free memory, or check the disk"
         ) from error
     if done.returncode < 0:
         name = signal.Signals(-done.returncode).name
-        more = f": it used up {limits.cpu_s} s of processor time" if name == "SIGXCPU" else ""
+        more = f": it used up {cpu_s} s of processor time" if name == "SIGXCPU" else ""
         raise ModelError(f"{folder}: the process that tried the model died of {name}{more}")
     return _read_answer(folder, answer)
 

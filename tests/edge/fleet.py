@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from edge.config import DataConfig, EvaluateConfig, NodeConfig, ResourcesConfig, TrainingConfig
-from edge.data.node_data import open_data, with_knowledge
+from edge.data.node_data import open_data
 from edge.node import Node
 from edge.onnx.session import LoadedModel, TrainStep
 from edge.service import run_node
@@ -116,7 +116,7 @@ class World:
         stack.callback(file.close)
         store, package = NodeStore(file), self.loaded.package
         state = store.load(package.model_hash(), package.dimension)
-        data = with_knowledge(config, package, open_data(config, package, file), store)
+        data = open_data(config, package, file, store)
         node = Node(config, self.loaded, data, store, state, end, lambda: self.now)
         end.open()
         stack.callback(end.close)

@@ -54,7 +54,13 @@ def test_the_host_hears_losses_and_effects_of_probes(world, report, monkeypatch)
     reputations.first_loss = 1.0
     reputations.standings = {address: NodeStanding(wait=1) for address in (1, 2)}
     effects: list[dict[int, float]] = []
-    monkeypatch.setattr(Reputations, "probed", lambda *given: effects.append(dict(given[-1])))
+    probed = Reputations.probed
+
+    def note(*given: Any) -> None:
+        effects.append(dict(given[-1]))
+        probed(*given)
+
+    monkeypatch.setattr(Reputations, "probed", note)
     monkeypatch.setattr(robust, "PROBE_FIRST", 1)
     for name in ("ada", "bob"):
         config = world.config(name)

@@ -271,7 +271,7 @@ def test_an_evaluation_leaves_the_loop_free_and_keeps_its_adapter(world, monkeyp
     node = add(world, [Readings(60.0, 0.0)], new_plan(rounds=3, steps=2))
     turns: list[float] = []
     adapters: dict[int, Any] = {}
-    while (last := node.evaluation.history.last) is None or last.version < 3:
+    while (last := node.evaluation.last) is None or last.version < 3:
         before = world.now
         world.turn()
         adapters[node.protocol.version] = node.global_adapter

@@ -10,7 +10,7 @@ import pytest
 
 from edge.errors import BoardFault, ModelError
 from edge.onnx.session import LoadedModel
-from edge.releases.trial import TrialLimits, try_model
+from edge.releases.trial import try_model
 from ternmesh.model_package import FORWARD, TRAIN_STEP, read_model_package, write_model_package
 from ternmesh.release import DESCRIPTION
 from tests.edge.conftest import model_file
@@ -53,43 +53,42 @@ def replace_file(folder: Path, name: str, content: bytes) -> None:
 
 
 def test_a_good_model_says_how_long_a_step_takes(tiny: LoadedModel) -> None:
-    assert try_model(tiny.folder, TrialLimits()) > 0
+    assert try_model(tiny.folder) > 0
 
 
 def test_a_memory_bomb_is_refused_and_does_not_take_the_parent(tiny_copy: Path) -> None:
-    limits = TrialLimits(memory_mib=64)
     replace_file(tiny_copy, FORWARD, exploding(50))
-    assert try_model(tiny_copy, limits) > 0
+    assert try_model(tiny_copy, memory_mib=64) > 0
     replace_file(tiny_copy, FORWARD, exploding(50_000))  # 10 GB
     with pytest.raises(ModelError, match="its first steps need more than 64 MiB"):
-        try_model(tiny_copy, limits)
+        try_model(tiny_copy, memory_mib=64)
 
 
 def test_a_loop_is_ended_by_the_limit_of_processor_time(tiny_copy: Path) -> None:
     replace_file(tiny_copy, FORWARD, exploding(3000, products=2000))
     with pytest.raises(ModelError, match="died of SIGXCPU: it used up 1 s of processor time"):
-        try_model(tiny_copy, TrialLimits(cpu_s=1))
+        try_model(tiny_copy, cpu_s=1)
 
 
 def test_a_child_that_takes_too_long_is_ended(tiny: LoadedModel) -> None:
     with pytest.raises(ModelError, match=r"no step was done within 0\.001 s"):
-        try_model(tiny.folder, TrialLimits(wall_s=0.001))
+        try_model(tiny.folder, wall_s=0.001)
 
 
 def test_a_board_that_cannot_start_the_child_is_at_fault(tiny, monkeypatch) -> None:
     monkeypatch.setattr("sys.executable", "/nowhere/python")
     with pytest.raises(BoardFault, match=r"cannot be started .*: free memory"):
-        try_model(tiny.folder, TrialLimits())
+        try_model(tiny.folder)
 
 
 def test_what_the_check_or_onnxruntime_refuses_is_the_reason(tiny_copy: Path) -> None:
     whole = (tiny_copy / TRAIN_STEP).read_bytes()
     (tiny_copy / TRAIN_STEP).write_bytes(whole[:-1])
     with pytest.raises(ModelError, match=r"not what model\.json describes"):
-        try_model(tiny_copy, TrialLimits())
+        try_model(tiny_copy)
     replace_file(tiny_copy, TRAIN_STEP, whole[:-1])
     with pytest.raises(ModelError, match=r"train_step\.onnx is refused: it ends inside"):
-        try_model(tiny_copy, TrialLimits())
+        try_model(tiny_copy)
 
 
 def test_a_gradient_of_another_length_is_refused(tiny_copy: Path) -> None:
@@ -102,7 +101,7 @@ def test_a_gradient_of_another_length_is_refused(tiny_copy: Path) -> None:
     step.graph.output[1].type.tensor_type.shape.dim[0].dim_value = 17
     replace_file(tiny_copy, TRAIN_STEP, step.SerializeToString())
     with pytest.raises(ModelError, match=r"a gradient has the shape \(17,\)"):
-        try_model(tiny_copy, TrialLimits())
+        try_model(tiny_copy)
 
 
 def test_modules_in_the_current_directory_are_not_the_childs(tiny, tmp_path, monkeypatch) -> None:
@@ -110,6 +109,6 @@ def test_modules_in_the_current_directory_are_not_the_childs(tiny, tmp_path, mon
     (tmp_path / "edge").mkdir()
     (tmp_path / "edge" / "model_trial.py").write_text("raise SystemExit(1)")
     monkeypatch.chdir(tmp_path)
-    assert try_model(tiny.folder, TrialLimits()) > 0
+    assert try_model(tiny.folder) > 0
     relative = Path(os.path.relpath(tiny.folder))
-    assert try_model(relative, TrialLimits()) > 0
+    assert try_model(relative) > 0
