@@ -13,8 +13,8 @@ from ternmesh.federated.aggregation import global_delta_q24, older_adapter
 from ternmesh.federated.guard import Guard
 from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.node import NodeProtocol
-from ternmesh.federated.registry import UpdateChain
 from ternmesh.wire.global_update import GlobalUpdate, read_object, split_certificate
+from tests.sim.planted import Bug, instead, plant
 from tests.sim.simfleet import run_fleet
 from tests.sim.simledger import Violation
 from tests.sim.simliars import LiarFleet, draw_with_liars
@@ -25,137 +25,116 @@ pytestmark = pytest.mark.no_cover
 HAS_BOUNDS = True
 SEEDS = 40  # the budget
 
-Mutant = Callable[[pytest.MonkeyPatch], None]
+Method = Callable[..., Any]
 
 
-def changed_return(patch: pytest.MonkeyPatch, change: Callable[[Any], Any]) -> None:
+def changing_the_return(change: Callable[[Guard, Any], Any]) -> Callable[[Method], Method]:
     """Change what the guard answers where it goes back."""
-    check = Guard.check
 
-    def check_changed(self: Guard, **kept: Any) -> Any:
-        rollback = check(self, **kept)
-        return None if rollback is None else change(rollback)
+    def spoil(check: Method) -> Method:
+        def method(self: Guard, **kept: Any) -> Any:
+            rollback = check(self, **kept)
+            return None if rollback is None else change(self, rollback)
 
-    patch.setattr(Guard, "check", check_changed)
+        return method
 
-
-def forgets_what_was_sent_since(patch: pytest.MonkeyPatch) -> None:
-    """The updates that counted since that version are lost."""
-    changed_return(patch, lambda back: replace(back, residual=0 * back.residual))
+    return spoil
 
 
-def counts_the_suspect_once_more(patch: pytest.MonkeyPatch) -> None:
-    """The rounds are repeated with everybody."""
-    replayed = Guard._replayed
-    patch.setattr(Guard, "_replayed", lambda self, kept, _: replayed(self, kept, frozenset()))
+def twice(guard: Guard, rollback: Any) -> Any:
+    newest = guard._replayed(guard._rounds[-1], rollback.excluded)
+    return replace(rollback, residual=rollback.residual + newest)
 
 
-def repeats_a_round_twice(patch: pytest.MonkeyPatch) -> None:
-    """The newest round counts as one that is over and as the open one."""
-    check = Guard.check
-
-    def check_and_add(self: Guard, **kept: Any) -> Any:
-        rollback = check(self, **kept)
-        if rollback is None:
-            return None
-        newest = self._replayed(self._rounds[-1], rollback.excluded)
-        return replace(rollback, residual=rollback.residual + newest)
-
-    patch.setattr(Guard, "check", check_and_add)
+def one_step_too_few(newest: Any, links: Any, version: int, *rest: Any) -> Any:
+    return older_adapter(newest, links, version + 1, *rest)
 
 
-def adds_the_step_to_the_newest(patch: pytest.MonkeyPatch) -> None:
-    """The host names the older version, and goes on from the newest adapter."""
-    patch.setattr(combiner, "older_adapter", lambda newest, *_: newest)
+def each_from_the_one_before(
+    newest: Any, links: Any, version: int, model_hash: bytes, plan: Any
+) -> Any:
+    for link in links:
+        if link.version <= version:
+            break
+        step = read_object(split_certificate(link.content)[0], plan.dimension)
+        assert isinstance(step, GlobalUpdate)
+        newest = add_q24(newest, -global_delta_q24(step.chunks, model_hash, step.version, plan))
+    return newest
 
 
-def takes_one_step_too_few_back(patch: pytest.MonkeyPatch) -> None:
-    """Both sides take back all steps but the oldest. (A node alone is healed by a snapshot.)"""
+def settling_nothing(apply: Method) -> Method:
+    def method(self: NodeProtocol, step: GlobalUpdate, *rest: Any) -> None:
+        apply(self, step if step.returns_to is None else replace(step, counted=()), *rest)
 
-    def older(newest: Any, links: Any, version: int, *rest: Any) -> Any:
-        return older_adapter(newest, links, version + 1, *rest)
-
-    patch.setattr(combiner, "older_adapter", older)
-    patch.setattr(node, "older_adapter", older)
+    return method
 
 
-def forgets_that_a_step_returned(patch: pytest.MonkeyPatch) -> None:
-    """Each step is taken for one from the version before it, on both sides."""
-
-    def older(newest: Any, links: Any, version: int, model_hash: bytes, plan: Any) -> Any:
-        for link in links:
-            if link.version <= version:
-                break
-            step = read_object(split_certificate(link.content)[0], plan.dimension)
-            assert isinstance(step, GlobalUpdate)
-            newest = add_q24(newest, -global_delta_q24(step.chunks, model_hash, step.version, plan))
-        return newest
-
-    patch.setattr(combiner, "older_adapter", older)
-    patch.setattr(node, "older_adapter", older)
-
-
-def settles_nothing_on_a_return(patch: pytest.MonkeyPatch) -> None:
-    """A node believes that a return takes back what it has sent, and sends it again."""
-    settle = NodeProtocol._apply_update
-
-    def apply(self: NodeProtocol, step: GlobalUpdate, *rest: Any) -> None:
-        settle(self, step if step.returns_to is None else replace(step, counted=()), *rest)
-
-    patch.setattr(NodeProtocol, "_apply_update", apply)
-
-
-def drops_an_update_that_waits(patch: pytest.MonkeyPatch) -> None:
-    """A return ends the rounds before it, and what boards still send of them is lost."""
-    bases = NodeProtocol._bases
-
-    def bases_and_drop(self: NodeProtocol, step: GlobalUpdate) -> Any:
+def dropping_what_waits(bases: Method) -> Method:
+    def method(self: NodeProtocol, step: GlobalUpdate) -> Any:
         if step.returns_to is not None and not step.counted:
             self.pending = None
         return bases(self, step)
 
-    patch.setattr(NodeProtocol, "_bases", bases_and_drop)
+    return method
 
 
-def keeps_what_the_owner_wants_to_lose(patch: pytest.MonkeyPatch) -> None:
-    """The host's residual outlives the return that the owner asked for."""
-    make = HostProtocol._make_global_update
-
-    def make_with_residual(self: HostProtocol, combined: Any, count: Any, now: float) -> None:
+def keeping_a_residual(make: Method) -> Method:
+    def method(self: HostProtocol, combined: Any, count: Any, now: float) -> None:
         if combined.returns_to is not None and not count.rows:
             combined = replace(combined, residual=combined.residual + np.float32(0.01))
         make(self, combined, count, now)
 
-    patch.setattr(HostProtocol, "_make_global_update", make_with_residual)
+    return method
 
 
-def gives_a_return_without_its_steps(patch: pytest.MonkeyPatch) -> None:
-    """A node gives a host that is behind a step that it cannot add."""
-
-    def steps(version: int, chain: UpdateChain, newest: int, _model: Any) -> list[bytes]:
-        return (chain.after(version, newest) or [])[: recovery.GIVEN_MAX]
-
-    patch.setattr(node, "steps_after", steps)
+def steps_alone(version: int, chain: Any, newest: int, _model: Any) -> list[bytes]:
+    return (chain.after(version, newest) or [])[: recovery.GIVEN_MAX]
 
 
-MUTANTS: tuple[Mutant, ...] = (
-    forgets_what_was_sent_since,
-    counts_the_suspect_once_more,
-    repeats_a_round_twice,
-    adds_the_step_to_the_newest,
-    takes_one_step_too_few_back,
-    forgets_that_a_step_returned,
-    settles_nothing_on_a_return,
-    drops_an_update_that_waits,
-    keeps_what_the_owner_wants_to_lose,
-    gives_a_return_without_its_steps,
-)
+MUTANTS: dict[str, tuple[Bug, ...]] = {
+    "the updates that counted since that version are lost": (
+        (
+            Guard,
+            "check",
+            changing_the_return(lambda _, back: replace(back, residual=0 * back.residual)),
+        ),
+    ),
+    "the rounds are repeated with everybody": (
+        (Guard, "_replayed", lambda right: lambda self, kept, _: right(self, kept, frozenset())),
+    ),
+    "the newest round counts as one that is over and as the open one": (
+        (Guard, "check", changing_the_return(twice)),
+    ),
+    "the host names the older version, and goes on from the newest": (
+        (combiner, "older_adapter", instead(lambda newest, *_: newest)),
+    ),
+    "both sides take back all steps but the oldest": (  # one alone is healed by a snapshot
+        (combiner, "older_adapter", instead(one_step_too_few)),
+        (node, "older_adapter", instead(one_step_too_few)),
+    ),
+    "each step is taken for one from the version before it": (
+        (combiner, "older_adapter", instead(each_from_the_one_before)),
+        (node, "older_adapter", instead(each_from_the_one_before)),
+    ),
+    "a node sends again what a return has counted": (
+        (NodeProtocol, "_apply_update", settling_nothing),
+    ),
+    "a return ends what boards still send of the rounds before it": (
+        (NodeProtocol, "_bases", dropping_what_waits),
+    ),
+    "the host's residual outlives the return that the owner asked for": (
+        (HostProtocol, "_make_global_update", keeping_a_residual),
+    ),
+    "a node gives a host that is behind a step that it cannot add": (
+        (node, "steps_after", instead(steps_alone)),
+    ),
+}
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
-def test_a_planted_bug_is_found(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_planted_bug_is_found(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     one_round_spoils(monkeypatch)
-    mutant(monkeypatch)
+    plant(monkeypatch, *MUTANTS[mutant])
     with pytest.raises(Violation, match="seed"):
         run_seeds()
 

@@ -18,19 +18,9 @@ from ternmesh.plan import (
     run_length,
     to_numbers,
 )
-from ternmesh.wire import control, fragments
-from ternmesh.wire.frame import FRAME_OVERHEAD
-from ternmesh.wire.update import Manifest, write_manifest
+from ternmesh.wire import fragments
 
 PLAN = make_plan(16_934, rounds=20, local_steps=8, learning_rate=0.002)
-
-
-def test_the_usual_plan() -> None:
-    assert (PLAN.frame_mtu, PLAN.chunk_room) == (184, 160)
-    assert PLAN.up.count == 8
-    assert PLAN.up_zeros_permille == 900
-    assert PLAN.learning_rate_e6 == 2000
-    assert PLAN.scale_max == 1 << 24
 
 
 LATER = {
@@ -167,13 +157,6 @@ def test_a_dimension_beyond_its_snapshot_is_refused() -> None:  # R5-3
     check_plan(replace(PLAN, dimension=dimension, **spans))
     with pytest.raises(WireError, match="frames of this size"):
         check_plan(replace(PLAN, dimension=dimension + 1, **spans))
-
-
-def test_the_smallest_frame_holds_the_longest_of_each_body() -> None:
-    longest = Manifest(1, bytes(8), 1, bytes(4), 1, tuple(range(32)))
-    receipt = control.Receipt(2**32 - 1, bytes(4), bytes(128))
-    bodies = [write_manifest(longest), control.write_control(receipt)]
-    assert max(map(len, bodies)) + FRAME_OVERHEAD == FRAME_MTU_MIN
 
 
 def test_genesis_depends_on_model_run_and_every_number() -> None:

@@ -153,11 +153,6 @@ def test_a_bad_release_leads_back_and_is_never_tried_again() -> None:
     assert adopt(back, [1, 2, 3]).current == 3
 
 
-def test_a_last_good_one_that_fails_leads_to_the_configured_bundle() -> None:
-    good = succeed(attempt(adopt(ReleaseStanding(), [1])))
-    assert fail(good, "its file is damaged").current == 0
-
-
 def test_deaths_in_trials_count() -> None:
     standing = adopt(ReleaseStanding(current=1, last_good=1, floor=1), [1, 2])
     for count in range(1, ATTEMPTS_MAX + 1):
@@ -165,12 +160,6 @@ def test_deaths_in_trials_count() -> None:
         assert (standing.current, standing.attempts) == (2, count)
     back = attempt(standing)
     assert (back.current, back.bad) == (1, ((2, "the node died in 3 trials of it"),))
-
-
-def test_a_newer_release_replaces_one_on_trial() -> None:
-    standing = attempt(adopt(ReleaseStanding(), [1]))
-    newer = adopt(standing, [1, 2])
-    assert (newer.current, newer.last_good, newer.attempts) == (2, 0, 0)
 
 
 @given(

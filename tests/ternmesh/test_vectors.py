@@ -1,7 +1,7 @@
 """The golden bytes: encoding gives them, decoding understands them, and so does SPEC.md.
 
-The second half of this file is a decoder written from SPEC.md alone, one bit and one word at a
-time as a microcontroller would do it, that shares no code with the package.
+The end of this file is the generator and the permutation written from SPEC.md alone, one word at a
+time as a microcontroller would do it; the C library decodes scales, trits and codes likewise.
 """
 
 import hashlib
@@ -128,7 +128,7 @@ NAMES_NOW = {"context": "address", "shares": "chunks", "reference": "global_hash
 @cases("scales")
 def test_scales(case: dict[str, Any]) -> None:
     assert scale.encode_scale(case["value"]) == case["code"]
-    assert scale.decode_scale(case["code"]) == case["units"] == spec_scale(case["code"])
+    assert scale.decode_scale(case["code"]) == case["units"]
 
 
 @cases("trits")
@@ -136,7 +136,6 @@ def test_trits(case: dict[str, Any]) -> None:
     data = bytes.fromhex(case["bytes"])
     assert trits.pack_trits(np.array(case["trits"], np.int8)) == data
     assert trits.unpack_trits(data, len(case["trits"])).tolist() == case["trits"]
-    assert spec_trits(data, len(case["trits"])) == case["trits"]
 
 
 @cases("codes")
@@ -145,7 +144,6 @@ def test_codes(case: dict[str, Any]) -> None:
     coded = encode_trits(np.array(values, np.int8))
     assert coded == Coded(case["count"], case["coding"], bytes.fromhex(case["bytes"]))
     assert decode_trits(coded, len(values)).tolist() == values
-    assert spec_share_code(coded.coding, coded.count, coded.data, len(values)) == values
 
 
 @cases("codebooks")
@@ -294,7 +292,6 @@ def test_link(case: dict[str, Any]) -> None:
     plain = {k: v.hex() if isinstance(v, bytes) else v for k, v in asdict(message).items()}
     plain |= {"needs": list(plain["needs"])} if "needs" in plain else {}
     assert plain == case["fields"]
-    assert spec_link(body) == plain
 
 
 # SPEC.md, read by somebody else
@@ -347,60 +344,3 @@ def spec_mix(x: int) -> int:
     x = (x ^ x >> 16) * 0x85EBCA6B & LOW
     x = (x ^ x >> 13) * 0xC2B2AE35 & LOW
     return x ^ x >> 16
-
-
-def spec_scale(code: int) -> int:
-    return (code & 0x7FF) << (code >> 11)
-
-
-def spec_trits(data: bytes, count: int) -> list[int]:
-    digits = [byte // 3**place % 3 - 1 for byte in data for place in range(5)]
-    return digits[:count]
-
-
-def spec_link(body: bytes) -> dict[str, Any]:
-    if body[0] == 0x06:
-        slot, number = struct.unpack_from("<BH", body, 1)
-        size, (symbol_bytes,) = body[8:11] + b"\0", struct.unpack("<H", body[11:])
-        fields = {"slot": slot, "number": number, "name": body[4:8].hex()}
-        return fields | {"size": struct.unpack("<I", size)[0], "symbol_bytes": symbol_bytes}
-    if body[0] == 0x07:
-        needs: list[int] = []
-        for byte in body[5:]:
-            needs.extend([byte] if byte < 129 else [0] * (byte - 128))
-        return {"name": body[1:5].hex(), "needs": needs}
-    if body[0] == 0x08:
-        return {"slot": body[1]}
-    index, is_last = body[1] + 256 * body[2], body[0] // 16 == 6
-    return {"slot": body[0] % 16, "index": index, "data": body[3:].hex(), "is_last": is_last}
-
-
-def spec_share_code(code: int, count: int, data: bytes, size: int) -> list[int]:
-    if code == 0x80:
-        return spec_trits(data, size)
-    rice, values, at = code & 15, [0] * size, 0
-
-    def bit(number: int) -> int:
-        return data[number // 8] >> number % 8 & 1
-
-    def unary(at: int) -> tuple[int, int]:
-        zeros = 0
-        while not bit(at + zeros):
-            zeros += 1
-        return zeros, at + zeros + 1
-
-    quotients = []
-    for _ in range(count):
-        quotient, at = unary(at)
-        quotients.append(quotient)
-    remainders, signs = at, at + count * rice
-    magnitudes, place = signs + count, -1
-    for number, quotient in enumerate(quotients):
-        low = sum(bit(remainders + number * rice + i) << i for i in range(rice))
-        place += 1 + (quotient << rice) + low
-        magnitude = 1
-        if code & 0x40:
-            extra, magnitudes = unary(magnitudes)
-            magnitude += extra
-        values[place] = -magnitude if bit(signs + number) else magnitude
-    return values

@@ -7,15 +7,14 @@ import numpy as np
 
 from ternmesh.federated.events import CountersReserved, SecurityChanged
 from ternmesh.federated.joining import NodeSettings
-from ternmesh.security.authenticator import OPEN, SecurityLayer, make_security_layer
-from ternmesh.security.identity import Identity, Role, make_identity
-from ternmesh.security.membership import HOST, MemberList, found_fleet
-from ternmesh.security.session import SealingState
+from ternmesh.security.authenticator import OPEN, SecurityLayer
+from ternmesh.security.membership import HOST
 from ternmesh.split.board import SplitBoard
 from ternmesh.split.host import SplitHost, SplitSettings
 from ternmesh.split.plan import SplitPlan
 from ternmesh.wire.activation import GRADIENT_DOWN, LEARN, Activation, write_activation
 from ternmesh.wire.frame import Header, seal_open
+from tests.ternmesh.federated.conftest import Keys
 
 MODEL = bytes(range(32))
 RUN = b"run-id-8"
@@ -88,26 +87,6 @@ class Wire:
 
     def of(self, name: str, kind: type) -> list[Any]:
         return [event for event in self.events.get(name, []) if isinstance(event, kind)]
-
-
-class Keys:
-    """A fleet whose members have keys."""
-
-    def __init__(self, *names: str) -> None:
-        self._entropy = np.random.default_rng(7)
-        self.own: dict[str, Identity] = {
-            name: make_identity(name, role, self._entropy.bytes(64))
-            for name, role in {HOST: Role.HOST, **dict.fromkeys(names, Role.NODE)}.items()
-        }
-
-    def security(self, name: str) -> SecurityLayer:
-        member_list = MemberList(found_fleet("garden", self.own[HOST].public))
-        for member, own in self.own.items():
-            if member != HOST:
-                member_list.enrol(own.public)
-        return make_security_layer(
-            self.own[name], member_list, MODEL, self._entropy.bytes(32), 0, SealingState()
-        )
 
 
 def add_board(wire: Wire, name: str, security: SecurityLayer = OPEN, **kept: object) -> SplitBoard:

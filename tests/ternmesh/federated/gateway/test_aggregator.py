@@ -8,16 +8,9 @@ import numpy as np
 import pytest
 
 from ternmesh.codec.scale import UNIT, to_float
-from ternmesh.federated.events import CountersReserved, GlobalUpdateMade
+from ternmesh.federated.events import GlobalUpdateMade
 from ternmesh.federated.gateway.aggregator import GatewayAggregator
-from ternmesh.federated.gateway.partial_aggregate import (
-    GatewayState,
-    PartialAggregateMade,
-    PartialAggregateSettled,
-    RunFollowed,
-    VersionReached,
-    new_gateway_state,
-)
+from ternmesh.federated.gateway.partial_aggregate import PartialAggregateMade
 from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.joining import NodeSettings
 from ternmesh.federated.node import NodeProtocol
@@ -27,6 +20,7 @@ from ternmesh.security.membership import ALL, HOST
 from ternmesh.wire import control, fragments
 from ternmesh.wire.frame import BROADCAST, UNASSIGNED, Header, seal_open
 from ternmesh.wire.update import CONTRIBUTIONS_KIND, MANIFEST_KIND, VOTE_CHUNK_KIND
+from tests.sim.simdisks import GatewayDisk
 
 MODEL, RUN = bytes(range(32)), b"run-id-8"
 DIMENSION = 1500
@@ -60,7 +54,7 @@ class Yard:
         self.lost: Callable[[str, str, bytes], bool] = lambda *_: False
         self.events: list[object] = []
         self.made: list[GlobalUpdateMade] = []
-        self.disk = new_gateway_state(DIMENSION)
+        self.disk = GatewayDisk(DIMENSION)
         state = new_host_state(DIMENSION)
         self.host = HostProtocol(
             plan=self.plan, settings=self.settings, model_hash=MODEL, run=RUN, state=state
@@ -83,7 +77,7 @@ class Yard:
 
     def new_gateway(self) -> GatewayAggregator:
         rng = np.random.default_rng(9)
-        gateway = GatewayAggregator(MODEL, self.boards, self.wait_s, self.disk, rng)
+        gateway = GatewayAggregator(MODEL, self.boards, self.wait_s, self.disk.committed, rng)
         gateway.start(self.now)
         return gateway
 
@@ -110,7 +104,8 @@ class Yard:
     def settle(self) -> None:
         while (event := self.gateway.next_event()) is not None:
             self.events.append(event)
-            self.disk = on_disk(self.disk, event)
+            self.disk.record(event)
+        self.disk.commit()
 
     def pass_on(self) -> bool:
         """What leaves the gateway, on both sides."""
@@ -162,22 +157,6 @@ class Yard:
 
     def of(self, kind: type) -> list[Any]:
         return [event for event in self.events if isinstance(event, kind)]
-
-
-def on_disk(state: GatewayState, event: object) -> GatewayState:
-    match event:
-        case CountersReserved(limit):
-            return replace(state, counter=limit)
-        case RunFollowed(run, plan):
-            fresh = new_gateway_state(plan.dimension)
-            return replace(fresh, run=run, plan=plan, counter=state.counter)
-        case PartialAggregateMade(partial_aggregate):
-            return replace(state, pending=partial_aggregate)
-        case PartialAggregateSettled(residual):
-            return replace(state, residual=residual, pending=None)
-        case VersionReached(version):
-            return replace(state, version=version)
-    return state
 
 
 def joined(**changes: Any) -> Yard:
