@@ -50,8 +50,6 @@ from ternmesh.federated.state import (
     RegisteredNode,
     RunState,
     RunStep,
-    addresses_awaited,
-    is_any_counted,
     next_state,
 )
 from ternmesh.plan import Plan, genesis, to_numbers
@@ -261,9 +259,13 @@ class HostProtocol:
         return not self.channel.authenticator.may_train(name)
 
     def awaited(self, now: float) -> list[int]:
-        """Return the addresses of the nodes that the round waits for."""
-        able = [node for node in self.nodes.values() if not self.is_excluded(node.name)]
-        return addresses_awaited(able, self.version, now)
+        """Return the addresses of the nodes that the round waits for.
+
+        Where all boards rest, it waits for all: else each round would last until its deadline.
+        """
+        boards = list(self.boards)
+        awaited = [node.address for node in boards if node.is_awaited(self.version, now)]
+        return awaited or [node.address for node in boards]
 
     # Joining
 
@@ -397,13 +399,14 @@ class HostProtocol:
         """The round of the newest version, with the bodies that are on disk."""
         # These have a receipt: they count, even if partial aggregates are disabled now.
         is_aggregated = any(place & PARTIAL_AGGREGATE for place, _ in stored)
-        all_train = self.plan.rounds == 0 and is_any_counted(self.nodes.values(), self.version - 1)
+        counted = (node.counted for node in self.nodes.values())
+        has_learned = any(row is not None and row.round == self.version - 1 for row in counted)
         new_round = OpenRound(
             self.plan,
             self._model_hash[: update.MODEL_SIZE],
             self.version,
             self.nodes if is_aggregated or self.settings.partial_aggregates else None,
-            all_train=all_train,
+            all_train=self.plan.rounds == 0 and has_learned,
         )
         for place, body in stored:
             new_round.add(place, body)

@@ -161,7 +161,9 @@ class RobustAggregation:
         if not updates:
             self.before = None
             return np.zeros(self._plan.dimension, np.float32)
-        proven = [self._is_proven(item.address) for item in updates]
+        # Without reputations all may weigh more than the median.
+        may_all = self._memory is None
+        proven = [may_all or self.reputations.is_proven(item.address) for item in updates]
         weights, norms, factors = bound(updates, list(self._norms), proven)
         if self._settings.name == "mean":
             weights = np.array([float(item.members) for item in updates])
@@ -211,10 +213,6 @@ class RobustAggregation:
         factor = usual / max(UNIT, float(np.linalg.norm(sent)))
         usual_vector = vector * np.float32(factor)
         return encode_update(usual_vector, self._model_hash, version, self._plan)[0]
-
-    def _is_proven(self, address: int) -> bool:
-        """Whether a node may weigh more than the median; without reputations all may."""
-        return self._memory is None or self.reputations.is_proven(address)
 
     def _read_reports(self, updates: Sequence[Update], version: int) -> None:
         reports = [item.evaluation for item in updates]

@@ -1,7 +1,7 @@
 """The state of node and host: the phases, and what is restored after a restart."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TypeVar
@@ -252,17 +252,3 @@ class HostState:
 def new_host_state(dimension: int) -> HostState:
     """Return the state of a run that has not begun."""
     return HostState(np.zeros(dimension, dtype=np.int32), zero_residual(dimension))
-
-
-def is_any_counted(nodes: Iterable[RegisteredNode], round_number: int) -> bool:
-    """Whether the global update of this round counts somebody; no later one may be made yet."""
-    return any(node.counted is not None and node.counted.round == round_number for node in nodes)
-
-
-def addresses_awaited(nodes: Iterable[RegisteredNode], version: int, now: float) -> list[int]:
-    """The addresses of the nodes for which the round of `version` waits.
-
-    Where all active nodes rest, it waits for all: else each round would last until its deadline.
-    """
-    active = [node for node in nodes if node.active]
-    return [n.address for n in active if n.is_awaited(version, now)] or [n.address for n in active]

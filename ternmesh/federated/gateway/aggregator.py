@@ -39,13 +39,7 @@ from ternmesh.timers import NETWORK_TIMERS, Backoff, earliest
 from ternmesh.wire import control, fragments
 from ternmesh.wire.control import Announce, Hello, Receipt, Refusal, Silent, Welcome
 from ternmesh.wire.frame import DOWN, UNASSIGNED, open_seal
-from ternmesh.wire.global_update import (
-    Counted,
-    GlobalSnapshot,
-    GlobalUpdate,
-    read_object,
-    split_certificate,
-)
+from ternmesh.wire.global_update import Counted, GlobalUpdate, read_object, split_certificate
 from ternmesh.wire.update import (
     CHUNK_KIND,
     MANIFEST_KIND,
@@ -79,14 +73,9 @@ class CollectedUpdates:
         self._plan = plan
         self._model = model_hash[:MODEL_SIZE]
         self._round = round_number
-        self._expected = expected
+        self.expected = expected
         self._held: dict[int, _HeldUpdate] = {}  # by address
         self.passed: dict[int, str] = {}  # boards whose update passes unchanged, or is silent
-
-    @property
-    def next_expected(self) -> Collection[str]:
-        """The boards that the next round waits for; the same ones if this round heard nobody."""
-        return self.heard or self._expected
 
     @property
     def whole(self) -> dict[int, UpdateReassembler]:
@@ -97,7 +86,7 @@ class CollectedUpdates:
     def is_whole(self) -> bool:
         """Whether nothing more is expected of any board."""
         settled = {self._held[address].board for address in self.whole}
-        return settled.union(self.passed.values()) >= self.heard.union(self._expected)
+        return settled.union(self.passed.values()) >= self.heard.union(self.expected)
 
     def hold(self, address: int, board: str, body: bytes, frame: bytes) -> None:
         """Keep a frame; after a WireError the update should pass unchanged."""
@@ -392,7 +381,8 @@ class GatewayAggregator:
     def _reach(self, version: int) -> None:
         if version > self.version and self.plan is not None and self._collected is not None:
             self.version = version
-            self._new_round(self.plan, self._collected.next_expected)
+            # Where this round heard nobody, the next one waits for the same boards.
+            self._new_round(self.plan, self._collected.heard or self._collected.expected)
             self._events.append(VersionReached(version))
 
     def _receipt(self, message: Receipt) -> None:
@@ -406,12 +396,19 @@ class GatewayAggregator:
             self._resend.stop()
 
     def _read_object(self, content: bytes, address: int) -> None:
-        """Settle by a global update, or by a global snapshot for the node of `address`."""
+        """Settle by the next global update, or by a global snapshot for the node of `address`.
+
+        A later snapshot for a contributor has the last counted entry of that node, and no newer
+        global update has passed since the partial aggregate.
+        """
         step = read_object(split_certificate(content)[0], self.residual.size)
         if step.model != self._model_hash[:MODEL_SIZE]:
             return
-        if self.pending is not None and _is_settled_by(step, self.pending, address):
-            self._settle(self.pending, step.counted)
+        if self.pending is not None:
+            rounds = step.version - self.pending.round
+            is_for_contributor = rounds > 0 and address in self.pending.rows
+            if rounds == 1 if isinstance(step, GlobalUpdate) else is_for_contributor:
+                self._settle(self.pending, step.counted)
         self._reach(step.version)
 
     def _settle(self, partial_aggregate: PartialAggregate, counted: Iterable[Counted]) -> None:
@@ -425,19 +422,6 @@ class GatewayAggregator:
         self.pending = None
         self._resend.stop()
         self._events.append(PartialAggregateSettled(self.residual, row is not None))
-
-
-def _is_settled_by(
-    step: GlobalUpdate | GlobalSnapshot, partial_aggregate: PartialAggregate, address: int
-) -> bool:
-    """Whether an object tells if a partial aggregate was counted.
-
-    The next global update does. So does a later global snapshot for a contributor: it has the last
-    counted entry of that node, and no newer global update has passed since the partial aggregate.
-    """
-    if isinstance(step, GlobalUpdate):
-        return step.version == partial_aggregate.round + 1
-    return step.version > partial_aggregate.round and address in partial_aggregate.rows
 
 
 def _push(queue: deque[Group], peer: str, frames: list[bytes]) -> None:
