@@ -14,11 +14,11 @@ from ternmesh.wire import control
 from ternmesh.wire.activation import ANSWER, ASK, GRADIENT_DOWN, Activation
 from ternmesh.wire.control import FINISHED, GATHERING
 from ternmesh.wire.frame import UNASSIGNED, Header, seal_open
+from tests.ternmesh.federated.conftest import Keys
 from tests.ternmesh.split.split_wire import (
     MODEL,
     PLAN,
     RUN,
-    Keys,
     add_board,
     make_wire,
     micro_batch,

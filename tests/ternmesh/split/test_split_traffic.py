@@ -22,11 +22,11 @@ from ternmesh.wire.activation import (
     write_activation,
 )
 from ternmesh.wire.frame import UNASSIGNED, Header, seal_open, suite_of
+from tests.ternmesh.federated.conftest import Keys
 from tests.ternmesh.split.split_wire import (
     MODEL,
     PLAN,
     RUN,
-    Keys,
     gradient,
     make_wire,
     micro_batch,
