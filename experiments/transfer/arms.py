@@ -163,6 +163,7 @@ class Run:
         received = torch.from_numpy(to_probabilities(labels.rows))
         truth = functional.one_hot(self.target[self.split.probe], classes).float()
         targets = {"fp32": logits.softmax(1), "packet": received, "true_labels": truth}
+        targets["hard_labels"] = functional.one_hot(received.argmax(1), classes).float()
         if not self.pair.is_long:
             published = random_hypervectors(hidden)
             bundled = prototypes(published, to_probabilities(units))

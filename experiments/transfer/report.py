@@ -17,6 +17,7 @@ ARMS = {
     "few": "its few labels alone",
     "self_training": "few labels and probe set, no teacher",
     "packet": "by packet (soft labels)",
+    "hard_labels": "by packet, had it the teacher's best class alone",
     "half_lost": "by packet, half of its frames lost",
     "relational": "by packet with hypervectors",
     "structure": "by similarities of hypervectors alone, no labels",

@@ -86,7 +86,7 @@ def test_one_transfer_has_all_arms(tmp_path: Path, monkeypatch: Any) -> None:
     pair: Pair = PAIRS["digits-mlp"]
     found = arms.Run(pair, 0, tmp_path, tmp_path, shown.append).all()
     student = found["student"]
-    arms_of_all = {"before", "few", "self_training", "packet", "fp32", "true_labels", "half_lost",
+    arms_of_all = {"before", "few", "self_training", "packet", "fp32", "true_labels", "hard_labels", "half_lost",
                    "relational", "structure", "hypervectors", "published_hypervectors",
                    "prototypes", "board", "board_trained"}  # fmt: skip
     assert arms_of_all <= set(student)
