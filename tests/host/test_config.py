@@ -129,11 +129,6 @@ def test_own_samples_allow_the_rule_of_trust(read, tmp_path):
         run_host(config, threading.Event(), insecure=True)
 
 
-def test_a_file_that_is_not_there_is_a_sentence(tmp_path):
-    with pytest.raises(ConfigError, match=r"nowhere\.toml cannot be read"):
-        read_host_config(tmp_path / "nowhere.toml")
-
-
 def test_a_plan_that_no_frame_can_carry_is_a_sentence():
     config = HostConfig("state", "keyword", link=cast(Any, None))
     with pytest.raises(ConfigError, match=r"\[run\] does not fit this model: up_span is"):

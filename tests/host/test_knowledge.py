@@ -16,17 +16,11 @@ from host.config import HostConfig, read_host_config
 from host.groups import read_groups, run_groups
 from host.knowledge import GroupKnowledge, KnowledgeExchange, Teaching, judge
 from ternmesh.config import ConfigError
-from ternmesh.federated.events import WorkReady
-from ternmesh.federated.host import HostProtocol
-from ternmesh.federated.joining import NodeSettings
 from ternmesh.federated.knowledge import KnowledgeReceiver
-from ternmesh.federated.node import NodeProtocol
-from ternmesh.federated.state import HostSettings, new_host_state, new_node_state
-from ternmesh.plan import make_plan
 from ternmesh.wire.control import FINISHED, OPEN
 from ternmesh.wire.knowledge import Topic
-from transports.driver import Driver
-from transports.loopback import LoopbackHub
+from ternmesh_store.state_file import StateFile
+from tests.host.test_service import Bench
 
 TOPIC = Topic(1, 2)
 ROWS, CLASSES = 120, 4
@@ -103,19 +97,17 @@ def test_what_was_sent_before_a_restart_is_not_sent_again() -> None:
     assert again.turn(coordinator(6)) != []
 
 
-def test_a_model_that_fails_teaches_nothing_and_ends_nothing() -> None:
-    exchange = KnowledgeExchange()
-    broken = Teaching("own", exchange, Says(0.7), 2)
-    broken._predictions.found = np.full((ROWS, CLASSES), np.nan)  # type: ignore[attr-defined]
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        ({"return_value": np.full((ROWS, CLASSES), np.nan)}, "NaN"),
+        ({"side_effect": MemoryError("too little")}, "too little"),
+    ],
+)
+def test_a_model_that_fails_teaches_nothing_and_ends_nothing(answer: Any, why: str) -> None:
+    broken = Teaching("own", KnowledgeExchange(), Mock(topic=TOPIC, **answer), 2)
     assert broken.turn(coordinator(2)) == []
-    assert "NaN" in broken.remarks["own"]
-
-
-def test_too_little_memory_for_its_model_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = Teaching("own", KnowledgeExchange(), Says(0.7), 2)
-    monkeypatch.setattr(Says, "__call__", Mock(side_effect=MemoryError("too little")))
-    assert broken.turn(coordinator(2)) == []
-    assert "too little" in broken.remarks["own"]
+    assert why in broken.remarks["own"]
 
 
 def test_a_teacher_without_reports_is_as_good_as_the_student() -> None:
@@ -159,17 +151,8 @@ def test_only_boards_that_train_make_a_group_trusted() -> None:
     exchange = KnowledgeExchange()
     exchange.publish("other", known(0.7))
     Teaching("own", exchange, Says(0.99), 2).turn(coordinator(2, weight=0.5))
-    assert exchange._known["own"].trust == 0.5
-
-
-def test_a_group_with_another_probe_set_does_not_disturb_the_others() -> None:
-    exchange = KnowledgeExchange()
-    exchange.publish("own", known(0.7))
-    exchange.publish("other", GroupKnowledge(Topic(9, 9), np.ones((7, 2)) / 2, 0.9, 1.0))
-    exchange.publish("good", known(0.99))
-    taught = exchange.taught("own")
-    np.testing.assert_allclose(_labels(exchange), labels(0.99), atol=1e-6)
-    assert "probe set" in taught.remarks["other"]
+    mixed: Any = 0.5 * labels(0.99, 99) + 0.5 * labels(0.7)
+    np.testing.assert_allclose(exchange.taught("other").labels, mixed, atol=1e-6)
 
 
 def test_a_group_that_is_ahead_waits() -> None:
@@ -226,6 +209,7 @@ def two_groups(tmp_path: Path, _named_models: None) -> HostConfig:
         ({"link": '{url = "mqtt://h", fleet = "a"}', "model": '"other"'}, "link"),
         ({"knowledge": "", "model": '"other"'}, "knowledge"),
         ({"run": '{groups = ["b.toml"]}', "model": '"other"'}, "groups itself"),
+        ({"run": '{groups = ["b.toml"]}', "knowledge": ""}, "probe set"),
         ({}, "the model keyword"),
     ],
 )
@@ -236,11 +220,6 @@ def test_groups_that_do_not_fit_are_refused(
     write(tmp_path, "b", **changes)
     with pytest.raises(ConfigError, match=why):
         read_groups(read_host_config(path))
-
-
-def test_groups_need_a_probe_set(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="probe set"):
-        read_host_config(write(tmp_path, "a", run='{groups = ["b.toml"]}', knowledge=""))
 
 
 def test_the_error_of_one_group_ends_all(two_groups: HostConfig, monkeypatch: Any) -> None:
@@ -301,64 +280,18 @@ def test_groups_have_one_probe_set_and_the_same_classes(
         run_groups(two_groups, threading.Event(), lambda model, _: Says(0.9, found[model.name]))
 
 
-class Fleet:
-    """A host and one node over a loopback."""
-
-    def __init__(self) -> None:
-        self.now, hub, model = 1000.0, LoopbackHub(), bytes(range(32))
-        plan = make_plan(200, rounds=4, local_steps=1, learning_rate=0.1)
-        settings, state = HostSettings(1, 60.0), new_host_state(200)
-        self.host = HostProtocol(
-            plan=plan, settings=settings, model_hash=model, run=b"a run   ", state=state
-        )
-        rng, own = np.random.default_rng(0), new_node_state(200)
-        self.node = NodeProtocol(NodeSettings("ada", model, b"instance"), own, samples=10, rng=rng)
-        ends = (self.host, hub.host()), (self.node, hub.node("ada"))
-        self.drivers: list[Driver[Any]] = []
-        for endpoint, end in ends:
-            self.drivers.append(Driver(endpoint, end, lambda: self.now))
-            end.open()
-            endpoint.start(self.now)
-
-    def settle(self) -> int:
-        """Answer all that is asked; the version of the host."""
-        while any([driver.poll(0.0, self._note, lambda: None) for driver in self.drivers]):
-            pass
-        return self.host.version
-
-    def _note(self, event: object) -> None:
-        if isinstance(event, WorkReady):
-            self.node.submit(event.round, np.ones(200, np.float32), self.now)
-
-
-def test_a_held_round_stays_open_until_its_deadline() -> None:
-    fleet = Fleet()
-    fleet.host.hold(True, fleet.now)
-    assert fleet.settle() == 0
-    fleet.now += 61
-    assert fleet.settle() == 1
-    fleet.host.hold(False, fleet.now)
-    assert fleet.settle() == 4
-
-
-def test_a_released_round_closes_at_once() -> None:
-    fleet = Fleet()
-    fleet.host.hold(True, fleet.now)
-    assert fleet.settle() == 0
-    fleet.host.hold(False, fleet.now)
-    assert fleet.settle() > 0
-
-
-def test_the_boards_of_a_run_are_active_and_may_train(monkeypatch: pytest.MonkeyPatch) -> None:
-    host = Fleet().host
+def test_a_held_round_closes_at_its_deadline_or_when_it_is_released(tmp_path: Path) -> None:
+    bench = Bench(StateFile(tmp_path))
+    host = bench.service.protocol
     assert [*host.boards] == []
-    fleet = Fleet()
-    fleet.settle()
-    [board] = fleet.host.boards
-    assert board.name == "ada"
-    monkeypatch.setattr(board, "active", False)
-    assert [*fleet.host.boards] == []
-    monkeypatch.undo()
-    assert [*fleet.host.boards] == [board]
-    monkeypatch.setattr(fleet.host.channel.authenticator, "may_train", lambda _name: False)
-    assert [*fleet.host.boards] == []
+    host.hold(True, bench.now)
+    bench.meet("ada", "bob")
+    assert [board.name for board in host.boards] == ["ada", "bob"]
+    assert host.version == 0
+    bench.now += 61
+    bench.settle()
+    assert host.version == 1
+    host.hold(False, bench.now)
+    bench.settle()
+    assert host.version == 3
+    bench.state.close()
