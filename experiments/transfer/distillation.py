@@ -64,12 +64,11 @@ def learn(
     generator: torch.Generator,
     *,
     augment: Augment | None = None,
-    report: Callable[[int, float], None] | None = None,
 ) -> None:
     """Train the parameters of `module` that require a gradient, in place.
 
     `module` has the methods `hidden(*inputs)` [batch, features] and `head(hidden)`, its logits.
-    `augment` changes the first input. `report` gets each step and its loss.
+    `augment` changes the first input.
     """
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     optimiser = torch.optim.AdamW(
@@ -79,7 +78,7 @@ def learn(
         optimiser, settings.learning_rate, total_steps=settings.steps, pct_start=WARM_UP
     )
     module.train()
-    for step in range(settings.steps):
+    for _ in range(settings.steps):
         drawn = torch.multinomial(
             lesson.weights, settings.batch, replacement=True, generator=generator
         )
@@ -97,8 +96,6 @@ def learn(
         nn.utils.clip_grad_norm_(trained, GRADIENT_NORM_MAX)
         optimiser.step()
         schedule.step()
-        if report is not None:
-            report(step + 1, loss.item())
     module.eval()
 
 

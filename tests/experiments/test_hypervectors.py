@@ -31,10 +31,6 @@ def test_both_encodings_keep_the_similarities() -> None:
     assert correlation(hidden, learned_hypervectors(hidden, 16)) > 0.85
 
 
-def test_seven_of_ten_trits_are_zero() -> None:
-    assert abs((random_hypervectors(clusters()[0]) == 0).mean() - 0.7) < 0.01
-
-
 def test_the_seed_gives_the_projection() -> None:
     hidden = clusters()[0][:3]
     assert (random_hypervectors(hidden, 64) == random_hypervectors(hidden, 64)).all()

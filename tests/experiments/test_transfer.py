@@ -86,9 +86,9 @@ def test_one_transfer_has_all_arms(tmp_path: Path, monkeypatch: Any) -> None:
     pair: Pair = PAIRS["digits-mlp"]
     found = arms.Run(pair, 0, tmp_path, tmp_path, shown.append).all()
     student = found["student"]
-    arms_of_all = {"before", "few", "self_training", "packet", "fp32", "true_labels", "hard_labels", "half_lost",
-                   "relational", "structure", "hypervectors", "published_hypervectors",
-                   "prototypes", "board", "board_trained"}  # fmt: skip
+    arms_of_all = {"before", "few", "self_training", "packet", "fp32", "true_labels", "half_lost",
+                   "hard_labels", "relational", "structure", "hypervectors",
+                   "published_hypervectors", "prototypes", "board", "board_trained"}  # fmt: skip
     assert arms_of_all <= set(student)
     assert student["board"] == pytest.approx(student["packet"])  # onnxruntime agrees with torch
     assert found["bytes"]["labels"] < found["bytes"]["labels_radio"] < 27_000

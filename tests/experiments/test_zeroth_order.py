@@ -30,15 +30,6 @@ def adapter_of(keyword: LoadedModel) -> np.ndarray:
     return vector
 
 
-def test_seed_adapter_and_probe_choose_the_directions() -> None:
-    starts = np.zeros(18, np.float32), np.full(18, 1e-6, np.float32)
-    made = [z for seed in (b"a", b"b") for at in starts for z in directions(seed, at, 2)]
-    assert len({z.tobytes() for z in made}) == 8
-    assert set(np.concatenate(made)) == {-1.0, 1.0}
-    again = [z for seed in (b"a", b"b") for at in starts for z in directions(seed, at, 2)]
-    np.testing.assert_array_equal(again, made)
-
-
 def test_the_slopes_alone_make_the_estimate_again(keyword: LoadedModel) -> None:
     at, batch, step = adapter_of(keyword), batch_of(keyword), step_of(keyword, 2)
     loss, slopes = step.project(at, batch)
