@@ -6,9 +6,8 @@ for a fleet works for it. Groups run in threads that share nothing but what they
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,24 +24,18 @@ OpenPredictions = Callable[[Path, HostKnowledgeConfig], Predictions]
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
-    """A group by the name of its model."""
+def read_groups(config: HostConfig) -> dict[str, HostConfig]:
+    """The group of the settings themselves, and those that `run.groups` names; ConfigError.
 
-    name: str
-    config: HostConfig
-
-
-def read_groups(config: HostConfig) -> list[Group]:
-    """The group of the settings themselves, and those that `run.groups` names; ConfigError."""
+    They go by the names of their models.
+    """
     configs = [config, *(read_host_config(Path(path)) for path in config.run.groups)]
-    groups = [Group(load_model_package(one.model).name, one) for one in configs]
     for one in configs[1:]:
         if one.run.groups:
             raise ConfigError("a file that run.groups names must not name groups itself")
         if one.knowledge.path is None:
             raise ConfigError("each file of run.groups needs [knowledge] with the path of a file")
-    names = [group.name for group in groups]
+    names = [load_model_package(one.model).name for one in configs]
     if twice := {name for name in names if names.count(name) > 1}:
         raise ConfigError(f"two groups have the model {min(twice)}: put their boards in one group")
     keys = [one.security.path(Path(one.state_dir)).resolve() for one in configs]
@@ -53,7 +46,7 @@ def read_groups(config: HostConfig) -> list[Group]:
     ):
         if len(set(values)) < len(values):
             raise ConfigError(f"two groups have the same {what}: give each its own")
-    return groups
+    return dict(zip(names, configs, strict=True))
 
 
 def run_groups(
@@ -65,11 +58,11 @@ def run_groups(
     """
     groups, exchange = read_groups(config), KnowledgeExchange()
     _check_probe_sets(groups, open_predictions)
-    parts = PartsState([group.name for group in groups])
+    parts = PartsState([*groups])
     errors: list[Exception] = []
 
-    def host(group: Group) -> None:
-        settings, manager = group.config.knowledge, PartManager(group.name, parts)
+    def host(name: str, config: HostConfig) -> None:
+        settings, manager = config.knowledge, PartManager(name, parts)
 
         def make_teaching(model: Path) -> Teaching | None:
             try:
@@ -77,19 +70,18 @@ def run_groups(
             except ConfigError as error:
                 # A released model, as the others were checked. It must not end the other groups.
                 _log.error("this group is not taught and does not teach from now on: %s", error)
-                exchange.forget(group.name)
+                exchange.forget(name)
                 return None
-            every = settings.every_rounds
-            return Teaching(group.name, exchange, predictions, every, manager.beat)
+            return Teaching(name, exchange, predictions, settings.every_rounds, manager.beat)
 
         try:
-            run_host(group.config, stop, make_teaching=make_teaching, manager=manager, **options)
+            run_host(config, stop, make_teaching=make_teaching, manager=manager, **options)
         except Exception as error:  # noqa: BLE001  (raised again in the main thread)
             errors.append(error)
             stop.set()
 
-    threads = [threading.Thread(target=host, args=(one,), name=one.name) for one in groups]
-    with _names_in_log([group.name for group in groups]):
+    threads = [threading.Thread(target=host, args=row, name=row[0]) for row in groups.items()]
+    with _names_in_log(groups):
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -99,7 +91,7 @@ def run_groups(
 
 
 @contextmanager
-def _names_in_log(names: Sequence[str]) -> Iterator[None]:
+def _names_in_log(names: Collection[str]) -> Iterator[None]:
     """Begin each line of the log with the name of the group in whose thread it was written."""
 
     def add_name(record: logging.LogRecord) -> bool:
@@ -117,17 +109,17 @@ def _names_in_log(names: Sequence[str]) -> Iterator[None]:
             handler.removeFilter(add_name)
 
 
-def _check_probe_sets(groups: Sequence[Group], open_predictions: OpenPredictions) -> None:
+def _check_probe_sets(groups: Mapping[str, HostConfig], open_predictions: OpenPredictions) -> None:
     """ConfigError unless all groups have the same probe set and classes."""
     topics = {}
-    for group in groups:
-        folder = package_folder(group.config.model)
+    for name, config in groups.items():
         try:
-            topics[group.name] = open_predictions(folder, group.config.knowledge).topic
+            topics[name] = open_predictions(package_folder(config.model), config.knowledge).topic
         except ConfigError as error:
-            raise ConfigError(f"group {group.name}: {error}") from error
-    first = topics[groups[0].name]
+            raise ConfigError(f"group {name}: {error}") from error
+    first = next(iter(topics))
     for name, topic in topics.items():
-        if topic != first:
-            what = "probe set in [knowledge]" if topic.probe != first.probe else "classes"
-            raise ConfigError(f"group {name} has other {what} than group {groups[0].name}")
+        if topic != topics[first]:
+            is_probe = topic.probe != topics[first].probe
+            what = "probe set in [knowledge]" if is_probe else "classes"
+            raise ConfigError(f"group {name} has other {what} than group {first}")

@@ -331,13 +331,6 @@ def _own_training(
     return open_samples(model, config.own_samples, plan)
 
 
-def _check_aggregates(config: HostConfig, *, insecure: bool) -> None:
-    if config.run.partial_aggregates and not insecure:
-        raise ConfigError(
-            "run.partial_aggregates needs --insecure: sealed updates cannot be added up yet"
-        )
-
-
 def _host_model(
     config: HostConfig,
     stop: threading.Event,
@@ -358,7 +351,10 @@ def _host_model(
     teaching = make_teaching(model) if make_teaching else None
     state = StateFile(Path(config.state_dir))
     keyring = choose_keyring(state, config.security, config.link, insecure=insecure)
-    _check_aggregates(config, insecure=insecure)
+    if config.run.partial_aggregates and not insecure:
+        raise ConfigError(
+            "run.partial_aggregates needs --insecure: sealed updates cannot be added up yet"
+        )
     store = HostStore(state, settings.chain_max)
     transport = make_transport(config.link, HOST, state, hop_keys(keyring, HOST))
     # A damaged run is given up only with --new-run: all nodes would follow the new one.

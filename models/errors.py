@@ -15,6 +15,14 @@ _OPERATOR_PATTERNS = (
     r"OpOverload\(op='([\w.:]+)'",  # torch.onnx has no translation
     r"implementation for ([\w.:]+)",  # onnxruntime has no kernel
 )
+_ADVICE = {  # words of an exporter's error, and what to do about it
+    "data-dependent": "it has data-dependent control flow or sizes (if, while, .item(), a mask as "
+    "an index), so use torch.where instead",
+    "inferred ranges": "its code fixes the size of the batch (a loop over the samples, a size as a "
+    "number), so compute the whole batch at once",
+    "same dtype": "the types of the example batch and of the weights differ, so convert the batch "
+    "with .float()",
+}
 
 
 class ExportError(TernmeshError):
@@ -48,20 +56,8 @@ def _sentence(what: str, error: BaseException) -> str:
                     f"{what} cannot be exported: onnxruntime has no operator for {match[1]}, "
                     "so use another layer or function in its place"
                 )
-        if "data-dependent" in text:
-            return (
-                f"{what} cannot be exported: it has data-dependent control flow or sizes (if, "
-                "while, .item(), a mask as an index), so use torch.where instead"
-            )
-        if "inferred ranges" in text:
-            return (
-                f"{what} cannot be exported: its code fixes the size of the batch (a loop over the "
-                "samples, a size as a number), so compute the whole batch at once"
-            )
-        if "same dtype" in text:
-            return (
-                f"{what} cannot be exported: the types of the example batch and of the weights "
-                "differ, so convert the batch with .float()"
-            )
+        for words, advice in _ADVICE.items():
+            if words in text:
+                return f"{what} cannot be exported: {advice}"
     reason = next((line for line in chain[-1].splitlines() if line.strip()), type(error).__name__)
     return f"{what} cannot be exported: {reason.strip()}"

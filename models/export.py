@@ -60,7 +60,7 @@ _TRAINED_APART = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase)
 _log = logging.getLogger(__name__)
 
 Tensors = tuple[torch.Tensor, ...]
-Arrays = Sequence[NDArray[np.generic]]
+Array = NDArray[np.generic]
 Loss = Callable[..., torch.Tensor]
 
 
@@ -122,15 +122,10 @@ def export(
         files={file: hashlib.sha256(data).hexdigest() for file, data in contents.items()},
         labels=tuple(labels),
     )
-    _write(Path(folder), {**contents, DESCRIPTION: _described(package)})
-    return package
-
-
-def _described(package: ModelPackage) -> bytes:
-    """The description, checked as a board does it: the labels are the caller's."""
     description = write_model_package(package)
-    read_model_package(description)
-    return description
+    read_model_package(description)  # as a board checks it: the labels are the caller's
+    _write(Path(folder), {**contents, DESCRIPTION: description})
+    return package
 
 
 def _write(folder: Path, contents: Mapping[str, bytes]) -> None:
@@ -317,12 +312,8 @@ def _check_forward(graph: bytes, module: nn.Module, adapter: Adapter, inputs: Te
     for batch in (inputs, single):
         with torch.no_grad():
             expected = _as_tuple(torch.func.functional_call(module, random, batch))
-        feed = {
-            value.name: tensor.numpy()
-            for value, tensor in zip(session.get_inputs(), batch, strict=True)
-        }
-        feed |= {name: tensor.numpy() for name, tensor in random.items()}
-        _compare(FORWARD, session.run(None, feed), expected)
+        feed = {name: tensor.numpy() for name, tensor in random.items()}
+        _compare(FORWARD, session.run(None, feed | _feed(session, batch)), expected)
 
 
 def _check_train_step(
@@ -331,11 +322,12 @@ def _check_train_step(
     session = _session(graph)
     arguments = (_random_vector(adapter), *batch)
     expected = tuple(tensor.detach() for tensor in step(*arguments))
-    feed = {
-        value.name: tensor.numpy()
-        for value, tensor in zip(session.get_inputs(), arguments, strict=True)
-    }
-    _compare(TRAIN_STEP, session.run(None, feed), expected)
+    _compare(TRAIN_STEP, session.run(None, _feed(session, arguments)), expected)
+
+
+def _feed(session: onnxruntime.InferenceSession, tensors: Tensors) -> dict[str, Array]:
+    names = (value.name for value in session.get_inputs())
+    return {name: tensor.numpy() for name, tensor in zip(names, tensors, strict=True)}
 
 
 def _random_vector(adapter: Adapter) -> torch.Tensor:
@@ -344,7 +336,7 @@ def _random_vector(adapter: Adapter) -> torch.Tensor:
     return vector + 0.05 * torch.randn(vector.shape, generator=generator)
 
 
-def _compare(file: str, actual: Arrays, expected: Tensors) -> None:
+def _compare(file: str, actual: Sequence[Array], expected: Tensors) -> None:
     for array, tensor in zip(actual, expected, strict=True):
         difference = float(np.linalg.norm((array - tensor.numpy()).ravel()))
         error = difference / max(float(tensor.norm()), TINY)

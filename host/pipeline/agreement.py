@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from host.pipeline.errors import PipelineError
+from host.pipeline.config import PipelineError
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]

@@ -9,7 +9,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from host.pipeline.errors import PipelineError
+from host.pipeline.config import PipelineError
 
 KEPT = 2
 

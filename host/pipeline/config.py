@@ -10,6 +10,7 @@ from typing import Any
 
 from models.bottleneck.config import BITS, BottleneckConfig, OptimizerConfig, Shape
 from ternmesh.config import ConfigError, choices, limits, read_table
+from ternmesh.errors import TernmeshError
 from ternmesh_service.config_file import DESCRIPTION_MAX, PATH, read_config_file
 from ternmesh_store.files import read_file
 
@@ -30,6 +31,10 @@ CHANGEABLE = (
     "timeout_s",
     "restarts_max",
 )
+
+
+class PipelineError(TernmeshError):
+    """Ranks, checkpoints or texts do not fit together; a restart cannot help, and all ranks end."""
 
 
 @dataclass(frozen=True, slots=True)

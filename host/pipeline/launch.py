@@ -15,8 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from host.pipeline.config import PipelineConfig
-from host.pipeline.errors import PipelineError
+from host.pipeline.config import PipelineConfig, PipelineError
 from host.pipeline.report import PROGRESS, parse
 
 POLL_S = 0.5

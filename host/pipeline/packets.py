@@ -7,8 +7,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from host.pipeline.config import ReplicasConfig
-from host.pipeline.errors import PipelineError
+from host.pipeline.config import PipelineError, ReplicasConfig
 from ternmesh.codec.scale import SCALE_MAX
 from ternmesh.errors import WireError
 from ternmesh.federated.aggregation import update_delta_q24

@@ -10,8 +10,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[attr-defined]
 
 from host.pipeline import agreement
-from host.pipeline.config import PipelineConfig
-from host.pipeline.errors import PipelineError
+from host.pipeline.config import PipelineConfig, PipelineError
 from host.pipeline.launch import hold
 from host.pipeline.replicas import Peers
 from host.pipeline.train import RankContext, StageTrainer

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroupGloo, Store  # type: ignore[attr-defined]
 
-from host.pipeline.config import PipelineConfig
-from host.pipeline.errors import PipelineError
+from host.pipeline.config import PipelineConfig, PipelineError
 from host.pipeline.packets import DeltaQ24, Packets
 from host.pipeline.vector import StageVector
 from models.bottleneck.shared_subspace import SharedSubspace

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from host.pipeline.errors import PipelineError
+from host.pipeline.config import PipelineError
 from ternmesh_store.files import open_regular
 
 Bytes = npt.NDArray[Any]  # uint8, or int32 where there is a tokenizer

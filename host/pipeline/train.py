@@ -15,9 +15,8 @@ from torch.profiler import profile, schedule
 
 from host.pipeline.agreement import check_agreement, gather
 from host.pipeline.checkpoint import Checkpoints, common_step, copy_into
-from host.pipeline.config import PipelineConfig
+from host.pipeline.config import PipelineConfig, PipelineError
 from host.pipeline.engine import Engine, gather_numbers
-from host.pipeline.errors import PipelineError
 from host.pipeline.replicas import Peers, Replica
 from host.pipeline.report import Progress
 from host.pipeline.texts import read_texts, tokenizer

@@ -51,7 +51,6 @@ class SplitStage(Protocol):
     `host.split.stage.TorchStage`, which needs torch, implements and documents the methods.
     """
 
-    gathered: int
     steps: int
 
     def predict(self, values: Values) -> Values: ...

@@ -135,23 +135,20 @@ class SpaceConfig:
 
 def add_space(module: nn.Module, config: SpaceConfig) -> Adapter:
     """Freeze `module` and add the space to it, in place; ValueError where it does not fit."""
-    adapter = _add_layers(module, config)
-    return adapter + train_whole(module, config.whole) if config.whole else adapter
-
-
-def _add_layers(module: nn.Module, config: SpaceConfig) -> Adapter:
     layers, rank, alpha, seed = config.layers, config.rank, config.alpha, config.seed
     match config.space:
         case "lora":
-            return add_lora(module, layers, rank=rank, alpha=alpha, seed=seed)
+            adapter = add_lora(module, layers, rank=rank, alpha=alpha, seed=seed)
         case "lora_b":
-            return add_lora_b(module, layers, rank=rank, alpha=alpha, seed=seed)
+            adapter = add_lora_b(module, layers, rank=rank, alpha=alpha, seed=seed)
         case "cores":
-            return add_cores(module, layers, rank=rank, alpha=alpha)
+            adapter = add_cores(module, layers, rank=rank, alpha=alpha)
         case "one_vector":
-            return add_one_vector(
+            adapter = add_one_vector(
                 module, layers, rank=rank, alpha=alpha, length=config.length, seed=seed
             )
         case "scale_shift":
-            return add_scale_shift(module, layers)
-    raise ValueError(f"space is {config.space!r}: it must be one of {', '.join(SPACES)}")
+            adapter = add_scale_shift(module, layers)
+        case other:
+            raise ValueError(f"space is {other!r}: it must be one of {', '.join(SPACES)}")
+    return adapter + train_whole(module, config.whole) if config.whole else adapter

@@ -18,8 +18,7 @@ from host.pipeline import agreement
 from host.pipeline.__main__ import main
 from host.pipeline.agreement import check_agreement
 from host.pipeline.checkpoint import Checkpoints, common_step
-from host.pipeline.config import read_pipeline_config
-from host.pipeline.errors import PipelineError
+from host.pipeline.config import PipelineError, read_pipeline_config
 from host.pipeline.launch import Ranks
 from host.pipeline.rank import build
 from host.pipeline.report import PROGRESS, Progress, line

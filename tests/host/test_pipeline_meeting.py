@@ -16,8 +16,7 @@ from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-define
 
 from host.pipeline import agreement
 from host.pipeline.checkpoint import Checkpoints
-from host.pipeline.config import read_pipeline_config
-from host.pipeline.errors import PipelineError
+from host.pipeline.config import PipelineError, read_pipeline_config
 from host.pipeline.launch import Ranks, command, hold
 from host.pipeline.rank import choose_device
 from tests.host.pipeline_ranks import reports, write_config

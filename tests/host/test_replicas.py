@@ -13,8 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from host.pipeline.config import PipelineConfig, ReplicasConfig, read_pipeline_config
-from host.pipeline.errors import PipelineError
+from host.pipeline.config import PipelineConfig, PipelineError, ReplicasConfig, read_pipeline_config
 from host.pipeline.packets import Packets
 from host.pipeline.replicas import GLOBAL, Replica
 from host.pipeline.report import line

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from host.pipeline import launch
-from host.pipeline.config import PipelineConfig, ReplicasConfig
-from host.pipeline.errors import PipelineError
+from host.pipeline.config import PipelineConfig, PipelineError, ReplicasConfig
 from models.bottleneck.config import Shape
 from ternmesh_cli import process
 from ternmesh_cli.main import main
