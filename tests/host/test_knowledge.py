@@ -152,7 +152,8 @@ def test_only_boards_that_train_make_a_group_trusted() -> None:
     exchange.publish("other", known(0.7))
     Teaching("own", exchange, Says(0.99), 2).turn(coordinator(2, weight=0.5))
     mixed: Any = 0.5 * labels(0.99, 99) + 0.5 * labels(0.7)
-    np.testing.assert_allclose(exchange.taught("other").labels, mixed, atol=1e-6)
+    found: Any = exchange.taught("other").labels
+    np.testing.assert_allclose(found, mixed, atol=1e-6)
 
 
 def test_a_group_that_is_ahead_waits() -> None:

@@ -101,7 +101,7 @@ class Bench:
     def submit_all(self) -> None:
         """Each board trains for the round that is open."""
         for driver in self.nodes.values():
-            Bench.work(self, driver, WorkReady(driver.endpoint.version))
+            Bench.work(self, driver, WorkReady(cast(NodeProtocol, driver.endpoint).version))
 
     def settle(self) -> None:
         """Poll until nothing is left to do before the clock goes on."""
