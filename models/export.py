@@ -122,16 +122,16 @@ def export(
         files={file: hashlib.sha256(data).hexdigest() for file, data in contents.items()},
         labels=tuple(labels),
     )
-    description = write_model_package(package)
-    read_model_package(description)  # as a board checks it: the labels are the caller's
-    _write(Path(folder), {**contents, DESCRIPTION: description})
+    _write(Path(folder), package, contents)
     return package
 
 
-def _write(folder: Path, contents: Mapping[str, bytes]) -> None:
+def _write(folder: Path, package: ModelPackage, contents: Mapping[str, bytes]) -> None:
+    description = write_model_package(package)
+    read_model_package(description)  # as a board checks it: the labels are the caller's
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for file, data in contents.items():
+        for file, data in {**contents, DESCRIPTION: description}.items():
             (folder / file).write_bytes(data)
     except OSError as error:
         raise ExportError(f"cannot write the model package: {error}") from error
