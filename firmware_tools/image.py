@@ -56,8 +56,8 @@ def text_of(version: Version) -> str:
 
 def read_version(text: str) -> Version | None:
     """The version in a text like 1.2.3; None for another text."""
-    found = _VERSION.match(text)
-    return (int(found[1]), int(found[2]), int(found[3])) if found else None
+    match = _VERSION.match(text)
+    return (int(match[1]), int(match[2]), int(match[3])) if match else None
 
 
 def write_image(image: Image) -> bytes:

@@ -56,7 +56,7 @@ class LinkConfig:
 
     def bearers(self) -> dict[str, "LinkConfig"]:
         """Each bearer's own table by name, in order of preference; ConfigError."""
-        found = {
+        bearers = {
             MAIN: replace(
                 self, also={}, multipath=False, gateway="", radios=False, relay={}, service=COMPLETE
             )
@@ -70,8 +70,8 @@ class LinkConfig:
             for key in ("also", "multipath", "gateway", "radios", "relay", "service"):
                 if key in table:
                     raise ConfigError(f"{where}.{key} is not a setting: it belongs into [link]")
-            found[name] = read_table(LinkConfig, table, where)
-        return found
+            bearers[name] = read_table(LinkConfig, table, where)
+        return bearers
 
     @property
     def is_loopback(self) -> bool:

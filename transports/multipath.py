@@ -131,15 +131,15 @@ class MultipathTransport:
 
     def spare(self) -> Spare | None:
         """What the slowest bearer has to spare; None while one of them has frames that wait."""
-        found = [
+        spares = [
             one.spare() if isinstance(one, SpareTransport) else Spare(one.mtu)
             for one in (bearer.transport for bearer in self._bearers)
             if one.connected
         ]
-        known = [one for one in found if one is not None]
-        if not known or len(known) < len(found):
+        free = [spare for spare in spares if spare is not None]
+        if not free or len(free) < len(spares):
             return None
-        return Spare(min(self.mtu, *(s.frame_max for s in known)), max(s.cost_s for s in known))
+        return Spare(min(self.mtu, *(s.frame_max for s in free)), max(s.cost_s for s in free))
 
     def status(self) -> TransportStatus:
         each = {bearer.name: bearer.transport.status() for bearer in self._bearers}
@@ -231,8 +231,8 @@ class MultipathTransport:
 
 
 def _sum(values: Iterable[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) if numbers else None
 
 
 def _without(bearer: Bearer, routes: dict[str, list[Bearer]]) -> dict[str, list[Bearer]]:

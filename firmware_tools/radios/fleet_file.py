@@ -70,39 +70,39 @@ class RadioFleet:
     def wanted(self, name: str) -> Settings:
         """The settings of one modem; ConfigError for a name that is not in the file."""
         if name not in self.ends:
-            known = ", ".join(self.ends)
-            raise ConfigError(f"{name} is not in [addresses]: it must be one of {known}")
+            allowed = ", ".join(self.ends)
+            raise ConfigError(f"{name} is not in [addresses]: it must be one of {allowed}")
         return self.modem.wanted(self.ends[name], self.extras)
 
 
 def read_radio_fleet(text: str, entropy: Callable[[int], bytes]) -> RadioFleet:
     """The fleet in a TOML text. ConfigError says what is wrong, also by the law of the region."""
-    found = read_config(_File, text)
+    file = read_config(_File, text)
     for key in _NOT_HERE:
-        if key in found.radio:
+        if key in file.radio:
             raise ConfigError(f"radio.{key} does not belong here: remove it")
-    if len(found.addresses) >= MODEMS_MAX:
-        raise ConfigError(f"addresses has {len(found.addresses)} boards: {MODEMS_MAX - 1} is most")
-    shared = {**found.radio, "port": "-", "addresses": found.addresses}
-    ends = {name: serial_settings(shared, name) for name in (HOST, *found.addresses)}
-    for name, port in found.ports.items():
+    if len(file.addresses) >= MODEMS_MAX:
+        raise ConfigError(f"addresses has {len(file.addresses)} boards: {MODEMS_MAX - 1} is most")
+    shared = {**file.radio, "port": "-", "addresses": file.addresses}
+    ends = {name: serial_settings(shared, name) for name in (HOST, *file.addresses)}
+    for name, port in file.ports.items():
         if name not in ends or not isinstance(port, str) or not port:
             raise ConfigError(f"ports.{name} must be the device of a board in [addresses], or host")
-    if len(set(found.ports.values())) < len(found.ports):
+    if len(set(file.ports.values())) < len(file.ports):
         raise ConfigError("[ports] names a port twice: each modem has one of its own")
-    own, region = ends[HOST], REGIONS[found.region]
+    own, region = ends[HOST], REGIONS[file.region]
     if not own.frequency_hz:
         raise ConfigError("radio.frequency_hz is missing: the middle of the channel, in Hz")
     radio, extras = own.radio, Extras()
     if own.dialect == "meshtastic":
-        extras = _channel(found.channel, region.name, entropy)
+        extras = _channel(file.channel, region.name, entropy)
     if own.dialect == "ebyte":
-        if not found.ebyte_model:
+        if not file.ebyte_model:
             allowed = ", ".join(MODELS)
             raise ConfigError(f"ebyte_model is missing: it must be one of {allowed}")
-        radio, extras = replace(radio, bandwidth_khz=BANDWIDTH_KHZ), Extras(found.ebyte_model)
+        radio, extras = replace(radio, bandwidth_khz=BANDWIDTH_KHZ), Extras(file.ebyte_model)
     check(region, RadioChannel(own.frequency_hz, radio, own.power_dbm))
-    fleet = RadioFleet(region.name, ends, found.ports, extras)
+    fleet = RadioFleet(region.name, ends, file.ports, extras)
     try:
         fleet.wanted(HOST)
     except FirmwareError as error:
@@ -110,12 +110,12 @@ def read_radio_fleet(text: str, entropy: Callable[[int], bytes]) -> RadioFleet:
     return fleet
 
 
-def _channel(found: _Channel, region: str, entropy: Callable[[int], bytes]) -> Extras:
+def _channel(channel: _Channel, region: str, entropy: Callable[[int], bytes]) -> Extras:
     if region not in REGION_CODES:
         allowed = ", ".join(REGION_CODES)
         raise ConfigError(f"Meshtastic nodes need a region that they know: {allowed}")
     try:
-        key = base64.b64decode(found.key, validate=True)
+        key = base64.b64decode(channel.key, validate=True)
     except binascii.Error:
         key = b""
     if len(key) != KEY_BYTES:
@@ -124,6 +124,6 @@ def _channel(found: _Channel, region: str, entropy: Callable[[int], bytes]) -> E
             f"channel.key must be base64 of {KEY_BYTES} bytes, the same for the whole fleet and "
             f'secret, for example a new one: key = "{made}"'
         )
-    if not 0 < len(found.name.encode()) <= NAME_BYTES_MAX:
+    if not 0 < len(channel.name.encode()) <= NAME_BYTES_MAX:
         raise ConfigError(f"channel.name must be 1 to {NAME_BYTES_MAX} bytes")
-    return Extras("", found.name, found.key, REGION_CODES[region])
+    return Extras("", channel.name, channel.key, REGION_CODES[region])

@@ -83,11 +83,11 @@ def opened(
                 modem = kind(line)
                 try:
                     identity = modem.identify()
-                    found = Found(port, baud, kind.dialect, identity, modem.read())
+                    modem_found = Found(port, baud, kind.dialect, identity, modem.read())
                 except NoAnswer as error:
                     reasons.append(str(error))
                     continue
-                yield modem, found
+                yield modem, modem_found
                 return
     names = ", ".join(kind.dialect for kind in kinds)
     reason = f": {reasons[0]}" if len(kinds) == 1 else ""
@@ -128,22 +128,22 @@ def provision(
     """
     outcome = Outcome(port, name, "failed")
     try:
-        with opened(port, [kind], (baud,) if baud else ()) as (modem, found):
-            if identity and found.identity != identity:
-                raise FirmwareError(f"{port} is {found.identity}, not {identity}: another modem")
-            outcome = replace(outcome, changes=differences(found.settings, wanted))
+        with opened(port, [kind], (baud,) if baud else ()) as (modem, before):
+            if identity and before.identity != identity:
+                raise FirmwareError(f"{port} is {before.identity}, not {identity}: another modem")
+            outcome = replace(outcome, changes=differences(before.settings, wanted))
             if not outcome.changes:
                 return replace(outcome, result="unchanged")
             if keep is None:
                 return replace(outcome, result="differs" if kind.keeps else "volatile")
             if kind.keeps:
-                outcome = replace(outcome, backup=str(keep(found)))
+                outcome = replace(outcome, backup=str(keep(before)))
             try:
                 _change(modem, outcome.changes, wanted)
             except PortError:
                 raise
             except FAILURES as error:
-                return _taken_back(modem, found, replace(outcome, reason=str(error)))
+                return _taken_back(modem, before, replace(outcome, reason=str(error)))
         return replace(outcome, result="changed" if kind.keeps else "accepted")
     except FAILURES as error:
         hint = f"; {_restore_hint(outcome)}" if outcome.backup else ""
@@ -151,12 +151,12 @@ def provision(
 
 
 def restore(
-    port: str, found: Found, keep: Callable[[Found], Path], *, is_same: bool = True
+    port: str, kept: Found, keep: Callable[[Found], Path], *, is_same: bool = True
 ) -> Outcome:
     """Bring the settings of a backup back, by default to the very modem that had them."""
-    kind, identity = BY_DIALECT[found.dialect], found.identity if is_same else ""
-    settings = found.settings
-    return provision(port, "", kind, settings, keep, baud=found.baud, identity=identity)
+    kind, identity = BY_DIALECT[kept.dialect], kept.identity if is_same else ""
+    settings = kept.settings
+    return provision(port, "", kind, settings, keep, baud=kept.baud, identity=identity)
 
 
 def _change(modem: Modem, changes: Changes, wanted: Settings) -> None:
@@ -180,12 +180,12 @@ def _change(modem: Modem, changes: Changes, wanted: Settings) -> None:
         modem.reopen()
 
 
-def _taken_back(modem: Modem, found: Found, failed: Outcome) -> Outcome:
+def _taken_back(modem: Modem, before: Found, failed: Outcome) -> Outcome:
     """Give the modem what it had before a change that failed, and say whether that worked."""
     try:
-        left = differences(modem.read(), found.settings)
+        left = differences(modem.read(), before.settings)
         if left:
-            _change(modem, left, found.settings)
+            _change(modem, left, before.settings)
         ending = "it has again what it had before" if modem.keeps else "it keeps no settings"
     except FAILURES as second:
         ending = f"what it had could not be brought back ({second}): {_restore_hint(failed)}"
@@ -224,13 +224,13 @@ def read_backup(path: Path) -> Found:
     try:
         content: Any = json.loads(text)
         format_number = content.pop("format")
-        found = Found(**content)
-        sound = format_number == FORMAT and found.dialect in BY_DIALECT
-        if len(text) > BACKUP_BYTES_MAX or not sound or type(found.baud) is not int:
+        kept = Found(**content)
+        sound = format_number == FORMAT and kept.dialect in BY_DIALECT
+        if len(text) > BACKUP_BYTES_MAX or not sound or type(kept.baud) is not int:
             raise ValueError("it has another form")
-        BY_DIALECT[found.dialect].check(found.settings)
+        BY_DIALECT[kept.dialect].check(kept.settings)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise FirmwareError(f"{path} is not a backup of a modem's settings") from error
     except FirmwareError as error:
         raise FirmwareError(f"{path} is not a backup of a modem's settings: {error}") from error
-    return found
+    return kept

@@ -131,11 +131,15 @@ class BumbleClient(_BumbleEnd):
             await peer.request_mtu(self._att_mtu)
             for service in await peer.discover_service(SERVICE_UUID):
                 await service.discover_characteristics()
-            found = {str(c.uuid).lower(): c for s in peer.services for c in s.characteristics}
-            if not {RX_UUID, TX_UUID} <= found.keys():
+            characteristics = {
+                str(one.uuid).lower(): one
+                for service in peer.services
+                for one in service.characteristics
+            }
+            if not {RX_UUID, TX_UUID} <= characteristics.keys():
                 raise GattError(f"{self._bridge} has no Nordic UART service")
-            self._rx = found[RX_UUID]
-            await found[TX_UUID].subscribe(on_value)
+            self._rx = characteristics[RX_UUID]
+            await characteristics[TX_UUID].subscribe(on_value)
 
     async def write(self, value: bytes) -> None:
         if self._rx is None:

@@ -103,8 +103,8 @@ def decode(value: bytes, session: int | None) -> Value:
     if kind == _STATUS and len(body) == _STATUS_FORM.size:
         return BleStatus(*_STATUS_FORM.unpack(body)[1:])
     if kind in (_HELLO, _ANSWER) and len(body) == _HELLO_FORM.size:
-        _, version, *rest = _HELLO_FORM.unpack(body)
+        _, version, *fields = _HELLO_FORM.unpack(body)
         if version != VERSION:
             raise WireError("version", f"the peer speaks version {version}, not {VERSION}")
-        return BleHello(kind == _ANSWER, *rest)
+        return BleHello(kind == _ANSWER, *fields)
     raise WireError("kind", f"a value of kind {kind} and {len(value)} bytes is unknown")

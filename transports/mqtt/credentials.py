@@ -24,26 +24,26 @@ class Credentials:
     password: str | None = field(default=None, repr=False)
 
 
-def write_credentials(found: Mapping[str, Credentials]) -> str:
+def write_credentials(credentials: Mapping[str, Credentials]) -> str:
     """The text of a file with the credentials of each role, a checked name."""
     return "\n".join(
         f'["{role}"]\nusername = "{own.username}"\npassword = "{own.password}"\n'
-        for role, own in found.items()
+        for role, own in credentials.items()
     )
 
 
 def read_credentials(path: Path, role: str) -> Credentials:
     """The credentials of `role` in a file; ValueError, also where others may read the file."""
     try:
-        found = path.stat()
-        if not stat.S_ISREG(found.st_mode) or found.st_size > FILE_BYTES_MAX:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode) or status.st_size > FILE_BYTES_MAX:
             raise ValueError(
                 f"credentials_file {path} is no file of at most {FILE_BYTES_MAX} bytes"
             )
         text = path.read_bytes()
     except OSError as error:
         raise ValueError(f"credentials_file {path} cannot be read: {error.strerror}") from error
-    if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+    if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise ValueError(f"others may use credentials_file {path}: chmod 600 {path}")
     return parse_credentials(text, role)
 

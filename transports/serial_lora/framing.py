@@ -69,12 +69,12 @@ class Unframer(ABC, Generic[T]):
 
     def feed(self, data: bytes) -> list[T]:
         """The frames that end in `data`."""
-        *ends, rest = data.split(self.delimiter)
+        *ends, begun = data.split(self.delimiter)
         frames: list[T] = []
         for end in ends:
             self._add(end)
             frames += self._finish()
-        self._add(rest)
+        self._add(begun)
         return frames
 
     def flush(self) -> list[T]:

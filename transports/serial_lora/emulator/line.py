@@ -112,8 +112,8 @@ class SerialLine:
         written = 0
         with contextlib.suppress(BlockingIOError):  # The terminal is full.
             written = os.write(self.fileno(), due)
-        rest = bytes(due[written:])
-        self.stuck = bool(rest)
-        if rest:
-            self._waiting.appendleft((now, rest))
-            self._waiting_bytes += len(rest)
+        unwritten = bytes(due[written:])
+        self.stuck = bool(unwritten)
+        if unwritten:
+            self._waiting.appendleft((now, unwritten))
+            self._waiting_bytes += len(unwritten)

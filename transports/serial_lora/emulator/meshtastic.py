@@ -86,9 +86,9 @@ class MeshtasticModem(EmulatedModem):
     def _send(self, packet: dict[int, Value]) -> list[Action]:
         data = protobuf.data(packet, wire.PACKET_DATA) or b""
         packet_id = protobuf.number(packet, wire.PACKET_ID) & 0xFFFFFFFF
-        found = protobuf.fields(data)
-        if protobuf.number(found, wire.DATA_PORT) == wire.ADMIN_APP and not self.fail_next:
-            admin = protobuf.fields(protobuf.data(found, wire.DATA_PAYLOAD) or b"")
+        content = protobuf.fields(data)
+        if protobuf.number(content, wire.DATA_PORT) == wire.ADMIN_APP and not self.fail_next:
+            admin = protobuf.fields(protobuf.data(content, wire.DATA_PAYLOAD) or b"")
             return [self._status(packet_id), *self._administer(admin)]
         payload = struct.pack("<III4x", wire.BROADCAST, self._node, packet_id) + data + FLAGS
         if len(payload) > 255:
