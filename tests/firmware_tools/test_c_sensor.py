@@ -130,10 +130,10 @@ def sealed(secret: bytes, address: int, counter: int, body: bytes) -> bytes:
 
 def test_a_board_learns_from_a_sensor_on_its_serial_port(rig: Rig) -> None:
     process = rig.sensor(batch=1)
-    options = {"port": os.ttyname(rig._slave), "columns": ["1", "2"], "key_file": str(rig.key_file)}
     far, near = pty.openpty()
     tty.setraw(near)
-    options["port"] = os.ttyname(near)
+    port, key_file = os.ttyname(near), str(rig.key_file)
+    options = {"port": port, "columns": ["1", "2"], "key_file": key_file}
     source: Any = make_source("serial", options, package=new_package(2))
     try:
         assert source.poll(0.0) == []

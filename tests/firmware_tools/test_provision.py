@@ -166,13 +166,6 @@ def test_a_modem_that_is_pulled_out_can_be_brought_back(radios, tmp_path, monkey
     assert probe(radios.paths[0]).settings == before
 
 
-def test_two_tools_on_one_port(radios, tmp_path) -> None:
-    with Line(radios.paths[0], 115_200):
-        outcome = set_up(radios, 0, tmp_path)
-    assert "another program has it" in outcome.reason
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.nightly
 def test_twenty_modems_of_four_dialects_with_faults(tmp_path) -> None:
     """Each ends right, or is named with the reason."""
@@ -310,12 +303,17 @@ def test_a_node_that_restarts_late_and_goes_away_meanwhile(radios, tmp_path, mon
     assert set_up(radios, 2, tmp_path, "meshtastic").result == "changed"
 
 
-def test_one_modem_that_cannot_be_backed_up_does_not_hide_the_others(radios, tmp_path) -> None:
+def test_nothing_is_written_to_a_modem_that_cannot_be_backed_up_or_is_in_use(
+    radios, tmp_path
+) -> None:
     (tmp_path / "file").write_text("")
     outcome = set_up(radios, 0, tmp_path / "file")
     assert outcome.result == "failed"
     assert "folder" in outcome.reason
-    assert probe(radios.paths[0]).settings["BAND"] == "915000000", "nothing was written"
+    with Line(radios.paths[0], 115_200):
+        assert "another program has it" in set_up(radios, 0, tmp_path / "kept").reason
+    assert not (tmp_path / "kept").exists()
+    assert probe(radios.paths[0]).settings["BAND"] == "915000000"
 
 
 @given(st.binary(min_size=REGISTERS, max_size=REGISTERS))

@@ -151,6 +151,7 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
         central.close()
 
 
+@pytest.mark.nightly
 def test_a_fleet_learns_through_a_relay_that_is_killed(fleet: Fleet, eventually: Callable) -> None:
     for kill in range(3):
         eventually(lambda kill=kill: fleet.round() >= 2 + 5 * kill, PATIENCE_S)

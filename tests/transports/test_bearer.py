@@ -24,6 +24,7 @@ from transports.factory import (
 from transports.link_config import LinkConfig
 from transports.mqtt.transport import MqttTransport
 from transports.reliable import ReliableTransport
+from transports.serial_lora.transport import SerialLoraTransport
 
 SERIAL = {
     "port": "/dev/ttyUSB0",
@@ -123,10 +124,10 @@ def test_no_frame_is_made_that_the_law_never_lets_go(
     link = serial(
         frequency_hz=frequency_hz, spreading_factor=factor, bandwidth_khz=bandwidth, dialect=dialect
     )
-    end: Any = make_transport(link, "theo", StateFile(tmp_path))
-    radio = end._inner
-    for size in (end._settings.mtu, radio.mtu):
-        assert radio.airtime_us(size) <= 3_600_000, size
+    longest = make_transport(link, "theo", StateFile(tmp_path)).status().numbers["mtu"]
+    assert longest is not None
+    modem = SerialLoraTransport(radio_of(link, "theo").settings)
+    assert modem.airtime_us(longest) <= 3_600_000
 
 
 BRIDGE: dict[str, Any] = {"ble": {"ada": {"hci": "tcp-client:127.0.0.1:9"}}}
@@ -141,4 +142,4 @@ def test_a_host_behind_whose_bridge_is_a_radio_is_as_patient_as_that_and_as_shor
     transport = make_transport(link, HOST, StateFile(tmp_path))
     assert isinstance(transport, ReliableTransport)
     air_us = airtime_us(LoraSetting(9), 255)
-    assert transport._settings == link_timing(RELAY_MTU, air_us, 1, 1.0)
+    assert transport.pace.hello_s == link_timing(RELAY_MTU, air_us, 1, 1.0).idle_s
