@@ -6,6 +6,7 @@ authenticator of their messages. `OPEN` authenticates nothing (suite 0).
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ternmesh.errors import WireError
 from ternmesh.security import notices
@@ -203,11 +204,9 @@ class KeyedAuthenticator:
             own = self._own.public.fingerprint
             notices.check_notice(frame, member_list.host, member_list.fleet, own)
             return notices.REVOKED
-        is_new = self._rotations.take(frame, self._follow_host, now)
+        follow = partial(member_list.follow_host, signers=self._rule)
+        is_new = self._rotations.take(frame, follow, now)
         return HostRotated(member_list.hosts) if is_new else None
-
-    def _follow_host(self, rotation: bytes) -> bool:
-        return self._member_list.follow_host(rotation, self._rule)
 
     @property
     def host_rotations(self) -> tuple[bytes, ...]:

@@ -6,7 +6,6 @@ frames, then store `changes`, then send.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
 from ternmesh.errors import SealError, SecurityError, WireError
@@ -30,6 +29,7 @@ from ternmesh.security.session import (
     SealingState,
     read_keys,
 )
+from ternmesh.timers import earliest
 from ternmesh.wire.frame import (
     BROADCAST,
     DOWN,
@@ -163,16 +163,13 @@ class KeyedSealing:
         return messages
 
     def next_due(self) -> float | None:
-        waiting = [
-            at
-            for name, session in self._sessions_of(self._asking)
-            if (at := session.due_at) is not None and self._is_current(name, session)
-        ]
-        return min(waiting, default=None)
+        asking = ((name, self._sessions[name]) for name in self._asking)
+        return earliest(*(s.due_at for name, s in asking if self._is_current(name, s)))
 
     def changes(self) -> tuple[Change, ...]:
         changes: list[Change] = []
-        for name, session in self._sessions_of(self._used):
+        for name in self._used:
+            session = self._sessions[name]
             if session.changed and (state := session.state(name)) is not None:
                 session.changed = False
                 changes.append(state)
@@ -216,7 +213,8 @@ class KeyedSealing:
         return write_header(Header(address, counter, self._suite, epoch & 1))
 
     def _collect_clones(self) -> None:
-        for name, end in (*self._sessions_of(self._used), (ALL, self._listener)):
+        ends = [(name, self._sessions[name]) for name in self._used]
+        for name, end in (*ends, (ALL, self._listener)):
             if end is not None and end.clones:
                 self._clones[name] += end.clones
                 self._clones_changed.add(name)
@@ -261,10 +259,6 @@ class KeyedSealing:
             if self._listener.is_out_of_step:
                 hub.queue_question()
             raise
-
-    def _sessions_of(self, names: Iterable[str]) -> Iterator[tuple[str, PeerSession]]:
-        for name in names:
-            yield name, self._sessions[name]
 
     def _is_current(self, name: str, session: PeerSession) -> bool:
         try:

@@ -187,8 +187,7 @@ class PeerSession:
     def queue_sync(self) -> None:
         """Send a sync as soon as possible, without the pause after the last one."""
         self.needs_sync = True
-        self._ask_at = 0.0
-        self._ask_s = ASK_FIRST_S
+        self._end_pause()
 
     def queue_question(self) -> None:
         """Send a sync that asks the peer for one, after the pause."""
@@ -257,16 +256,14 @@ class PeerSession:
 
     def open(self, head: bytes, address: int, low: int, sealed: bytes, run: bytes) -> bytes:
         """The body of a frame of the session, or of the one before; WireError."""
-        for known in (self._current, self._before):
-            if known is None:
-                continue
-            counter = known.window.whole(low)
-            cipher = known.cipher(counter, is_out=False)
+        for session in filter(None, (self._current, self._before)):
+            counter = session.window.whole(low)
+            cipher = session.cipher(counter, is_out=False)
             try:
                 body = cipher.open(nonce(address, counter), head + run, sealed)
             except SealError:
                 continue
-            self._take(known, counter, sealed)
+            self._take(session, counter, sealed)
             self.is_strange = False
             self._bad_in_a_row = self._in_vain = 0
             return body
@@ -313,7 +310,7 @@ class PeerSession:
         if body == QUESTION:
             self.needs_sync = True
             if self._in_vain >= IN_VAIN_MAX:
-                self._ask_at, self._ask_s = 0.0, ASK_FIRST_S
+                self._end_pause()
         self._in_vain = 0
         return body
 
@@ -332,7 +329,7 @@ class PeerSession:
 
         Whoever repeats old frames of the peer uses up none of the exchanges for new ones.
         """
-        if self._known(key) is None:
+        if self._find(key) is None:
             if self._exchanges[is_new] >= DERIVED_MAX:
                 raise WireError("sync", f"too many keys of {self.other.name} at once: try again")
             self._exchanges[is_new] += 1
@@ -341,8 +338,8 @@ class PeerSession:
         self, session: _Session, claims: Claims, counter: int, sealed: bytes, unused: int
     ) -> None:
         """Enter a frame that has opened into its session, or begin that session; WireError."""
-        known, is_before = self._current, session is self._before
-        if session is known:
+        last, is_before = self._current, session is self._before
+        if session is last:
             self._take(session, counter, sealed)
             return
         if not self._is_present(claims):
@@ -352,17 +349,16 @@ class PeerSession:
                 self._take(session, counter, sealed)
                 return
             raise WireError("replay", "a new session must have opened a frame of the present time")
-        if known is not None:
+        if last is not None:
             self._is_behind = is_before or counter <= self.highest
             self.clones += session.ephemeral in self._ended or self._is_behind
-            self._ended.append(known.ephemeral)
-        self._before, self._current = known, session
+            self._ended.append(last.ephemeral)
+        self._before, self._current = last, session
         session.begun, session.begun_own = counter, unused
         if not is_before:  # else two processes may take turns for long, at longer and longer pauses
             session.window = Window(counter)
             self._answered.clear()
-            self._ask_at = 0.0
-            self._ask_s = ASK_FIRST_S
+            self._end_pause()
         self.highest = max(counter, session.window.highest)
         self._keys.derived.pop(session.ephemeral, None)
         self._candidate = b""
@@ -394,8 +390,11 @@ class PeerSession:
         self._candidate = key
         if key not in self._answered and len(self._answered) < KEYS_KEPT:
             self._answered.add(key)
-            self._ask_at = 0.0
-            self._ask_s = ASK_FIRST_S
+            self._end_pause()
+
+    def _end_pause(self) -> None:
+        self._ask_at = 0.0
+        self._ask_s = ASK_FIRST_S
 
     def _note_bad(self) -> None:
         self._bad_in_a_row += 1
@@ -405,13 +404,13 @@ class PeerSession:
 
     # Keys
 
-    def _known(self, key: bytes) -> _Session | None:
+    def _find(self, key: bytes) -> _Session | None:
         """The session with this ephemeral key of the peer that needs no key exchange."""
-        for known in (self._current, self._before):
-            if known is not None and known.ephemeral == key:
-                return known
+        for session in filter(None, (self._current, self._before)):
+            if session.ephemeral == key:
+                return session
         return self._keys.derived.get(key)
 
     def _session_of(self, key: bytes) -> _Session:
         """The session with the peer's process that has this ephemeral key; WireError."""
-        return self._known(key) or self._keys.derive(key)
+        return self._find(key) or self._keys.derive(key)
