@@ -23,10 +23,10 @@ from ternmesh.security.keyed_sealing import KeyedSealing
 from ternmesh.security.membership import MemberList, found_fleet
 from ternmesh.security.session import GroupState, PeerState, SealingState
 from ternmesh.wire.frame import BROADCAST, suite_of
+from tests.ternmesh.link.wired_air import FRAME_S, run_ends
 
 HOST, NODE, ALL = "host", "theo", "all"
 SETTINGS = LinkSettings(mtu=120, idle_s=4.0, addresses={ALL: BROADCAST})
-FRAME_S = 0.1
 # Sender, receiver and frame on the air, as what the receiver hears of it: frames, one by one.
 Middle = Callable[[str, str, bytes], Sequence[bytes]]
 
@@ -34,10 +34,6 @@ Middle = Callable[[str, str, bytes], Sequence[bytes]]
 def identity(name: str) -> Identity:
     role = Role.HOST if name == HOST else Role.NODE
     return make_identity(name, role, hashlib.sha512(name.encode()).digest())
-
-
-def content(size: int, seed: int = 0) -> bytes:
-    return np.random.default_rng((size, seed)).bytes(size)
 
 
 class Air:
@@ -124,20 +120,7 @@ class Air:
         self.take()
 
     def run(self, until: float = inf) -> None:
-        """Everything that happens until then, answers first."""
-        while True:
-            self.take()
-            times = [t for end in self.ends.values() if (t := end.next_timeout()) is not None]
-            due = min(times, default=inf)
-            speaker = next((n for n in reversed(self.ends) if self.ends[n].has_frames), None)
-            if speaker is not None and due > self.now:
-                self.send(speaker)
-            elif due <= until and due < inf:
-                self.now = max(self.now, due)
-                for end in self.ends.values():
-                    end.handle_timeout(self.now)
-            else:
-                return
+        run_ends(self, until)
 
     # What one asks
 

@@ -73,6 +73,12 @@ def test_refuses_a_room_for_nothing(size: int, room: int) -> None:
         best_symbol_bytes(size, room)
 
 
+@pytest.mark.parametrize(("size", "index"), [(10, -1), (10, 65_536), (11, 0)])
+def test_refuses_to_encode_what_the_layout_does_not_have(size: int, index: int) -> None:
+    with pytest.raises(ValueError, match="10 bytes and indexes below 65536"):
+        encode_symbols(Layout(10, 2), NAME, bytes(size), [0, index])
+
+
 # Encoding
 
 
@@ -111,17 +117,6 @@ def test_coefficients_are_never_zero_and_spread() -> None:
     assert np.all(np.abs(counts[2:] - 1000) < 200)
     assert np.array_equal(coefficients(NAME, range(2000), 17), rows[:, :17])
     assert not np.array_equal(coefficients(b"eman", range(2000), 128), rows)
-
-
-@pytest.mark.parametrize("indexes", [[-1], [0, 65_536]])
-def test_refuses_to_encode_what_has_no_index(indexes: list[int]) -> None:
-    with pytest.raises(ValueError, match="indexes below 65536"):
-        encode_symbols(Layout(10, 2), NAME, bytes(10), indexes)
-
-
-def test_refuses_to_encode_another_object() -> None:
-    with pytest.raises(ValueError, match="layout is for 10 bytes"):
-        encode_symbols(Layout(10, 2), NAME, bytes(11), [0])
 
 
 # Decoding
@@ -201,18 +196,6 @@ def test_what_brings_nothing_new_is_not_kept() -> None:  # R8.1-2
     assert not decoder.add(5, symbols[5])
     assert all(decoder.holds(index) for index in range(9))
     assert decoder.data() == data
-
-
-def test_a_repair_that_depends_on_what_is_there_is_not_kept() -> None:  # R8.1-2
-    layout, data = Layout(30, 10), content(30)
-    _, c1, c2 = np.moveaxis(coefficients(NAME, range(3, 2000), 3), 1, 0)
-    # Where source symbol 0 is there, these say the same of the other two as repair symbol 3 does.
-    same = np.flatnonzero(PRODUCTS[c1, c2[0]] == PRODUCTS[c1[0], c2])[1:] + 3
-    assert len(same) > 2
-    for index in same.tolist():
-        decoder = receive(layout, data, [0, 3])
-        assert not decoder.add(index, encode_symbols(layout, NAME, data, [index])[0])
-        assert (decoder.missing, decoder.holds(index)) == ((1,), False)
 
 
 def test_a_generation_does_not_wait_for_the_other() -> None:

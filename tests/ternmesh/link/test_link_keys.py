@@ -26,7 +26,8 @@ from ternmesh.link.sender import LANE_SLOTS
 from ternmesh.security.enrolment import REQUEST
 from ternmesh.security.keyed_sealing import FRAME_MIN, NEIGHBOUR, OPENING_SIZE, SYNC_OVERHEAD
 from ternmesh.wire.frame import BROADCAST, HEAD_SIZE, TAG_SIZE, UNASSIGNED, Header, seal_open
-from tests.ternmesh.link.keyed_air import ALL, HOST, NODE, SETTINGS, Air, content
+from tests.ternmesh.link.keyed_air import ALL, HOST, NODE, SETTINGS, Air
+from tests.ternmesh.link.wired_air import content
 
 OBJECT = content(1500)
 MOVING = (SymbolHeld, ObjectArrived, Delivered, IncomingDropped, FrameArrived)
@@ -81,17 +82,6 @@ def test_objects_travel_both_ways_and_to_all_and_nothing_of_them_shows() -> None
     on_air = b"".join(air.frames())
     assert not any(OBJECT[at : at + 8] in on_air for at in range(0, len(OBJECT), 40))
     assert set(air.frames(address=BROADCAST)) < set(air.frames())
-
-
-def test_a_frame_is_as_long_as_without_keys_once_ends_know_each_other() -> None:
-    sizes = []
-    for open_ends in ((), (HOST, NODE)):
-        air = Air(open_ends=open_ends)
-        air.meet()
-        air.ends[HOST].send(NODE, OBJECT)
-        air.run()
-        sizes.append([len(frame) for frame in air.frames()])
-    assert sizes[0] == sizes[1]
 
 
 def test_what_seals_cost_at_a_first_contact_and_at_each_start() -> None:
@@ -188,18 +178,6 @@ def test_a_downgrade_is_refused_and_seen() -> None:  # R3-13
     assert moved(air, NODE) == []
     assert set(air.refused(NODE)) == {"suite"}
     is_stripped = False
-    finish(air)
-
-
-def test_a_mismatch_is_seen_on_both_sides_and_ends_with_its_cause() -> None:
-    air = Air(open_ends=(NODE,))
-    for name, peer in ((HOST, NODE), (NODE, HOST)):
-        air.ends[name].send(peer, OBJECT)
-    air.run(2000.0)
-    for name in air.names:
-        assert moved(air, name) == []
-        assert "suite" in air.refused(name)
-    air.ends[NODE] = air.boot(NODE)
     finish(air)
 
 
@@ -307,17 +285,3 @@ def test_a_lost_word_is_said_again_by_and_by() -> None:
         air.ends[HOST].send(ALL, OBJECT, receivers=(NODE,))
         finish(air)
         assert air.now < 300.0
-
-
-def test_a_question_that_had_to_wait_is_asked_in_time_without_another_frame() -> None:
-    air = Air()
-    air.meet()
-    air.ends[HOST] = air.boot(HOST)
-    air.middle = lambda _sender, _receiver, _frame: []
-    air.run(air.now + 1.0)
-    for number in range(4):
-        air.hear(HOST, NODE, forged(b"\x07name", suite=2, counter=number))
-    air.run(air.now + 0.5)
-    assert len(air.frames(address=UNASSIGNED)) == 1, "the greeting: a question waits for its time"
-    air.run(air.now + 60.0)
-    assert len(air.frames(address=UNASSIGNED)) == 2

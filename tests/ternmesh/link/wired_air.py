@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -119,20 +119,9 @@ class Air:
     def run(self, until: float = inf) -> list[Sent]:
         """Everything that happens until then, answers first; what was sent meanwhile."""
         first = len(self.sent)
-        while True:
-            self.take()
-            timeouts = [t for end in self.ends.values() if (t := end.next_timeout()) is not None]
-            due = min(timeouts, default=inf)
-            speaker = next((n for n in reversed(self.ends) if self.ends[n].has_frames), None)
-            if speaker is not None and due > self.now:
-                self.send(speaker)
-            elif due < inf and due <= until:
-                self.now = max(self.now, due)
-                for end in self.ends.values():
-                    end.handle_timeout(self.now)
-            else:
-                self.now = max(self.now, until) if until < inf else self.now
-                return self.sent[first:]
+        run_ends(self, until)
+        self.now = max(self.now, until) if until < inf else self.now
+        return self.sent[first:]
 
     def got(self, name: str) -> list[bytes]:
         """The objects that arrived."""
@@ -141,6 +130,23 @@ class Air:
     def of(self, name: str, kind: type[Event]) -> list[Event]:
         """Events of one end of one kind."""
         return [event for event in self.events[name] if isinstance(event, kind)]
+
+
+def run_ends(air: Any, until: float) -> None:
+    """Everything that happens to the links of an `Air` until then, answers first."""
+    while True:
+        air.take()
+        timeouts = [t for end in air.ends.values() if (t := end.next_timeout()) is not None]
+        due = min(timeouts, default=inf)
+        speaker = next((n for n in reversed(air.ends) if air.ends[n].has_frames), None)
+        if speaker is not None and due > air.now:
+            air.send(speaker)
+        elif due < inf and due <= until:
+            air.now = max(air.now, due)
+            for end in air.ends.values():
+                end.handle_timeout(air.now)
+        else:
+            return
 
 
 def drain(end: Link) -> Iterator[LinkEvent]:
