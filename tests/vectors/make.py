@@ -19,16 +19,7 @@ from ternmesh import generator, plan
 from ternmesh.codec import encoder, permutation, scale, trits
 from ternmesh.codec.entropy_coder import CODEBOOK, Coded, decode_trits, encode_trits
 from ternmesh.errors import WireError
-from ternmesh.link import erasure_code
-from ternmesh.link.messages import (
-    Message,
-    Offer,
-    Question,
-    Status,
-    Symbol,
-    object_name,
-    write_message,
-)
+from ternmesh.link import erasure_code, messages
 from ternmesh.security import (
     enrolment,
     host_keys,
@@ -37,41 +28,12 @@ from ternmesh.security import (
     membership,
     notices,
     session,
+    signatures,
 )
 from ternmesh.security.key_derivation import group_secret
 from ternmesh.security.primitives import hkdf
-from ternmesh.security.signatures import (
-    Signers,
-    SigningContext,
-    sign_body,
-    sign_content,
-    sign_update,
-)
-from ternmesh.wire import activation, control, fragments, knowledge, release
+from ternmesh.wire import activation, control, fragments, global_update, knowledge, release, update
 from ternmesh.wire.frame import BROADCAST, DOWN, UNASSIGNED, Header, seal_open
-from ternmesh.wire.global_update import (
-    Counted,
-    GlobalSnapshot,
-    GlobalUpdate,
-    certify,
-    hash_adapter,
-    hash_global_update,
-    write_given,
-    write_global_snapshot,
-    write_global_update,
-)
-from ternmesh.wire.update import (
-    VOTE_CHUNK_KIND,
-    Contribution,
-    Manifest,
-    read_chunk,
-    update_digest,
-    update_hash,
-    write_bitmap,
-    write_chunk,
-    write_contributions,
-    write_manifest,
-)
 
 FOLDER = Path(__file__).parent
 FIRST_NAMES = {"address": "context", "chunks": "shares", "global_hash": "reference"}
@@ -225,22 +187,22 @@ def seals() -> Entries:
     }
 
 
-def packet() -> tuple[list[bytes], Manifest]:
+def packet() -> tuple[list[bytes], update.Manifest]:
     """The shares and the manifest of one update: 3,000 numbers that the generator makes."""
     numbers = generator.words((1, 2), 3000).astype(np.float64)
     vector = ((numbers / 2**32 - 0.5) ** 3).astype(np.float32)
     slices = encoder.encode_vector(
         vector, permutation.order(MODEL, 5, 3000), PLAN.up, 0.9, PLAN.chunk_room
     )[0]
-    chunks = [write_chunk(5, item) for item in slices]
-    digest = update_digest(chunks)
-    return chunks, Manifest(5, MODEL[:8], 120, digest, len(chunks))
+    chunks = [update.write_chunk(5, item) for item in slices]
+    digest = update.update_digest(chunks)
+    return chunks, update.Manifest(5, MODEL[:8], 120, digest, len(chunks))
 
 
 def packets() -> Entries:
     """Shares, manifests and the digest of a packet."""
     chunks, head = packet()
-    gateway = Manifest(
+    gateway = update.Manifest(
         65535, MODEL[:8], 1 << 20, b"\x01\x02\x03\x04", 1024, (1, 2, 0x7FFE), (), bytes(range(64))
     )
     evaluated = replace(head, evaluation=((1, 325), (2, 9417)))
@@ -248,8 +210,8 @@ def packets() -> Entries:
         "update": {"round": 5, "shares": [body.hex() for body in chunks]},
         "digest": {
             "shares": [body.hex() for body in chunks],
-            "sha256": update_hash(chunks).hex(),
-            "digest": update_digest(chunks).hex(),
+            "sha256": update.update_hash(chunks).hex(),
+            "digest": update.update_digest(chunks).hex(),
         },
         "manifest": _manifest(head),
         "manifest of a gateway": _manifest(gateway),
@@ -260,19 +222,22 @@ def packets() -> Entries:
 
 def partial_aggregate() -> dict[str, Any]:
     """A gateway's bundle of two packets: 100 votes that the generator makes, in two slices."""
-    rows = [Contribution(b"\x01\x02\x03\x04", 120), Contribution(bytes(4), (1 << 20) - 120)]
+    rows = [
+        update.Contribution(b"\x01\x02\x03\x04", 120),
+        update.Contribution(bytes(4), (1 << 20) - 120),
+    ]
     words = generator.words((3, 4), 100).astype(np.int64)
     votes = np.where(words >> 8 & 3 == 0, words % 9 - 4, 0).astype(np.int8)
     slices = [
         encoder.Slice(index, 0x2C00 + index, encode_trits(part))
         for index, part in enumerate((votes[:64], votes[64:]))
     ]
-    listed = write_contributions(5, rows)
-    chunks = [write_chunk(5, item, VOTE_CHUNK_KIND) for item in slices]
-    digest = update_digest([listed, *chunks])
-    head = Manifest(5, MODEL[:8], 1 << 20, digest, 2, (2, 9))
+    listed = update.write_contributions(5, rows)
+    chunks = [update.write_chunk(5, item, update.VOTE_CHUNK_KIND) for item in slices]
+    digest = update.update_digest([listed, *chunks])
+    head = update.Manifest(5, MODEL[:8], 1 << 20, digest, 2, (2, 9))
     return {
-        "manifest": write_manifest(head).hex(),
+        "manifest": update.write_manifest(head).hex(),
         "contributions": listed.hex(),
         "shares": [body.hex() for body in chunks],
         "rows": [_plain(asdict(row)) for row in rows],
@@ -318,35 +283,40 @@ def cut_fragments() -> Entries:
 def objects() -> Entries:
     """A reference and a snapshot, with certificate and hash."""
     chunks, head = packet()
-    counted = Counted(3, 5, head.digest, write_bitmap(range(2), PLAN.up.count))
-    step = GlobalUpdate(
+    counted = global_update.Counted(3, 5, head.digest, update.write_bitmap(range(2), PLAN.up.count))
+    step = global_update.GlobalUpdate(
         version=6,
-        adapter_hash=hash_adapter(plan.genesis(MODEL, RUN, PLAN), 6, np.arange(3, dtype=np.int32)),
+        adapter_hash=global_update.hash_adapter(
+            plan.genesis(MODEL, RUN, PLAN), 6, np.arange(3, dtype=np.int32)
+        ),
         model=MODEL[:8],
         finished=False,
         deadline_ms=60_000,
         counted=(counted,),
-        chunks=(write_chunk(6, read_chunk(chunks[0]).slice),),
+        chunks=(update.write_chunk(6, update.read_chunk(chunks[0]).slice),),
     )
     state = np.array([0, 1, -1, 2**31 - 1, -(2**31 - 1)], np.int32)
-    whole = GlobalSnapshot(6, bytes(16), MODEL[:8], True, 0, (counted,), state)
-    last = GlobalSnapshot(0, bytes(16), MODEL[:8], False, 1, (), state[:0])
+    whole = global_update.GlobalSnapshot(6, bytes(16), MODEL[:8], True, 0, (counted,), state)
+    last = global_update.GlobalSnapshot(0, bytes(16), MODEL[:8], False, 1, (), state[:0])
     contents = {
-        "reference": write_global_update(step),
-        "snapshot": write_global_snapshot(whole),
-        "snapshot of nothing": write_global_snapshot(last),
-        "reference with a probe": write_global_update(replace(step, probe=step.chunks)),
-        "reference that returns": write_global_update(replace(step, returns_to=2)),
-        "reference under keys": write_global_update(replace(step, model=b"")),
-        "given adapter": write_given(
-            certify(write_global_update(step)), np.arange(3, dtype=np.int32)
+        "reference": global_update.write_global_update(step),
+        "snapshot": global_update.write_global_snapshot(whole),
+        "snapshot of nothing": global_update.write_global_snapshot(last),
+        "reference with a probe": global_update.write_global_update(
+            replace(step, probe=step.chunks)
+        ),
+        "reference that returns": global_update.write_global_update(replace(step, returns_to=2)),
+        "reference under keys": global_update.write_global_update(replace(step, model=b"")),
+        "given adapter": global_update.write_given(
+            global_update.certify(global_update.write_global_update(step)),
+            np.arange(3, dtype=np.int32),
         ),
     }
     return {
         name: {
             "content": content.hex(),
-            "hash": hash_global_update(content).hex(),
-            "certified": certify(content).hex(),
+            "hash": global_update.hash_global_update(content).hex(),
+            "certified": global_update.certify(content).hex(),
         }
         for name, content in contents.items()
     }
@@ -391,24 +361,24 @@ def coded_symbols() -> Entries:
 def link_bodies() -> Entries:
     """Messages of the link, and names of objects."""
     name = MODEL[:4]
-    messages: dict[str, Message] = {
-        "offer": Offer(15, 65534, name, 300_000, 238),
-        "offer of the largest": Offer(0, 0, name, 2**24 - 1, 65535),
-        "symbol": Symbol(0, 1, b"a symbol", is_last=False),
-        "last symbol": Symbol(15, 65535, b"z", is_last=True),
-        "question": Question(7),
-        "receipt": Status(name, ()),
-        "status": Status(name, (1, 128, 0, 7, 0, 0, 3)),
-        "status of the last generation": Status(name, (*[0] * 255, 128)),
-        "status of all generations": Status(name, (128,) * 256),
-        "status of one in 128": Status(name, (*[0] * 127, 1, *[0] * 127, 2)),
+    cases: dict[str, messages.Message] = {
+        "offer": messages.Offer(15, 65534, name, 300_000, 238),
+        "offer of the largest": messages.Offer(0, 0, name, 2**24 - 1, 65535),
+        "symbol": messages.Symbol(0, 1, b"a symbol", is_last=False),
+        "last symbol": messages.Symbol(15, 65535, b"z", is_last=True),
+        "question": messages.Question(7),
+        "receipt": messages.Status(name, ()),
+        "status": messages.Status(name, (1, 128, 0, 7, 0, 0, 3)),
+        "status of the last generation": messages.Status(name, (*[0] * 255, 128)),
+        "status of all generations": messages.Status(name, (128,) * 256),
+        "status of one in 128": messages.Status(name, (*[0] * 127, 1, *[0] * 127, 2)),
     }
-    entries = _messages(messages, write_message)
+    entries = _messages(cases, messages.write_message)
     for number in (0, 1, 0x1FFFF):
         entries[f"name of object {number}"] = {
             "number": number,
             "object": RUN.hex(),
-            "name": object_name(number, RUN).hex(),
+            "name": messages.object_name(number, RUN).hex(),
         }
     return entries
 
@@ -511,17 +481,17 @@ def trust_objects() -> Entries:
     """Identities, codes, and everything that is signed."""
     host, node, fleet = trusted()
     new = identity.make_identity("theo", identity.Role.NODE, bytes(range(64, 128)))
-    place = SigningContext(fleet.fleet, RUN, MODEL)
+    place = signatures.SigningContext(fleet.fleet, RUN, MODEL)
     chunks, head = packet()
     text = enrolment.make_code(bytes(range(12)))
     code, enrolments = enrolment.read_code(text), enrolment.EnrolmentCodes()
     enrolments.issue(text, identity.Role.NODE, 1.0, 0.0)
     request = enrolment.write_request(node.public, code)
-    signed = sign_update(node, place, 5, head, update_hash(chunks))
+    signed = signatures.sign_update(node, place, 5, head, update.update_hash(chunks))
     receipt = control.write_control(control.Receipt(5, head.digest, b"\x07"))
-    row = sign_content(host, 0, place, b"content")
+    row = signatures.sign_content(host, 0, place, b"content")
     announce = control.write_control(control.Announce(RUN, 5, control.OPEN, 0, 3))
-    no_run = SigningContext(fleet.fleet, bytes(8), MODEL)
+    no_run = signatures.SigningContext(fleet.fleet, bytes(8), MODEL)
     contents = {
         "identity of the host": identity.write_identity(host.public),
         "identity of a node": identity.write_identity(node.public),
@@ -532,10 +502,12 @@ def trust_objects() -> Entries:
         "list request": enrolment.write_list_request(node, fleet.fleet, 2),
         "enrolment request": request,
         "enrolment answer": enrolments.accept(request, fleet, 0.0)[1],
-        "signed manifest": write_manifest(signed),
-        "signed receipt": sign_body(host, place, node.public.fingerprint, receipt),
-        "certificate": certify(b"content", (row,)),
-        "signed announce": sign_body(host, no_run, session.group_name(group()), announce),
+        "signed manifest": update.write_manifest(signed),
+        "signed receipt": signatures.sign_body(host, place, node.public.fingerprint, receipt),
+        "certificate": global_update.certify(b"content", (row,)),
+        "signed announce": signatures.sign_body(
+            host, no_run, session.group_name(group()), announce
+        ),
         **host_rotation(host, node, fleet),
     }
     entries: Entries = {name: {"bytes": content.hex()} for name, content in contents.items()}
@@ -549,7 +521,7 @@ def host_rotation(
 ) -> dict[str, bytes]:
     """A host's rotation to a key of fixed bytes, and the notices of the host."""
     new = identity.make_identity("greenhouse", identity.Role.HOST, bytes(range(150, 214)))
-    alone = Signers((host.public,))
+    alone = signatures.Signers((host.public,))
     rotation = host_keys.write_host_rotation(host.public, new, fleet.fleet, alone, (host,))
     hosts = fleet.hosts.follow(rotation, fleet.fleet, alone)
     frames = notices.rotation_frames((rotation,))
@@ -671,11 +643,11 @@ def _ternary(words: Any, one_in: int) -> list[int]:
     return [(1 if word & 1 else -1) if (word >> 8) % one_in == 0 else 0 for word in words.tolist()]
 
 
-def _manifest(item: Manifest) -> dict[str, Any]:
+def _manifest(item: update.Manifest) -> dict[str, Any]:
     fields = _plain(asdict(item))
     if not item.evaluation:
         del fields["evaluation"]  # a field that came later
-    return {"fields": fields, "bytes": write_manifest(item).hex()}
+    return {"fields": fields, "bytes": update.write_manifest(item).hex()}
 
 
 def _plain(fields: dict[str, Any]) -> dict[str, Any]:
