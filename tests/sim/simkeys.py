@@ -1,6 +1,7 @@
 """Keys for a simulated fleet, the disk of its seals, and a sealing that remembers its frames."""
 
 import random
+from functools import partial
 from typing import cast
 
 from ternmesh.federated.events import SecurityChanged
@@ -107,7 +108,7 @@ class SimKeyring:
         authenticator = cast(KeyedAuthenticator, security.authenticator)
         self.own, self.member_list = authenticator._own, authenticator._member_list
         self.is_strange = cast(KeyedSealing, security.sealing).is_strange
-        self.follow_host = authenticator._follow_host
+        self.follow_host = partial(self.member_list.follow_host, signers=authenticator._rule)
 
 
 class RecordingSealing:
