@@ -43,7 +43,8 @@ from ternmesh.federated.state import (
     new_host_state,
     new_node_state,
 )
-from ternmesh.plan import Plan
+from ternmesh.plan import Plan, genesis
+from tests.sim.simledger import MODEL
 
 
 class NodeDisk:
@@ -68,7 +69,14 @@ class NodeDisk:
                         residual = state.residual if made is None else made.corrected
                         before = Learned(state.model_q24, residual)
                     counter = state.counter
-                    state = replace(fresh, run=run, plan=plan, counter=counter, before=before)
+                    state = replace(
+                        fresh,
+                        run=run,
+                        plan=plan,
+                        global_hash=genesis(MODEL, run, plan),
+                        counter=counter,
+                        before=before,
+                    )
                     self._submitted = np.zeros(plan.dimension)
                 state = replace(state, address=address)
             case Advanced(version, global_hash, model_q24, residual, finished, content, oldest):
@@ -182,6 +190,7 @@ class HostDisk:
             chain=(*chain, ChainLink(event.version, event.global_hash, event.content))[-8:],
             bodies=(),
             mean=event.mean or state.mean,
+            standings=event.standings or state.standings,
         )
 
     def commit(self) -> list[tuple[GlobalUpdateMade, tuple[tuple[int, bytes], ...]]]:

@@ -4,7 +4,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import pytest
 
@@ -32,7 +32,9 @@ def in_killed_process() -> Callable[[Work], None]:
 
 
 class Reopen(Protocol):
-    def __call__(self, folder: Path | None = None) -> StateFile: ...
+    def __call__(
+        self, folder: Path | None = None, keep: tuple[str, ...] | None = None
+    ) -> StateFile: ...
 
 
 @pytest.fixture
@@ -40,37 +42,14 @@ def reopen(tmp_path: Path) -> Iterator[Reopen]:
     """A function that opens the state of a folder anew. What was not committed is lost."""
     states: dict[Path, StateFile] = {}
 
-    def opened(folder: Path | None = None) -> StateFile:
+    def opened(folder: Path | None = None, keep: tuple[str, ...] | None = None) -> StateFile:
         place = folder or tmp_path / "state"
         if place in states:
             states[place].close()
         states[place] = StateFile(place)
-        states[place].open()
+        states[place].open(keep)
         return states[place]
 
     yield opened
     for state in states.values():
         state.close()
-
-
-@pytest.fixture
-def check_kept(reopen: Reopen) -> Callable[..., None]:
-    """Check that a store has an event from its commit on, and not before."""
-
-    def check(
-        make: Any, begin: Callable[[Any], object], read: Callable[[Any], object], case: Any
-    ) -> None:
-        before, event, after = case
-        store = make(reopen())
-        begin(store)
-        for earlier in before:
-            store.record(earlier)
-        store.commit()
-        store.record(event)
-        store = make(reopen())
-        assert read(store) != after
-        store.record(event)
-        store.commit()
-        assert read(make(reopen())) == after
-
-    return check

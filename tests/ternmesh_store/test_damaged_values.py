@@ -1,6 +1,12 @@
-"""Values that nobody wrote: SQLite checks its pages, the stores what they read from them."""
+"""Damaged state: what is read is what was written, or the program says what is wrong."""
 
+import logging
+import random
+import shutil
+import sqlite3
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,7 +40,7 @@ from ternmesh_store.host_store import HostStore
 from ternmesh_store.link_store import LinkStore
 from ternmesh_store.node_store import NodeStore
 from ternmesh_store.split_store import Checkpoint, SplitStore
-from ternmesh_store.state_file import StateFile
+from ternmesh_store.state_file import STATE, StateFile
 from ternmesh_store.store import StoredValues, read_floats
 
 MODEL, RUN = bytes(32), b"runrunru"
@@ -86,6 +92,53 @@ def split_of(state: StateFile) -> Callable[[], object]:
 
 
 FILLED = {"node": node_of, "host": host_of, "link": link_of, "split": split_of}
+
+
+def contents(state: StateFile) -> dict[str, list[Any]]:
+    """All rows of an open file."""
+    tables = state.rows("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")
+    return {name: sorted(state.rows(f"SELECT * FROM {name}"), key=repr) for (name,) in tables}
+
+
+def damage(folder: Path, rng: random.Random) -> None:
+    """Damage one file of a state folder as a failing card or a power cut does."""
+    path = folder / rng.choice((STATE, STATE, f"{STATE}-wal"))
+    if path.name == STATE and rng.random() < 0.5:  # as after an end in order
+        sqlite3.connect(path).execute("PRAGMA wal_checkpoint(TRUNCATE)").connection.close()
+    content = bytearray(path.read_bytes())
+    match rng.choice((1, 8, 64, 512, 4096, None)):
+        case None:
+            content = content[: rng.randrange(len(content))]
+        case 512 | 4096 as size:
+            start = rng.randrange(len(content) // size) * size
+            content[start : start + size] = bytes(size)
+        case count:
+            for _ in range(count):
+                content[rng.randrange(len(content))] ^= rng.randrange(1, 256)
+    path.write_bytes(content)
+
+
+def test_no_damage_is_passed_over_in_silence(reopen, tmp_path, caplog) -> None:
+    state = reopen(tmp_path / "live")
+    for number, fill in enumerate(FILLED.values()):
+        fill(state)
+        state.commit()
+        if number == 1:
+            state.checkpoint()
+    before = contents(state)
+    for seed in range(60):
+        folder = shutil.copytree(tmp_path / "live", tmp_path / "damaged")
+        damage(folder, random.Random(seed))
+        caplog.clear()
+        with caplog.at_level(logging.ERROR):
+            try:
+                state = reopen(folder, ("security", "host"))
+            except StoreError as error:
+                assert f"{folder / STATE} is damaged" in str(error), seed  # noqa: PT017
+            else:
+                assert caplog.records or contents(state) == before, seed
+                state.close()
+        shutil.rmtree(folder)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,175 @@
+"""What the state of a board, a gateway and a split training is where another model or run begins.
+
+tests/sim/test_stores.py shows what each event leaves.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ternmesh.federated.events import (
+    Advanced,
+    CountersReserved,
+    Joined,
+    Refused,
+    RoundExtended,
+    SettingsTaken,
+    UpdateMade,
+    WorkReady,
+)
+from ternmesh.federated.gateway.partial_aggregate import (
+    PartialAggregateSettled,
+    RunFollowed,
+    VersionReached,
+)
+from ternmesh.federated.local_update import make_update
+from ternmesh.federated.state import NO_RUN
+from ternmesh.link.events import FrameArrived, LinkRefused, ObjectArrived
+from ternmesh.plan import make_plan
+from ternmesh.wire.global_update import certify, hash_global_update
+from ternmesh_store.gateway_store import GatewayStore
+from ternmesh_store.host_store import HostStore
+from ternmesh_store.link_store import LinkStore
+from ternmesh_store.node_store import NodeStore
+from ternmesh_store.split_store import Checkpoint, SplitStore
+
+MODEL, OTHER_MODEL = bytes(range(32)), bytes(32)
+DIMENSION, RUN = 50, b"run-0001"
+PLAN = make_plan(DIMENSION, rounds=5, local_steps=1, learning_rate=0.1)
+VECTOR = np.arange(DIMENSION, dtype=np.float32)
+PENDING = make_update(VECTOR, MODEL, 3, 9, PLAN)
+LEARNED = (
+    Joined(RUN, 7, PLAN),
+    CountersReserved(8192),
+    Advanced(3, b"adapter-hash-v3", np.arange(DIMENSION, dtype=np.int32), VECTOR, False),
+    UpdateMade(PENDING),
+)
+KEY, OTHER_GRAPH, OTHER_START, OTHER_SHAPE = (
+    b"".join(bytes([number]) * 32 for number in numbers)
+    for numbers in ((1, 1, 1), (1, 2, 2), (1, 1, 2), (2, 2, 1))
+)
+
+
+@pytest.mark.parametrize(
+    ("key", "other", "is_kept"),
+    [
+        (KEY, OTHER_GRAPH, True),
+        (KEY, OTHER_START, False),
+        (KEY, OTHER_SHAPE, False),
+        (b"", KEY, False),
+        (KEY, b"", False),
+    ],
+    ids=["another graph", "what was exported", "another shape", "unknown before", "unknown now"],
+)
+def test_another_model_keeps_what_its_adapter_can_take(reopen, key, other, is_kept) -> None:
+    store = NodeStore(reopen())
+    store.load(MODEL, DIMENSION, key)
+    for event in (*LEARNED, SettingsTaken(4, (0, 61, 0, 0))):
+        store.record(event)
+    store.put("moments", b"of the first model")
+    store.commit()
+    for model, its_key in ((OTHER_MODEL, other), (OTHER_MODEL, other), (MODEL, key)):
+        state = store.load(model, DIMENSION, its_key)
+        assert (state.run, state.version, state.pending, state.counter) == (NO_RUN, 0, None, 8192)
+        assert not state.residual.any()
+        assert (state.before is not None) == is_kept
+        if state.before is not None:
+            assert state.before.model_q24.tolist() == list(range(DIMENSION))
+            assert np.array_equal(state.before.residual, PENDING.corrected)
+        assert store.get("moments") is None
+        store = NodeStore(reopen())
+        assert store.settings() == (4, (0, 61, 0, 0)), "they are of the board, not of the model"
+
+
+def test_a_board_keeps_as_many_global_updates_as_it_is_told(reopen) -> None:
+    store = NodeStore(reopen())
+    store.load(MODEL, DIMENSION)
+    store.record(LEARNED[0])
+    for version in (1, 2, 3):
+        content = certify(b"%d" % version)
+        reached = hash_global_update(b"%d" % version)
+        chained = replace(LEARNED[2], version=version, global_hash=reached, content=content)
+        store.record(replace(chained, oldest=version - 1))
+    store.record(Joined(RUN, 9, PLAN))
+    state = store.load(MODEL, DIMENSION)
+    assert [link.version for link in state.chain] == [2, 3]
+    assert (state.address, state.version) == (9, 3), "the run goes on under another address"
+
+
+def test_the_vectors_that_are_loaded_may_be_changed(reopen) -> None:
+    state = NodeStore(reopen()).load(MODEL, DIMENSION)
+    state.model_q24[:] += 1
+    state.residual[:] += 1.0
+
+
+@pytest.mark.parametrize(
+    ("make", "event"),
+    [
+        (NodeStore, Refused("host", "seal")),
+        (NodeStore, WorkReady(0)),
+        (HostStore, Refused("ada", "seal")),
+        (HostStore, RoundExtended(0, 60.0)),
+        (LinkStore, FrameArrived("n1", b"frame")),
+        (LinkStore, LinkRefused("n1", "seal")),
+    ],
+)
+def test_what_needs_no_disk_is_not_written(reopen, make: Any, event: Any) -> None:
+    store = make(reopen())
+    store.record(event)
+    assert not store.changed
+
+
+def test_a_gateway_of_another_run_or_model_begins_with_nothing_but_the_counter(reopen) -> None:
+    store = GatewayStore(reopen())
+    for run, model in ((b"another!", MODEL), (NO_RUN, OTHER_MODEL)):
+        store.load(MODEL, DIMENSION)
+        for event in (
+            CountersReserved(4096),
+            RunFollowed(RUN, PLAN),
+            PartialAggregateSettled(VECTOR, is_counted=True),
+            VersionReached(2),
+        ):
+            store.record(event)
+        assert np.array_equal(store.load(MODEL, DIMENSION).residual, VECTOR)
+        if run != NO_RUN:
+            store.record(RunFollowed(run, PLAN))
+        state = store.load(model, DIMENSION)
+        assert (state.run, state.version, state.counter) == (run, 0, 4096)
+        assert not state.residual.any()
+
+
+def test_the_checkpoint_of_a_split_training_is_kept_from_its_commit_on(reopen) -> None:
+    store = SplitStore(reopen())
+    assert (store.counter(), store.boards(), store.load(("weights",))) == (0, (), None)
+    store.reserve(4096)
+    store.add_board(2, "theo")
+    store.add_board(1, "nicolas")
+    first = Checkpoint(MODEL, RUN, {"theo": 20}, {"weights": b"abc"}, {"lost": 2})
+    store.save(first)
+    store.commit()
+    store.save(Checkpoint(MODEL, RUN, {"theo": 40}, {"weights": b"later"}))
+    store.reserve(8192)
+    store = SplitStore(reopen())
+    assert store.counter() == 4096
+    assert store.boards() == ((1, "nicolas"), (2, "theo"))
+    assert store.load(("weights", "others")) == first
+    store.forget()
+    assert (store.counter(), store.boards(), store.load(())) == (4096, (), None)
+
+
+def test_the_inbox_keeps_objects_in_order_until_they_are_taken(reopen) -> None:
+    store = LinkStore(reopen())
+    for number in range(6):
+        store.record(ObjectArrived(f"n{number % 2}", b"%04d" % number, b"object %d" % number))
+    store.commit()
+    for commit in (False, True):
+        store = LinkStore(reopen())
+        for place, _, _ in store.inbox()[1:3]:
+            store.take(place)
+        if commit:
+            store.commit()
+        held = [payload for _, _, payload in LinkStore(reopen()).inbox()]
+        numbers = (0, 3, 4, 5) if commit else range(6)
+        assert held == [b"object %d" % number for number in numbers]
