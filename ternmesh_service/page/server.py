@@ -9,11 +9,9 @@ import contextlib
 import hmac
 import json
 import logging
-import secrets
 import socket as sockets
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,11 +40,9 @@ CONNECTIONS_MAX = 100
 FIRST_S = 10.0  # a connection without a request for so long is closed
 ACTIONS_MAX, SAMPLES_S = 8, 60.0  # at once; the longest wait for an answer about samples
 REQUEST_MAX = 1 << 16  # bytes of an action
-NONCES_MAX, NONCE_S = 64, 60.0
 POLL_S, POLL_LONGEST_S = 1.0, 10.0
 SHARE = 30  # the least time between two polls, in times that the last one took
 ALIVE_S = 15.0  # after so long without news a line goes out, so that a proxy keeps the connection
-NONCE = "nonce"
 # The requests to the control socket that the page may make: the values of each, and further keys
 ACTIONS: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
     BOARDS: (frozenset(), frozenset({"set", "mute"})),
@@ -55,6 +51,7 @@ ACTIONS: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
         frozenset({"limit", "keys", "label"}),
     ),
 }
+NO_ACTION = "this is no action of the page: load it again"
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -90,25 +87,6 @@ class _Connection(H11Protocol):
             self.transport.close()
 
 
-class Nonces:
-    """One-time numbers for actions, so that a recorded one cannot be sent again."""
-
-    def __init__(self) -> None:
-        self._ends: OrderedDict[str, float] = OrderedDict()
-
-    def make(self, now: float) -> str:
-        """A new one, valid for `NONCE_S`."""
-        nonce = secrets.token_urlsafe(16)
-        self._ends[nonce] = now + NONCE_S
-        if len(self._ends) > NONCES_MAX:
-            self._ends.popitem(last=False)
-        return nonce
-
-    def take(self, nonce: str, now: float) -> bool:
-        """Whether it is valid; it is not any more after this."""
-        return self._ends.pop(nonce, 0.0) > now
-
-
 class Page:
     """Answers the requests of browsers. All calls come from the event loop of its thread."""
 
@@ -116,7 +94,6 @@ class Page:
         self._config = config
         self._token = token
         self._socket = socket
-        self._nonces = Nonces()
         self._feed = PageFeed()
         self._news = asyncio.Event()  # of the next change; each change has its own
         self._has_ended = False
@@ -132,7 +109,6 @@ class Page:
             Route("/", self._guarded(self._static), methods=["GET"]),
             Route("/static/{name}", self._guarded(self._static), methods=["GET"]),
             Route("/events", self._guarded(self._events), methods=["GET"]),
-            Route("/nonce", self._guarded(self._make_nonce), methods=["POST"]),
             Route("/act", self._guarded(self._act), methods=["POST"]),
         ]
         other = {HTTPException: self._guarded(self._nothing)}
@@ -262,24 +238,17 @@ class Page:
         rounds = [self._feed.rounds[version] for version in sorted(self._feed.rounds)]
         return self._feed.take(parts(status, rounds, now))
 
-    async def _make_nonce(self, request: Request) -> Response:
-        self._check_token(request)
-        return JSONResponse({NONCE: self._nonces.make(time.monotonic())})
-
     async def _act(self, request: Request) -> Response:
-        """Pass an action on to the process: `{"nonce": ..., "ask": {...}}`."""
+        """Pass an action on to the process."""
         self._check_token(request)
         try:
-            content = json.loads(await _body(request, REQUEST_MAX))
-            nonce, asked = content[NONCE], dict(content["ask"])
+            asked = dict(json.loads(await _body(request, REQUEST_MAX)))
             key = next(key for key in ACTIONS if key in asked)
-            value = str(asked[key])
-        except (ValueError, KeyError, TypeError, StopIteration, RecursionError) as error:
-            raise RequestRefused(400, "this is no action of the page: load it again") from error
-        self._take_nonce(nonce)
+        except (ValueError, TypeError, StopIteration, RecursionError) as error:
+            raise RequestRefused(400, NO_ACTION) from error
         values, further_keys = ACTIONS[key]
-        if (values and value not in values) or not asked.keys() <= {key, *further_keys}:
-            raise RequestRefused(400, "this is no action of the page: load it again")
+        if (values and str(asked[key]) not in values) or not asked.keys() <= {key, *further_keys}:
+            raise RequestRefused(400, NO_ACTION)
         if self._actions >= ACTIONS_MAX:
             raise RequestRefused(503, "too many actions at once: wait for the answers")
         self._actions += 1
@@ -288,12 +257,6 @@ class Page:
             return JSONResponse(await asyncio.to_thread(ask, self._socket, asked, wait_s))
         finally:
             self._actions -= 1
-
-    def _take_nonce(self, nonce: object) -> None:
-        if not self._nonces.take(str(nonce), time.monotonic()):
-            raise RequestRefused(
-                409, "this action was taken before, or waited too long: try it again"
-            )
 
 
 def _host_name(host: str) -> str:

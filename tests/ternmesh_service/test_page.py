@@ -260,17 +260,11 @@ class Site:
         if token is not None:
             own["Authorization"] = f"Bearer {token}"
         names = {name.replace("_", "-"): value for name, value in headers.items()}
-        data = json.dumps(body).encode() if isinstance(body, dict | list) else body
-        connection.request(method, path, data, {**own, **names})
+        connection.request(method, path, body, {**own, **names})
         return connection.getresponse()
 
-    def nonce(self) -> str:
-        nonce: str = json.load(self.open("POST", "/nonce", token=self.token))["nonce"]
-        return nonce
-
-    def act(self, ask: Any, nonce: str | None = None, **options: Any) -> tuple[int, Any]:
-        body = {"nonce": self.nonce() if nonce is None else nonce, "ask": ask}
-        answer = self.open("POST", "/act", body, **{"token": self.token, **options})
+    def act(self, ask: Any, **options: Any) -> tuple[int, Any]:
+        answer = self.open("POST", "/act", json.dumps(ask), **{"token": self.token, **options})
         return answer.status, json.load(answer)
 
     def news(self, response: http.client.HTTPResponse) -> Any:
@@ -316,9 +310,8 @@ def site(shared: Site, monkeypatch: pytest.MonkeyPatch) -> Site:
 def test_all_may_read_on_this_machine_and_only_the_token_acts(site: Site) -> None:
     assert site.open("GET", "/").status == 200
     assert "board ada" in site.news(site.open("GET", "/events"))["parts"]
-    for path in ("/nonce", "/act"):
-        for token in (None, "", "wrong", site.token[:-1]):
-            assert site.open("POST", path, {}, token=token).status == 401
+    for token in (None, "", "wrong", site.token[:-1]):
+        assert site.open("POST", "/act", "{}", token=token).status == 401
     assert site.open("GET", "/events", token="wrong").status == 401, "a page with an old token"
     assert site.asked == []
 
@@ -330,22 +323,10 @@ def test_behind_a_proxy_nothing_is_read_without_the_token(start: Any) -> None:
     assert site.news(stream)["parts"]
 
 
-def test_an_action_reaches_the_process_once(site: Site) -> None:
-    nonce = site.nonce()
+def test_an_action_reaches_the_process(site: Site) -> None:
     ask = {"boards": "ada", "set": {"pause": 1}}
-    assert site.act(ask, nonce) == (200, {"said": "done"})
-    status, answer = site.act(ask, nonce)
-    assert (status, site.asked) == (409, [ask])
-    assert "taken before" in answer["error"]
-
-
-def test_a_nonce_ends(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "NONCE_S", 0.0)
-    assert site.act(MUTE)[0] == 409
-    monkeypatch.setattr(server, "NONCES_MAX", 1)
-    monkeypatch.setattr(server, "NONCE_S", 60.0)
-    first, _ = site.nonce(), site.nonce()
-    assert site.act(MUTE, first)[0] == 409, "at most so many wait"
+    assert site.act(ask) == (200, {"said": "done"})
+    assert site.asked == [ask]
 
 
 NO_ACTIONS: list[Any] = [
@@ -388,11 +369,11 @@ def test_another_site_or_what_is_no_action_is_refused(
 @given(body=st.binary(max_size=200) | st.recursive(
     st.none() | st.booleans() | st.text(max_size=9),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
-        st.sampled_from(["nonce", "ask", "boards", "data", "x"]), inner, max_size=4),
+        st.sampled_from(["backup", "data", "x"]), inner, max_size=4),
 ).map(lambda value: json.dumps(value).encode()))  # fmt: skip
 def test_any_body_is_an_answer(shared: Site, body: bytes) -> None:
     answer = shared.open("POST", "/act", body, token=shared.token)
-    assert answer.status in (400, 409)
+    assert answer.status == 400
     assert json.load(answer)["error"]
 
 
@@ -405,7 +386,7 @@ def test_answers_say_what_a_browser_may_do_with_them(site: Site) -> None:
         assert "Set-Cookie" not in answer.headers
     assert site.open("GET", "/static/..%2Fserver.py").status == 404
     assert site.open("GET", "/static/none.js").status == 404
-    for path in ("/etc/passwd", "/static/" + "a" * 3000, "/nonce/"):
+    for path in ("/etc/passwd", "/static/" + "a" * 3000, "/act/"):
         answer = site.open("GET", path)
         assert answer.status == 404
         assert "Content-Security-Policy" in answer.headers

@@ -58,13 +58,9 @@ async function readEvents(body, take) {
   }
 }
 
-async function nonce() {
-  return (await read(await fetch("/nonce", { method: "POST", headers: headers() }))).nonce;
-}
-
 /** The answer of the process to a request; an Error with its sentence where it refuses. */
 export async function act(ask) {
-  const body = JSON.stringify({ nonce: await nonce(), ask });
+  const body = JSON.stringify(ask);
   const type = { "Content-Type": "application/json" };
   return read(await fetch("/act", { method: "POST", headers: headers(type), body }));
 }
