@@ -134,8 +134,8 @@ class StoredGateway(Stored, simdisks.GatewayDisk):
 class StoredLink(Stored, simlink.Disk):
     make_store = LinkStore
 
-    def __init__(self, *states: LinkState) -> None:
-        super().__init__(*states)
+    def __init__(self, committed: LinkState, working: LinkState) -> None:
+        super().__init__(committed, working)
         self.open_store(type(self).new_file())
         self.file.insert("link_number", self.committed.number)
 
