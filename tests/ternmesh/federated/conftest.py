@@ -34,6 +34,7 @@ class Keys:
         self.host = self.identity(HOST, Role.HOST)
         self.members = {name: self.identity(name) for name in names}
         self.kept: dict[str, dict[object, object]] = {}
+        self.revoked: set[str] = set()
 
     def identity(self, name: str, role: Role = Role.NODE) -> Identity:
         return make_identity(name, role, self._entropy.bytes(64))
@@ -42,6 +43,8 @@ class Keys:
         member_list = MemberList(found_fleet("garden", self.host.public))
         for own in self.members.values():
             member_list.enrol(own.public)
+        for name in self.revoked:
+            member_list.revoke(name)
         return member_list
 
     def security(self, name: str, counter: int = 0, own: Identity | None = None) -> SecurityLayer:

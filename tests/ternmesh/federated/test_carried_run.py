@@ -9,7 +9,6 @@ import pytest
 
 from ternmesh.federated.events import Advanced, GlobalUpdateMade, RunAdopted, WorkReady
 from ternmesh.federated.host import HostProtocol
-from ternmesh.federated.node import NodeProtocol
 from ternmesh.federated.state import HostState, new_host_state
 from ternmesh.security.membership import HOST
 from ternmesh.wire import control
@@ -100,20 +99,12 @@ def test_a_carried_run_begins_with_the_adapter_and_each_residual(bench: Any) -> 
     assert host.phase == FINISHED
 
 
-class OldNode(NodeProtocol):
-    """A node of the version before: it remembers nothing."""
-
-    before = property(lambda self: None, lambda self, _: None)
-
-
-@pytest.mark.parametrize("who", ["behind", "old", "away for a run"])
+@pytest.mark.parametrize("who", ["behind", "away for a run"])
 def test_who_does_not_have_the_adapter_gets_a_snapshot(bench: Any, who: str) -> None:
     # R6.11-5
     yan = bench.nodes["yan"]
     if who == "behind":
         yan.model_q24 = yan.model_q24 + 1  # another adapter than the one of the last version
-    elif who == "old":
-        yan.__class__ = OldNode
     else:
         del bench.nodes["yan"]
         bench.host.settings = replace(bench.host.settings, min_peers=1)

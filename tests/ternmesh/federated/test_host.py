@@ -4,17 +4,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from ternmesh.errors import WireError
 from ternmesh.federated import open_round
 from ternmesh.federated.aggregation import encode_update
-from ternmesh.federated.events import GlobalUpdateMade, Refused, UpdateForgotten, WorkReady
+from ternmesh.federated.events import GlobalUpdateMade, Refused, UpdateForgotten
 from ternmesh.federated.open_round import round_of
 from ternmesh.security.membership import ALL, HOST
 from ternmesh.wire import control, fragments
-from ternmesh.wire.control import FINISHED, GATHERING, OPEN
+from ternmesh.wire.control import OPEN
 from ternmesh.wire.frame import UNASSIGNED, Header, open_seal, seal_open
 from ternmesh.wire.update import (
     CHUNK_KIND,
@@ -60,29 +59,6 @@ def bench(new_bench: New) -> Any:
     made.exchange()
     assert made.host.phase == OPEN
     return made
-
-
-def test_a_run_from_hello_to_finish(new_bench: New) -> None:  # R6.2-1, R6.2-2, R6.2-9
-    bench = new_bench(rounds=2, min_peers=2)
-    theo = bench.add("theo", samples=30)
-    bench.exchange()
-    assert bench.host.phase == GATHERING
-    yan = bench.add("yan", samples=10)
-    bench.exchange()
-    for number in range(2):
-        for seed, node in enumerate((theo, yan)):
-            work = [e for e in bench.events[node.settings.name] if isinstance(e, WorkReady)][-1]
-            assert work.round == number
-            node.submit(number, bench.delta(seed), bench.now)
-        bench.exchange()
-    assert bench.host.phase == FINISHED
-    assert theo.finished
-    assert yan.finished
-    for node in (theo, yan):
-        assert np.array_equal(node.model_q24, bench.host.model_q24)
-        assert node.global_hash == bench.host.global_hash
-    assert bench.host.model_q24.any()
-    assert not any(bench.host.refused.values())
 
 
 FRAMES: dict[str, tuple[str, Callable[[list[bytes]], bytes]]] = {

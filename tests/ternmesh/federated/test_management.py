@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ternmesh import __version__
 from ternmesh.errors import WireError
-from ternmesh.federated.events import BoardChanged, FellSilent, SettingsTaken, UpdateMade
+from ternmesh.federated.events import BoardChanged, SettingsTaken
 from ternmesh.federated.management import (
     LIMITS,
     SCALES,
@@ -104,13 +104,6 @@ def test_values_read_as_written_or_are_the_nearest(found: dict[str, int]) -> Non
     for name, value in found.items():
         scale = SCALES.get(name, 1)
         assert again[name] == min(max(0, scale * value), INTEGER_MAX - 1) / scale
-
-
-@given(st.lists(st.integers(0, INTEGER_MAX), max_size=32).map(tuple))
-def test_any_array_has_values_of_known_names_alone(numbers: tuple[int, ...]) -> None:
-    found = unpack(VALUES, numbers)
-    assert found.keys() <= set(VALUES)
-    assert pack(VALUES, found)[: len(numbers)] == numbers[: len(VALUES)]
 
 
 @given(st.dictionaries(st.sampled_from([*LIMITS, "shell"]), st.integers(-2, 90_000)))
@@ -266,23 +259,6 @@ def test_a_paused_board_sends_no_work_and_no_round_waits_for_it(bench: Any) -> N
     bench.exchange()
     assert bench.host.round.delivered(theo.address) == "whole"
     assert bench.host.nodes[theo.address].active
-
-
-@pytest.mark.parametrize(("silence", "event"), [(0, UpdateMade), (1, FellSilent)])
-def test_a_board_has_its_own_silence(new_bench: New, silence: int, event: type) -> None:
-    quiet = {"silence": 0.0001 if silence else 0.999, "silence_rounds": 3}
-    bench = new_bench(rounds=9, plan=quiet)
-    theo = bench.add("theo")
-    theo.joining.management = BoardManagement(1, pack(LIMITS, {"silence": silence}), LIMITS)
-    bench.exchange()
-    theo.submit(0, 10 * bench.delta(0), bench.now)
-    bench.exchange()
-    before = bench.count("theo", event)
-    little = bench.delta(1)
-    theo.residual = np.zeros_like(theo.residual)
-    theo.submit(1, little, bench.now)
-    bench.take("theo")
-    assert bench.count("theo", event) == before + 1
 
 
 # Attacks

@@ -9,7 +9,7 @@ import pytest
 
 from ternmesh.errors import WireError
 from ternmesh.federated.aggregation import read_step
-from ternmesh.federated.events import GlobalUpdateMade
+from ternmesh.federated.events import GlobalUpdateMade, Refused, SecurityChanged, UpdateForgotten
 from ternmesh.federated.state import new_host_state
 from ternmesh.plan import to_numbers
 from ternmesh.security.identity import Role
@@ -27,6 +27,7 @@ from ternmesh.wire.global_update import (
     write_global_update,
 )
 from ternmesh.wire.update import NO_SIGNATURE
+from tests.sim.simdisks import HostDisk
 
 New = Callable[..., Any]
 
@@ -393,3 +394,103 @@ def test_a_snapshot_names_its_model(bench: Any) -> None:
     data = certify(write_global_snapshot(whole))
     with pytest.raises(WireError, match="another model"):
         read_step(data, bench.plan.dimension, bytes(range(32)), lambda *_: None)
+
+
+# Revoked nodes do not count, at any time
+
+
+@pytest.fixture
+def revoking(new_bench: New) -> Any:
+    """An open round of three nodes; nothing falls due by itself."""
+    names = ("theo", "yan", "mallory")
+    made = new_bench(min_peers=1, deadline_s=3000, keys=names, plan={"announce_s": 600})
+    for name in names:
+        made.add(name)
+    settle(made)
+    return made
+
+
+def test_what_a_node_sent_before_the_host_stopped_does_not_count_if_it_was_revoked(
+    revoking: Any,
+) -> None:
+    theo, mallory = revoking.nodes["theo"], revoking.nodes["mallory"]
+    for node in (theo, mallory):
+        node.submit(0, revoking.delta(node.address), revoking.now)
+    revoking.exchange()
+    assert revoking.host.round.delivered(mallory.address) == "whole"
+    disk = HostDisk(revoking.host.run, revoking.plan)
+    for event in revoking.events[HOST]:
+        disk.record(event)
+    disk.commit()
+    revoking.keys.revoked.add("mallory")
+    again = revoking.restart_host(replace(disk.load(), counter=1 << 16))
+    again.nodes[theo.address].in_step = True  # it was heard since
+    again.handle_timeout(revoking.now + 3001)
+    events = []
+    while (event := again.next_event()) is not None:
+        events.append(event)
+    assert UpdateForgotten(mallory.address, 0) in events
+    assert UpdateForgotten(theo.address, 0) not in events
+    [made] = [event for event in events if isinstance(event, GlobalUpdateMade)]
+    assert [row.address for row in made.counted] == [theo.address]
+
+
+@pytest.mark.parametrize("way", ["exclude", "timeout", "packet"])
+def test_a_reference_never_goes_out_before_the_key_that_it_is_under(
+    revoking: Any, way: str
+) -> None:
+    # R9.3-11
+    revoking.nodes["theo"].submit(0, revoking.delta(0), revoking.now)
+    if way != "packet":
+        revoking.nodes["yan"].submit(0, revoking.delta(0), revoking.now)
+    revoking.exchange()
+    assert revoking.host.version == 0
+    for node in revoking.nodes.values():
+        node.refused.clear()
+    revoking.host.channel.authenticator._member_list.revoke("mallory")
+    revoking.host.channel.sealing.rekey()
+    if way == "exclude":
+        revoking.host.exclude("mallory", revoking.now)
+    elif way == "packet":
+        revoking.nodes["yan"].submit(0, revoking.delta(0), revoking.now)
+        frames = [frame for _, frame in revoking.take("yan")]
+        revoking.host.receive_frames("yan", frames, revoking.now)  # in one message
+    else:
+        revoking.host.deadline = revoking.now
+        revoking.host.handle_timeout(revoking.now)
+    revoking.exchange()
+    assert revoking.host.version == 1
+    for name in ("theo", "yan"):
+        assert revoking.nodes[name].version == 1
+        assert not revoking.nodes[name].refused
+
+
+def test_a_key_is_given_at_once_also_where_somebody_who_never_joined_was_revoked(
+    revoking: Any,
+) -> None:
+    revoking.host.channel.sealing.rekey()
+    revoking.host.exclude("shed", revoking.now)
+    revoking.exchange()
+    for node in revoking.nodes.values():
+        assert node.channel.sealing.broadcast_name == revoking.host.channel.sealing.broadcast_name
+
+
+def test_forged_broadcasts_write_nothing(revoking: Any) -> None:  # R9.3-14
+    """A member can seal one, and not sign it: each is refused, and none may cost an fsync."""
+    theo, listener = revoking.nodes["theo"], revoking.nodes["mallory"].channel.sealing._listener
+    keys, found = listener._keys, []
+    for number in range(20):
+        counter = listener._near + 1000 + number
+        head = bytes((1 << 5 | 1 << 2 | (keys.state.epoch & 1) << 1, 255, 255))
+        head += (counter & 0xFFFFFF).to_bytes(3, "little")
+        frame = head + keys.cipher(counter).seal(nonce(0xFFFF, counter), head, b"\x0e" + bytes(70))
+        theo.receive_frames(HOST, [frame], revoking.now)
+        while (event := theo.next_event()) is not None:
+            found.append(type(event))
+    assert theo.refused["signature"] == 20
+    assert found == [Refused] * 20
+    theo.submit(0, revoking.delta(0), revoking.now)
+    revoking.take("theo")
+    assert isinstance(revoking.last("theo", SecurityChanged), SecurityChanged), (
+        "with what is sent next"
+    )
