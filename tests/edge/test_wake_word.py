@@ -145,8 +145,8 @@ async def described(uri: str) -> Info:
     async with AsyncClient.from_uri(uri) as client:
         await client.write_event(Describe().event())
         event = await client.read_event()
-        assert event is not None
-        return Info.from_event(event)
+    assert event is not None
+    return Info.from_event(event)
 
 
 def test_the_service_describes_itself(predictor) -> None:

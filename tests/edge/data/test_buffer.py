@@ -1,6 +1,3 @@
-import signal
-import subprocess
-import sys
 from dataclasses import replace
 from typing import Any, cast
 
@@ -14,7 +11,6 @@ from edge.data.feed import Rehearsal
 from edge.data.sources import Label, Sample, sample_bytes
 from edge.errors import DataError
 from edge.onnx.session import LoadedModel
-from ternmesh_store.state_file import StateFile
 from tests.edge.data.conftest import NewBuffer
 
 
@@ -156,52 +152,6 @@ def test_it_behaves_as_a_list_would(tiny, new_buffer, batches) -> None:
         assert sorted(fresh) == sorted(set(done) & set(labelled))
         assert numbers(buffer) == labelled
         assert buffer.waiting == len(waiting)
-
-
-WRITER = """
-import sys
-from pathlib import Path
-import numpy as np
-from edge.data.buffer import ReplayBuffer
-from edge.onnx.session import load_model
-from edge.data.sources import Label, Sample
-from ternmesh_store.state_file import StateFile
-
-package = load_model(Path(sys.argv[1])).package
-state = StateFile(Path(sys.argv[2]))
-state.open()
-buffer = ReplayBuffer(state, package, 100_000, 1 << 30)
-buffer.load()
-number = 0
-while True:
-    buffer.add([Sample(str(number), {"x": np.full(6, number)})])
-    buffer.add([Label(str(number), {"t": np.full(3, -number)})])
-    print(number, flush=True)
-    number += 1
-"""
-
-
-@pytest.mark.nightly
-def test_what_was_committed_survives_kill_9(tiny, tmp_path) -> None:
-    for _ in range(2):
-        writer = subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(tiny.folder), str(tmp_path / "state")],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert writer.stdout is not None
-        told = [int(writer.stdout.readline()) for _ in range(25)]
-        writer.send_signal(signal.SIGKILL)
-        told += [int(line) for line in writer.stdout.read().split()]
-        writer.wait()
-        state = StateFile(tmp_path / "state")
-        state.open()
-        buffer = ReplayBuffer(state, tiny.package, 100_000, 1 << 30)
-        buffer.load()
-        kept = numbers(buffer)
-        buffer.forget([row for rows in buffer.groups().values() for row in rows])
-        state.close()
-        assert kept[: len(told)] == told
 
 
 class Files:
