@@ -245,7 +245,7 @@ class Login:
 
     mtu = 4096
 
-    def __init__(self, *, connected: bool = True) -> None:
+    def __init__(self, connected: bool = True) -> None:
         self.connected = connected
         self.inbox: list[Any] = []
         self.sent: list[Any] = []
@@ -253,8 +253,7 @@ class Login:
     def open(self) -> None:
         pass
 
-    def close(self) -> None:
-        pass
+    close = open
 
     def send(self, peer: str, frames: Sequence[bytes]) -> int:
         if not self.connected:
@@ -266,64 +265,64 @@ class Login:
         return self.inbox.pop(0) if self.inbox else None
 
 
-def neighbourhood(**is_connected: bool) -> tuple[Gateway, Login, dict[str, Login]]:
+class Neighbourhood:
     """A gateway whose radio brings what a test puts into its inbox."""
-    network = {board: Login(connected=connected) for board, connected in is_connected.items()}
-    radio = Login()
-    return Gateway(radio, network), radio, network
 
+    def __init__(self, **is_connected: bool) -> None:
+        self.logins = {board: Login(connected) for board, connected in is_connected.items()}
+        self.radio = Login()
+        self.gateway = Gateway(self.radio, self.logins)
 
-def say(radio: Login, board: str, count: int = 1, size: int = 100) -> None:
-    radio.inbox += [Arrival(board, (frame,), len(frame)) for frame in frames(count, size=size)]
+    def say(self, board: str, count: int = 1, size: int = 100) -> None:
+        self.radio.inbox += [Arrival(board, (f,), len(f)) for f in frames(count, size=size)]
+
+    def turn(self, turns: int = 20) -> None:
+        for _ in range(turns):
+            self.gateway.turn(0.0)
+
+    def sent(self) -> dict[str, int]:
+        return {board: len(login.sent) for board, login in self.logins.items()}
 
 
 def test_a_board_whose_login_is_refused_holds_up_nobody() -> None:
     """Whoever reaches the radio may speak in its name, for its seals are opened by the host."""
-    gateway, radio, network = neighbourhood(thief=False, ada=True, bo=True)
-    say(radio, "thief", 3)
-    for board in ("ada", "bo"):
-        say(radio, board, 5)
-    for _ in range(20):
-        gateway.turn(0.0)
-    assert [len(network[board].sent) for board in ("thief", "ada", "bo")] == [0, 5, 5]
-    network["thief"].connected = True
-    while gateway.turn(0.0):
-        pass
-    assert [frame for _, (frame,) in network["thief"].sent] == frames(3, size=100)
-    assert gateway.frames_lost == 0
+    near = Neighbourhood(thief=False, ada=True, bo=True)
+    for board, count in (("thief", 3), ("ada", 5), ("bo", 5)):
+        near.say(board, count)
+    near.turn()
+    assert near.sent() == {"thief": 0, "ada": 5, "bo": 5}
+    near.logins["thief"].connected = True
+    near.turn()
+    assert [frame for _, (frame,) in near.logins["thief"].sent] == frames(3, size=100)
+    assert near.gateway.frames_lost == 0
 
 
 @pytest.mark.parametrize(("size", "count"), [(1, UP_MAX), (60_000, UP_BYTES_MAX // 60_010)])
 def test_what_waits_for_a_refused_login_is_bounded(size: int, count: int) -> None:
-    gateway, radio, network = neighbourhood(thief=False, ada=True)
-    say(radio, "thief", count + 3, size)
-    say(radio, "ada")
-    for _ in range(count + 10):
-        gateway.turn(0.0)
-    assert gateway.frames_lost == 3
-    assert len(network["ada"].sent) == 1
-    network["thief"].connected = True
-    while gateway.turn(0.0):
-        pass
-    assert len(network["thief"].sent) == count
+    near = Neighbourhood(thief=False, ada=True)
+    near.say("thief", count + 3, size)
+    near.say("ada")
+    near.turn(count + 10)
+    assert (near.gateway.frames_lost, near.sent()["ada"]) == (3, 1)
+    near.logins["thief"].connected = True
+    near.turn(count + 10)
+    assert near.sent()["thief"] == count
 
 
 def test_nothing_is_taken_from_the_radio_while_no_login_holds() -> None:
-    gateway, radio, network = neighbourhood(ada=False, bo=False)
-    say(radio, "ada", 9)
-    for _ in range(20):
-        gateway.turn(0.0)
-    assert len(radio.inbox) == 8
-    network["bo"].connected = True
-    for _ in range(20):
-        gateway.turn(0.0)
-    assert radio.inbox == []
+    near = Neighbourhood(ada=False, bo=False)
+    near.say("ada", 9)
+    near.turn()
+    assert len(near.radio.inbox) == 8
+    near.logins["bo"].connected = True
+    near.turn()
+    assert near.radio.inbox == []
 
 
 def test_what_is_said_to_all_is_taken_from_a_board_that_is_connected() -> None:
-    gateway, radio, network = neighbourhood(thief=False, ada=True, bo=True)
+    near = Neighbourhood(thief=False, ada=True, bo=True)
     [everybodys] = frames(1, address=BROADCAST)
     for board in ("ada", "bo"):
-        network[board].inbox.append(Arrival(HOST, (everybodys,), 30))
-    gateway.turn(0.0)
-    assert radio.sent == [(ALL, (everybodys,))]
+        near.logins[board].inbox.append(Arrival(HOST, (everybodys,), 30))
+    near.turn(1)
+    assert near.radio.sent == [(ALL, (everybodys,))]
