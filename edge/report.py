@@ -110,11 +110,11 @@ def _read(sensor: Callable[[], float]) -> float | None:
 def summary(node: Node) -> str:
     """The line of `systemctl status`."""
     protocol, last = node.protocol, node.evaluation.last
-    of = "" if protocol.plan is None else of_rounds(protocol.plan.rounds)
+    rounds = "" if protocol.plan is None else of_rounds(protocol.plan.rounds)
     metric = last.metric if last else None
     shown = "" if metric is None else f", {node.package.metric} {metric:.4f}"
     why = f", {node.throttle.reason}" if node.throttle.causes else ""
-    return f"{_activity(node)}{why}; global adapter {protocol.version}{of}{shown}"
+    return f"{_activity(node)}{why}; global adapter {protocol.version}{rounds}{shown}"
 
 
 def rss_mib() -> float | None:

@@ -49,7 +49,7 @@ def measure(root: Path = Path("/")) -> Readings:
     shares = [_SOME.findall(_text(file)) for file in (root / "proc/pressure/memory", *files)]
     return Readings(
         max((value for zone in zones for value in _temperatures(zone)), default=None),
-        max((float(share) for found in shares for share in found), default=None),
+        max((float(share) for values in shares for share in values), default=None),
         _power_w(root),
     )
 

@@ -98,16 +98,16 @@ class WakeWordService:
     def __init__(self, predictor: Predictor, words: Sequence[str], threshold: float) -> None:
         """DataError where the model knows no words, or not these."""
         specs = input_specs(predictor.package)
-        known = predictor.package.labels
-        if len(specs) != 1 or specs[0].shape[1:] != (FRAMES, MELS) or not known:
+        labels = predictor.package.labels
+        if len(specs) != 1 or specs[0].shape[1:] != (FRAMES, MELS) or not labels:
             raise DataError(
                 f"{predictor.package.name} is no model of words: it needs one input of "
                 f"{(FRAMES, MELS)} log-mel features, and labels"
             )
-        if unknown := [word for word in words if word not in known]:
-            raise DataError(f"the model does not know {unknown[0]!r}: it has {', '.join(known)}")
+        if unknown := [word for word in words if word not in labels]:
+            raise DataError(f"the model does not know {unknown[0]!r}: it has {', '.join(labels)}")
         self._predictor, self._threshold = predictor, threshold
-        self._words = tuple(words) or known
+        self._words = tuple(words) or labels
         self.clients = 0
 
     async def serve(self, uri: str) -> None:

@@ -183,8 +183,8 @@ def begin_rows(
 
     def finish() -> dict[str, Any]:
         stop_at = time.monotonic() + WORK_S
-        found = () if model is None else probabilities(model, package, inputs, stop_at)
-        for row, shares in zip(shown, found, strict=False):
+        predicted = () if model is None else probabilities(model, package, inputs, stop_at)
+        for row, shares in zip(shown, predicted, strict=False):
             if np.isfinite(shares).all():
                 best = np.argsort(-shares, kind="stable")[:GUESSES]
                 row["guesses"] = [[names[at], float(shares[at])] for at in best]

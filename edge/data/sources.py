@@ -150,8 +150,8 @@ def label_arrays(package: ModelPackage, value: Any) -> dict[str, Array]:
         array = convert(np.asarray(number), spec, f"{value!r:.100}", classes=classes)
         return {spec.name: array.reshape(spec.shape[1:])}
     except (ValueError, TypeError, OverflowError) as error:
-        known = ", ".join(class_names(package)) or "no classes"
-        raise DataError(f"{value!r:.100} is no label of {package.name}: it has {known}") from error
+        labels = ", ".join(class_names(package)) or "no classes"
+        raise DataError(f"{value!r:.100} is no label of {package.name}: it has {labels}") from error
 
 
 def convert(
@@ -227,7 +227,7 @@ def open_folder(path: Path, package: ModelPackage, settings: NpzSettings) -> Fol
         with opened_npz(file) as archive:
             parts.append(_survey(file, archive, package, settings))
         count += int(parts[-1].chosen.sum())
-        dtypes = [np.result_type(*found) for found in zip(*(p.dtypes for p in parts), strict=True)]
+        dtypes = [np.result_type(*kinds) for kinds in zip(*(p.dtypes for p in parts), strict=True)]
         sample = sum(
             math.prod(s.shape[1:]) * d.itemsize for s, d in zip(specs, dtypes, strict=True)
         )
@@ -390,8 +390,8 @@ def _samples(
 def array_head(path: Path, archive: Any, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Shape and dtype of an array that may be read: no file needs more memory than is allowed."""
     if name not in archive.files:
-        known = ", ".join(archive.files[:SHOWN_MAX]) or "none"
-        raise DataError(f"{path} has no array {name}: it has {known}")
+        names = ", ".join(archive.files[:SHOWN_MAX]) or "none"
+        raise DataError(f"{path} has no array {name}: it has {names}")
     size = archive.zip.getinfo(f"{name}.npy").file_size
     if size > BYTES_MAX:
         raise DataError(f"{path}: {name} has {size} bytes, more than the {BYTES_MAX} allowed")
@@ -417,9 +417,9 @@ def _look_up(path: Path, archive: Any, name: str, wanted: object) -> object:
     if not isinstance(wanted, str) or names not in archive.files:
         return wanted
     array_head(path, archive, names)
-    known = archive[names]
-    indexes = np.flatnonzero(known == wanted)
+    texts = archive[names]
+    indexes = np.flatnonzero(texts == wanted)
     if not indexes.size:
-        shown = ", ".join(map(str, known.ravel()[:SHOWN_MAX]))
+        shown = ", ".join(map(str, texts.ravel()[:SHOWN_MAX]))
         raise NoData(f"{path}: {name} {wanted!r} is none of {shown}")
     return indexes[0]

@@ -247,11 +247,11 @@ class Gateway:
 
 def _by_peer(board: str, frames: Sequence[bytes]) -> list[tuple[str, list[bytes]]]:
     """Frames for the board, and for all. The address in a frame's header is not encrypted."""
-    found: dict[str, list[bytes]] = {board: [], ALL: []}
+    frames_of: dict[str, list[bytes]] = {board: [], ALL: []}
     for frame in frames:
         address = int.from_bytes(frame[1:3], "little")
-        found[ALL if address == BROADCAST else board].append(frame)
-    return list(found.items())
+        frames_of[ALL if address == BROADCAST else board].append(frame)
+    return list(frames_of.items())
 
 
 def run_gateway(config: GatewayConfig, stop: threading.Event, *, insecure: bool = False) -> None:
@@ -309,8 +309,8 @@ def _check_members(keyring: Keyring | NoKeyring, config: GatewayConfig) -> None:
     if keyring.own.public.role not in HUBS:
         role = keyring.own.public.role.name.lower()
         raise SecurityError(f"{config.name} has the identity of a {role}: a gateway needs its own")
-    known = {member.name for member in keyring.member_list.state.members}
-    if strangers := [board for board in config.boards if board not in known]:
+    members = {member.name for member in keyring.member_list.state.members}
+    if strangers := [board for board in config.boards if board not in members]:
         _log.warning(
             "no keys of %s are known here yet, so their frames are refused until the host has "
             "sent its list of members: enrol them there",

@@ -42,8 +42,8 @@ def _graph(walk: Walk, data: Value, tensors: Tensors) -> bytes:
     for field, value in walk.fields(data, GRAPH):
         if field in ("initializer", "input"):
             assert isinstance(value, memoryview)
-            found = dict(walk.fields(value, TENSOR if field == "initializer" else VALUE))
-            name = bytes(found.get("name", b""))
+            fields = dict(walk.fields(value, TENSOR if field == "initializer" else VALUE))
+            name = bytes(fields.get("name", b""))
             if name in tensors and field == "input":
                 continue
             if name in tensors:

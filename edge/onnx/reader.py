@@ -118,8 +118,8 @@ class _Reader:
         return Model(version, opsets, self._graph(graph))
 
     def _opset(self, data: memoryview) -> tuple[bytes, int]:
-        found = dict(self._walk.fields(data, OPSET))
-        return _name(found.get("domain", _EMPTY)), _number(found.get("version", 0))
+        fields = dict(self._walk.fields(data, OPSET))
+        return _name(fields.get("domain", _EMPTY)), _number(fields.get("version", 0))
 
     def _graph(self, data: memoryview) -> Graph:
         graph = Graph([], [], [], [])
@@ -248,8 +248,8 @@ class _Numbers:
             self._raw = _view(value)
         elif key in TYPED_SIZES:
             assert isinstance(value, memoryview)
-            count, rest = divmod(len(value), TYPED_SIZES[key])
-            if rest:
+            count, partial = divmod(len(value), TYPED_SIZES[key])
+            if partial:
                 raise ModelError(f"a tensor's {key} ends inside a number")
             self._count += count
         else:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -132,11 +132,17 @@ class _Session:
     `provider` says where it runs, and why; it is empty before the first run.
     """
 
-    def __init__(self, path: Path, package: ModelPackage, options: Any, wanted: str) -> None:
-        self._path = path
+    FILE: ClassVar[str]
+    IS_TRAINING: ClassVar[bool]
+
+    def __init__(
+        self, folder: Path, package: ModelPackage, threads: int = 1, provider: str = "cpu"
+    ) -> None:
+        self._path = folder / self.FILE
         self._package = package
-        self._options = options
-        self._wanted = wanted
+        self._options = session_options(threads, is_training=self.IS_TRAINING)
+        self._wanted = provider
+        self._adapter: Arrays = {}  # inputs of each run
         self._failed = ""  # what has failed elsewhere
         self._session: Any = None
         self._has_run = False
@@ -168,9 +174,9 @@ class _Session:
         keep_memory()
         session = onnxruntime.InferenceSession(str(self._path), self._options, providers=providers)
         # Without the libraries of a provider, onnxruntime goes on without it by itself.
-        found, best = session.get_providers()[0], _CHOICES.get(self._wanted, providers)[0]
-        why = self._failed or (f"onnxruntime cannot use {best} here" if found != best else "")
-        before, self.provider = self.provider, f"{found}, as {why}" if why else found
+        actual, best = session.get_providers()[0], _CHOICES.get(self._wanted, providers)[0]
+        why = self._failed or (f"onnxruntime cannot use {best} here" if actual != best else "")
+        before, self.provider = self.provider, f"{actual}, as {why}" if why else actual
         if why and self.provider != before:
             _log.warning("%s runs on %s", self._path.name, self.provider)
         return session
@@ -198,12 +204,8 @@ class Inference(_Session):
     (2, 10)
     """
 
-    def __init__(
-        self, folder: Path, package: ModelPackage, threads: int = 1, provider: str = "cpu"
-    ) -> None:
-        options = session_options(threads, is_training=False)
-        super().__init__(folder / FORWARD, package, options, provider)
-        self._adapter: Arrays = {}
+    FILE = FORWARD
+    IS_TRAINING = False
 
     def use_adapter(self, path: Path) -> None:
         """Predict with the `.onnx_adapter` file at `path` from now on; ModelError if it is bad."""
@@ -221,11 +223,8 @@ class Inference(_Session):
 class TrainStep(_Session):
     """train_step.onnx: loss and gradient of one batch."""
 
-    def __init__(
-        self, folder: Path, package: ModelPackage, threads: int = 1, provider: str = "cpu"
-    ) -> None:
-        options = session_options(threads, is_training=True)
-        super().__init__(folder / TRAIN_STEP, package, options, provider)
+    FILE = TRAIN_STEP
+    IS_TRAINING = True
 
     def run(self, adapter: Vector, batch: Arrays) -> tuple[float, Vector]:
         """Loss and gradient (float32, D) at `adapter` (float32, D) for one batch by name."""
@@ -266,11 +265,11 @@ def adapter_version(path: Path) -> int:
 def read_adapter(path: Path, package: ModelPackage) -> tuple[Vector, int]:
     """The vector (float32, D) and the version in an adapter file; ModelError if it is bad."""
     content = _open_adapter(path)
-    found = {name: value.numpy() for name, value in content.get_parameters().items()}
+    tensors = {name: value.numpy() for name, value in content.get_parameters().items()}
     wanted = {spec.name: spec.shape for spec in package.adapter}
-    if {name: tensor.shape for name, tensor in found.items()} != wanted:
+    if {name: tensor.shape for name, tensor in tensors.items()} != wanted:
         raise ModelError(f"{path} is of another model than {package.name}")
-    vector = np.concatenate([found[name].ravel() for name in wanted])
+    vector = np.concatenate([tensors[name].ravel() for name in wanted])
     return vector.astype(np.float32), int(content.get_adapter_version())
 
 

@@ -80,19 +80,19 @@ def _array(value: Any, spec: TensorSpec) -> np.ndarray[Any, Any]:
     return convert(array, spec, spec.name)
 
 
-def answer(request_id: str | int | None, found: Prediction | Exception, seconds: float) -> Answer:
+def answer(request_id: str | int | None, result: Prediction | Exception, seconds: float) -> Answer:
     """The answer to a request: a prediction, or why there is none."""
-    if isinstance(found, Exception):
-        return {"id": request_id, "error": str(found) or repr(found)}
-    base = {"id": request_id, "version": found.version, "ms": round(1000 * seconds, 3)}
-    if found.output is None:
-        top = [[label, round(probability, 4)] for label, probability in found.top]
-        return {**base, "label": found.label, "uncertain": found.label is None, "top": top}
-    if not np.isfinite(found.output).all():
+    if isinstance(result, Exception):
+        return {"id": request_id, "error": str(result) or repr(result)}
+    base = {"id": request_id, "version": result.version, "ms": round(1000 * seconds, 3)}
+    if result.output is None:
+        top = [[label, round(probability, 4)] for label, probability in result.top]
+        return {**base, "label": result.label, "uncertain": result.label is None, "top": top}
+    if not np.isfinite(result.output).all():
         return {"id": request_id, "error": "the model's output is not finite for this sample"}
-    if found.output.size > OUTPUT_MAX:
+    if result.output.size > OUTPUT_MAX:
         return {"id": request_id, "error": f"the output has more than {OUTPUT_MAX} numbers"}
-    return {**base, "output": found.output.tolist()}
+    return {**base, "output": result.output.tolist()}
 
 
 def as_request(request_id: str | int | None, inputs: Arrays) -> bytes:

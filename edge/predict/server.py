@@ -111,10 +111,10 @@ class PredictionServer:
         self._unposted += max(0, len(samples) - LIVE_MAX)
         certainties = {}
         for start in range(0, len(samples := samples[-LIVE_MAX:]), self._batch_max):
-            for key, seconds, found in self._predicted(samples[start : start + self._batch_max]):
-                if isinstance(found, Prediction) and found.top:
-                    certainties[key] = found.top[0][1]
-                content = answer(key, found, seconds)
+            for key, seconds, result in self._predicted(samples[start : start + self._batch_max]):
+                if isinstance(result, Prediction) and result.top:
+                    certainties[key] = result.top[0][1]
+                content = answer(key, result, seconds)
                 self._unposted += not self._post(partial(self._take_live, content, seconds))
         return certainties
 
@@ -215,9 +215,9 @@ class PredictionServer:
         batch = [self._queue.popleft() for _ in range(min(len(self._queue), self._batch_max))]
         if self._queue:
             asyncio.get_running_loop().call_soon(self._predict)
-        for waiting, found in zip(batch, self._run([one.sample for one in batch]), strict=True):
+        for waiting, result in zip(batch, self._run([one.sample for one in batch]), strict=True):
             seconds = time.monotonic() - waiting.since
-            content = answer(waiting.id, found, seconds)
+            content = answer(waiting.id, result, seconds)
             self._count(content, seconds)
             waiting.asker.queued -= 1
             waiting.asker.send(content)
@@ -234,7 +234,7 @@ class PredictionServer:
             return [*self.predictor.predict(inputs)]
         except Exception as error:  # noqa: BLE001  (no request may stay without an answer)
             if len(samples) > 1:
-                return [found for sample in samples for found in self._run([sample])]
+                return [result for sample in samples for result in self._run([sample])]
             if not isinstance(error, ModelError):
                 _log.error("an error of the model that should not happen", exc_info=error)
             return [error]

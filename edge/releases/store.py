@@ -177,16 +177,16 @@ class Releases:
 
     def _check_newer(self, manifest: ReleaseManifest, source: Path) -> None:
         floor = self.standing().floor
-        known = max(self.survey(floor)[0], default=floor)
+        newest = max(self.survey(floor)[0], default=floor)
         # Also not one that was bad by mistake: a newer release may have replaced it.
-        if manifest.version > known:
+        if manifest.version > newest:
             return
         here = self.folder / str(manifest.version) / MANIFEST
         if read_optional(here, MANIFEST_MAX) == write_manifest(manifest):
             raise ModelError(f"{source} is installed here already: there is nothing to do")
         raise ModelError(
             f"{source} is version {manifest.version} of {manifest.name}: this board has "
-            f"had {known}, and never goes back: make it again with a higher version"
+            f"had {newest}, and never goes back: make it again with a higher version"
         )
 
     def _copy(self, source: Path, target: Path) -> ReleaseManifest:

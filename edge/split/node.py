@@ -241,9 +241,11 @@ class SplitNode:
         if item.leg == activation.ANSWER:
             assert self.head is not None
             crossed, target = (spec.name for spec in self.head.package.batch_inputs)
-            loss, back = self.head.learn({crossed: item.values, target: labels}, rate, clip_norm)
+            batch: dict[str, NDArray[Any]] = {crossed: item.values, target: labels}
+            loss, gradient = self.head.learn(batch, rate, clip_norm)
             self.losses = [*self.losses[1 - LOSSES :], loss]
-            up = Activation(activation.GRADIENT_UP, item.number, back.reshape(item.values.shape))
+            values = gradient.reshape(item.values.shape)
+            up = Activation(activation.GRADIENT_UP, item.number, values)
             self._offer(up, activation.GRADIENT_DOWN)
             return
         target = self.first.package.batch_inputs[-1].name

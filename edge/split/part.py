@@ -87,8 +87,8 @@ class SplitPart:
         """Return the adapter vector and the optimiser state, by name, for a checkpoint."""
         moments = self._moments
         vectors = (self.vector, moments.mean, moments.square)
-        found = {name: write_floats(v) for name, v in zip(_NAMES, vectors, strict=True)}
-        return found | {"steps": str(moments.steps).encode()}
+        contents = {name: write_floats(v) for name, v in zip(_NAMES, vectors, strict=True)}
+        return contents | {"steps": str(moments.steps).encode()}
 
     def restore(self, state: Mapping[str, bytes]) -> None:
         """Continue from what `state` returned. Raises ValueError or KeyError for other content."""

@@ -59,8 +59,8 @@ def run_split_board(
         )
 
         def answer(_request: Mapping[str, Any]) -> dict[str, Any]:
-            found = replace(node.status(), transport=transport.status(), security=keyring.status())
-            return to_json(found)
+            status = replace(node.status(), transport=transport.status(), security=keyring.status())
+            return to_json(status)
 
         with ControlServer(control_path(config.state_dir, config.control_socket), relay.ask):
             wrapped.open()

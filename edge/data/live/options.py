@@ -74,14 +74,14 @@ BUILT_IN: Final[Mapping[str, tuple[type[LiveOptions], str]]] = {
 
 def read_options(source: str, options: Table) -> LiveOptions:
     """The options of a built-in source, or ConfigError."""
-    found = read_table(BUILT_IN[source][0], options, "data.options")
-    for column, scale in getattr(found, "scale", {}).items():
+    settings = read_table(BUILT_IN[source][0], options, "data.options")
+    for column, scale in getattr(settings, "scale", {}).items():
         is_pair = isinstance(scale, list | tuple) and [type(x) in (int, float) for x in scale]
         if is_pair != [True, True] or not 1e-30 < scale[1] < 1e30 or not -1e30 < scale[0] < 1e30:
             raise ConfigError(
                 f"data.options.scale.{column} is {scale!r}: it must be [mean, std], std above 0"
             )
-    return found
+    return settings
 
 
 def anchor_options(source: str | None, options: Table, folder: Path) -> Table:

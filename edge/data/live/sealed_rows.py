@@ -87,8 +87,8 @@ def _read_secret(path: Path) -> bytes:
 
 def _read_seen(path: Path) -> dict[int, int]:
     try:
-        found = json.loads(read_optional(path, SEEN_MAX) or b"{}")
-        return {int(address): int(seen) for address, seen in found.items()}
+        stored = json.loads(read_optional(path, SEEN_MAX) or b"{}")
+        return {int(address): int(seen) for address, seen in stored.items()}
     except (ValueError, AttributeError, TypeError) as error:
         raise DataError(
             f"{path} is damaged: without it old rows could be sent again; remove it to go on"
