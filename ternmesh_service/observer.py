@@ -28,9 +28,28 @@ def observed(
     exception of `take` is logged, once for each text, and the next status is given as before.
     """
     stop = threading.Event()
-    thread = threading.Thread(
-        target=_observe, args=(socket, every_s, take, since, stop), name="observer", daemon=True
-    )
+
+    def observe() -> None:
+        version, run, last_error = 0, None, ""
+        while not stop.wait(every_s):
+            try:
+                status = ask_status(socket, version)
+                assert isinstance(status, Observed)  # only hosts and boards are observed
+                if since and status.run != run:
+                    if version:  # its rounds begin anew
+                        status = ask_status(socket)
+                        assert isinstance(status, Observed)
+                    run = status.run
+                take(status)
+                version, last_error = status.version if since else 0, ""
+            except ControlError:
+                continue  # it starts, ends or is busy
+            except Exception as error:  # noqa: BLE001  (of a library or a server: it must stop nothing)
+                if str(error) != last_error:
+                    last_error = str(error)
+                    _log.warning("%s: %s", type(error).__name__, error)
+
+    thread = threading.Thread(target=observe, name="observer", daemon=True)
     thread.start()
     try:
         yield
@@ -53,30 +72,3 @@ def newest_reports(history: Sequence[StoredRound]) -> dict[str, tuple[float | No
                 old[1] if accuracy is None else accuracy,
             )
     return newest
-
-
-def _observe(
-    socket: Path,
-    every_s: float,
-    take: Callable[[Observed], None],
-    since: bool,
-    stop: threading.Event,
-) -> None:
-    version, run, last_error = 0, None, ""
-    while not stop.wait(every_s):
-        try:
-            status = ask_status(socket, version)
-            assert isinstance(status, Observed)  # only hosts and boards are observed
-            if since and status.run != run:
-                if version:  # its rounds begin anew
-                    status = ask_status(socket)
-                    assert isinstance(status, Observed)
-                run = status.run
-            take(status)
-            version, last_error = status.version if since else 0, ""
-        except ControlError:
-            continue  # it starts, ends or is busy
-        except Exception as error:  # noqa: BLE001  (of a library or a server: it must stop nothing)
-            if str(error) != last_error:
-                last_error = str(error)
-                _log.warning("%s: %s", type(error).__name__, error)

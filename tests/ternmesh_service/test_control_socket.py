@@ -91,12 +91,6 @@ def test_what_cannot_be_answered_is_a_sentence_for_the_client(path, answer, sent
         ask(path, {})
 
 
-def test_a_large_answer_arrives_whole(path):
-    answer = {"x": "y" * (module.ANSWER_MAX - 100)}
-    with ControlServer(path, lambda request: answer):
-        assert ask(path, {}) == answer
-
-
 @pytest.fixture
 def hanging(path) -> Iterator[Callable[[int], list[socket.socket]]]:
     made = []

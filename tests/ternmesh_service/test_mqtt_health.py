@@ -23,7 +23,6 @@ from ternmesh_service.mqtt_health import BOARDS_MAX, HealthConfig, health, serve
 from ternmesh_service.status import HistoryEntry, to_json
 from tests.mosquitto import free_port
 from tests.statuses import DOWN, board, board_status, host_status, made_round, predict_status
-from transports.mqtt.topics import TopicClient
 
 OWN = "ternmesh/barn/health/host"
 ADA = f"{OWN}/boards/ada"
@@ -212,19 +211,6 @@ def test_a_retained_press_is_none(mosquitto, process, tmp_path, new_reader, even
         eventually(lambda: FOUND in reader.found)
         reader.client.publish(f"{ADA}/set", "train")
         eventually(lambda: process.requests == [{"boards": "ada", "set": {"pause": None}}])
-
-
-def test_presses_of_one_board_wait(process, tmp_path, monkeypatch) -> None:
-    """Each request may go over the air; of the presses that wait the newest counts."""
-    monkeypatch.setattr(mqtt_health, "PRESS_S", 5.0)
-    client = TopicClient("mqtt://127.0.0.1:1")
-    config = HealthConfig("mqtt://127.0.0.1:1")
-    publisher = mqtt_health._Publisher(config, Topics("barn", "host"), client, tmp_path / "c.sock")
-    publisher.take(HOST)
-    for now, payload in ((0.0, b"pause"), (1.0, b"pause"), (4.0, b"train"), (5.0, b"")):
-        client._take(f"{ADA}/set", payload)
-        publisher._turn(now)
-    assert [request["set"] for request in process.requests] == [{"pause": 1}, {"pause": None}]
 
 
 def test_a_broker_that_comes_back_gets_all_again(

@@ -28,9 +28,6 @@ SCHEMA = Schema(
 )
 OTHER_PROCESS = f"""
 import sys
-from collections.abc import Callable
-from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from ternmesh_store.database import Database, Schema, StoreError
 try:
@@ -350,12 +347,6 @@ def test_a_file_of_another_kind_or_version_is_left_alone(path, make, sentence):
     with pytest.raises(StoreError, match=sentence):
         opened(path)
     assert path.read_bytes() == content
-
-
-def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path):
-    (tmp_path / "state").write_text("a file where the folder should be")
-    with pytest.raises(StoreError, match="its folder must be one that may be written"):
-        opened(tmp_path / "state" / "test.sqlite")
 
 
 def test_a_full_disk_is_a_sentence_and_keeps_what_was_committed(path):
