@@ -57,7 +57,6 @@ class _File:
 class RadioFleet:
     """What all modems of a fleet are to have; checked against the region's law."""
 
-    region: str
     ends: dict[str, SerialLoraSettings]  # by name; `host` is one of them
     ports: dict[str, str]  # by name
     extras: Extras
@@ -102,7 +101,7 @@ def read_radio_fleet(text: str, entropy: Callable[[int], bytes]) -> RadioFleet:
             raise ConfigError(f"ebyte_model is missing: it must be one of {allowed}")
         radio, extras = replace(radio, bandwidth_khz=BANDWIDTH_KHZ), Extras(file.ebyte_model)
     check(region, RadioChannel(own.frequency_hz, radio, own.power_dbm))
-    fleet = RadioFleet(region.name, ends, file.ports, extras)
+    fleet = RadioFleet(ends, file.ports, extras)
     try:
         fleet.wanted(HOST)
     except FirmwareError as error:

@@ -56,19 +56,13 @@ class BleTransport:
     `end` is used in `loop`, whose owner starts and stops it, or else in a loop of our own.
     """
 
-    def __init__(
-        self,
-        settings: BleSettings,
-        end: GattEnd,
-        loop: LoopThread | None = None,
-        rng: random.Random | None = None,
-    ) -> None:
+    def __init__(self, settings: BleSettings, end: GattEnd, loop: LoopThread | None = None) -> None:
         self.settings = settings
         self.counters = BleCounters()
         self._end = end
         self._owns_loop = loop is None
         self._loop = loop or LoopThread(f"ble-{settings.role}")
-        self._rng = rng or random.Random()
+        self._rng = random.Random()
         self._protocol = BleProtocol(
             initiator=end.initiator,
             identity=self._rng.randrange(1, 2**32),

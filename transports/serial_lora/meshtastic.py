@@ -137,11 +137,11 @@ class Meshtastic(Dialect[dict[int, Value]]):
     overhead = HEADER + DATA_OVERHEAD
     tries_max = 3
 
-    def __init__(self, settings: SerialLoraSettings, rng: random.Random | None = None) -> None:
+    def __init__(self, settings: SerialLoraSettings, rng: random.Random) -> None:
         super().__init__(settings, MeshtasticUnframer())
         preamble = max(settings.radio.preamble_symbols, PREAMBLE_SYMBOLS)
         self._radio = replace(settings.radio, preamble_symbols=preamble)
-        self._rng = rng or random.Random()
+        self._rng = rng
         self._nonce = 0  # of the last configuration request; 0 after the answer
         self._node = 0  # the number of the connected node
         self._packet_id = 0  # the id of the packet in flight
