@@ -76,13 +76,6 @@ def test_reyax_answers_of_the_manual(command: bytes, answer: bytes) -> None:
     assert answers(modem.receive_bytes(command)) == answer
 
 
-def test_reyax_that_is_not_binary_safe_cuts_at_zeros_and_line_ends() -> None:
-    modem = ReyaxModem(binary_safe=False)
-    assert answers(modem.receive_bytes(b"AT+SEND=0,3,a\0b\r\n")) == b"+ERR=5\r\n"
-    assert answers(modem.receive_bytes(b"AT+SEND=0,4,a\r\nb\r\n")) == b"+ERR=5\r\n+ERR=2\r\n"
-    assert isinstance(modem.receive_bytes(b"AT+SEND=0,3,a,b\r\n")[0], Transmit)
-
-
 def test_ebyte_cuts_and_glues() -> None:
     modem = EbyteModem(2400)
     assert modem.receive_bytes(b"a" * 100) == [Pause(0.1)]
