@@ -16,7 +16,6 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from host.pipeline import agreement
 from host.pipeline.__main__ import main
-from host.pipeline.agreement import check_agreement
 from host.pipeline.checkpoint import Checkpoints, common_step
 from host.pipeline.config import PipelineError, read_pipeline_config
 from host.pipeline.launch import Ranks
@@ -139,12 +138,6 @@ def test_a_checkpoint_of_another_run_and_one_with_nan_are_refused(tmp_path: Path
         assert ["rank 1: a payload" in text for text in sentences(log)] == [True], log
         assert "not finite" in log
         assert log.endswith("\n1")
-
-
-def test_the_first_difference_is_named() -> None:
-    check_agreement([{"a": 1}, {"a": 1}])
-    with pytest.raises(PipelineError, match="do not agree on b: it is None on rank 0 and 2"):
-        check_agreement([{"a": 1}, {"a": 1, "b": 2}])
 
 
 def test_checkpoints_are_whole_recent_and_their_own(tmp_path: Path) -> None:

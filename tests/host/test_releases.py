@@ -1,14 +1,16 @@
 """What a host publishes: taken from the disk, staged, resumed after a kill, withdrawn."""
 
+import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from edge.releases.store import make_release
 from host.config import PublishConfig
-from host.releases import NEW, Publisher, active_model
+from host.releases import NEW, STATE, Publisher, active_model
 from ternmesh.errors import WireError
 from ternmesh.model_package import ADAPTER
 from ternmesh.release import Verify
@@ -40,13 +42,14 @@ class Host:
         self.model.mkdir()
         _write(self.model)
         self.settings = PublishConfig()
+        self.name = "tiny"
         self.now = 0.0
         self.offers: list[ReleaseOffer] = []
         self.indexes: list[int] = []
         self.begin()
 
     def begin(self, verify: Verify = lambda *_: None) -> None:
-        self.publisher = Publisher(self.folder, self.model, "tiny", verify, self.settings, 60.0)
+        self.publisher = Publisher(self.folder, self.model, self.name, verify, self.settings, 60.0)
         self.publisher.open()
 
     def put(self, version: int) -> None:
@@ -169,17 +172,13 @@ def test_what_is_not_published(kind: str, host: Host) -> None:
     host.put(3)
     host.begin()
     before = host.publisher.status()
-    host.put(2 if kind == "older" else 4)
     if kind == "other model":
-        host.publisher._name = "huge"
-    elif kind == "damaged":
+        host.name = "huge"
+    refuse = Mock(side_effect=WireError("signature", "nobody has signed it"))
+    host.begin(refuse if kind == "not signed" else lambda *_: None)
+    host.put(2 if kind == "older" else 4)
+    if kind == "damaged":
         (host.folder / NEW).write_bytes(b"nothing")
-    elif kind == "not signed":
-
-        def refuse(*_: object) -> None:
-            raise WireError("signature", "nobody has signed it")
-
-        host.publisher._verify = refuse
     assert host.publisher.take_new().startswith("the release is not published: ")
     assert host.publisher.status() == before
     assert not (host.folder / NEW).exists()
@@ -190,9 +189,10 @@ def test_one_that_is_too_large_for_the_bearer_is_withdrawn(host: Host) -> None:
     host.begin()
     host.turn(2, Spare(19, 1.0))
     assert host.stage == "withdrawn"
-    number = host.publisher._offer.number
+    kept = (host.folder / STATE).read_bytes()
+    number = json.loads(kept)["offer"]["number"]
     host.turn(9, Spare(19, 1.0))
-    assert host.publisher._offer.number == number, "nobody was told of it: it writes nothing more"
+    assert (host.folder / STATE).read_bytes() == kept, "nobody was told of it: it writes no more"
     host.put(2)
     assert "version 2 of tiny is published" in host.publisher.take_new()
     host.turn(2)
@@ -219,10 +219,7 @@ def test_radios_behind_gateways_get_short_symbols_at_their_own_rate(host: Host) 
 def test_a_full_disk_stops_only_the_release(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     host.put(2)
     host.begin()
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(host.publisher, "_save", full)
+    full = Mock(side_effect=OSError(28, "No space left on device"))
+    monkeypatch.setattr("host.releases.replace_file", full)
     host.turn(3)
     assert "No space left" in host.publisher.reason

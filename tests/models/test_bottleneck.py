@@ -151,12 +151,6 @@ def test_ternary_keeps_the_signs_of_what_is_large() -> None:  # R11.1-2
     assert torch.equal(Ternary().encode(kept), Ternary().encode(x))
 
 
-def test_ternary_loses_of_a_bell_curve_what_three_levels_must() -> None:
-    x = torch.randn(50, 1000, generator=torch.Generator().manual_seed(0))
-    left = Ternary().decode(Ternary().encode(x), 1000) - x
-    assert float(left.square().mean()) < 0.2  # the best three levels leave 0.190 (Max, 1960)
-
-
 def test_top_k_keeps_the_largest() -> None:
     x = torch.tensor([[0.0, -3.0, 1.0, 2.0], [4.0, 0.5, 0.25, 0.0]])
     kept = TopK(2).decode(TopK(2).encode(x), 4)

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -10,12 +11,13 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.numpy import load_file, save_file
 
+from models.adapters.base import Adapter
 from models.adapters.lora import add_lora
 from models.adapters.spaces import add_scale_shift, train_whole
 from models.export import export
 from models.peft import CONFIG, WEIGHTS, read_peft, write_peft
 from ternmesh.errors import ModelPackageError
-from ternmesh.model_package import FORWARD
+from ternmesh.model_package import FORWARD, ModelPackage
 from tests.models.conftest import Exported, TwoInputs, regression_loss
 
 KEY = "base_model.model.mix.lora_A.weight"
@@ -42,7 +44,7 @@ def logits(exported: Exported, vector: np.ndarray) -> np.ndarray:
     return found
 
 
-def test_peft_gives_the_same_logits(
+def test_peft_gives_the_same_logits_and_is_read_back(
     exported: Exported, learned: np.ndarray, tmp_path: Path
 ) -> None:
     write_peft(tmp_path / "peft", exported.package, exported.folder, learned)
@@ -51,10 +53,6 @@ def test_peft_gives_the_same_logits(
         theirs = model(*exported.batch[:2]).numpy()
     assert np.abs(theirs - logits(exported, learned)).max() < 1e-5
     assert np.abs(theirs - logits(exported, exported.adapter.vector())).max() > 1e-2
-
-
-def test_what_was_written_is_read_back(exported: Exported, learned, tmp_path: Path) -> None:
-    write_peft(tmp_path / "peft", exported.package, exported.folder, learned)
     found = read_peft(tmp_path / "peft", exported.package, exported.folder)
     assert np.allclose(found, learned, rtol=1e-6)
 
@@ -73,13 +71,20 @@ def test_an_adapter_of_peft_keeps_its_own_scales(exported: Exported, tmp_path: P
     assert np.abs(logits(exported, vector) - expected).max() < 1e-5
 
 
-def test_a_head_that_is_trained_whole_travels_along(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    module = TwoInputs()
-    adapter = add_lora(module, ("mix",), rank=2, alpha=2) + train_whole(module, ("down",))
+def exported_with(add: Any, folder: Path) -> tuple[ModelPackage, Any]:
+    """A package of the module with another adapter, and its example batch."""
+    module = base()
+    adapter = add(module)
     example = Exported.sample(None)  # type: ignore[arg-type]
     both = example[:2], example[2:]
-    package = export(module, adapter, regression_loss, both, tmp_path / "p", name="two-inputs")
+    return export(module, adapter, regression_loss, both, folder, name="two-inputs"), example
+
+
+def test_a_head_that_is_trained_whole_travels_along(tmp_path: Path) -> None:
+    def add(module: TwoInputs) -> Adapter:
+        return add_lora(module, ("mix",), rank=2, alpha=2) + train_whole(module, ("down",))
+
+    package, example = exported_with(add, tmp_path / "p")
     vector = np.random.default_rng(1).standard_normal(package.dimension).astype(np.float32)
     write_peft(tmp_path / "peft", package, tmp_path / "p", vector, base="some/model")
     model = PeftModel.from_pretrained(base(), tmp_path / "peft")
@@ -145,12 +150,8 @@ def test_files_that_are_none_are_a_sentence(exported, files, name: str, content:
 
 
 def test_another_adapter_space_has_no_form_in_peft(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    module = TwoInputs()
-    adapter = add_scale_shift(module, ("mix",))
-    example = Exported.sample(None)  # type: ignore[arg-type]
-    both = example[:2], example[2:]
-    package = export(module, adapter, regression_loss, both, tmp_path / "p", name="two-inputs")
+    package, _ = exported_with(lambda module: add_scale_shift(module, ("mix",)), tmp_path / "p")
+    vector = np.zeros(package.dimension, np.float32)
     with pytest.raises(ModelPackageError, match="no LoRA with A and B"):
-        write_peft(tmp_path / "peft", package, tmp_path / "p", adapter.vector())
+        write_peft(tmp_path / "peft", package, tmp_path / "p", vector)
     assert not (tmp_path / "peft").exists()

@@ -12,7 +12,7 @@ from torch import nn
 from edge.onnx.session import Inference, TrainStep, load_model, write_adapter
 from models.adapters.base import AdaptedLinear, Adapter
 from models.adapters.one_vector import OneVectorLinear, groups, signs
-from models.adapters.spaces import SPACES, SpaceConfig, add_space, train_whole
+from models.adapters.spaces import SPACES, SpaceConfig, add_space
 from models.export import export
 from ternmesh.config import ConfigError, read_config
 
@@ -164,17 +164,6 @@ def test_one_vector_is_mapped_without_stretching_and_by_philox_alone() -> None:
     assert np.packbits(minus)[:2].tolist() == [85, 162]
 
 
-def test_a_seed_names_the_drawn_numbers() -> None:
-    for space in ("lora_b", "one_vector"):
-        first, same, other = (base() for _ in range(3))
-        for module, seed in ((first, 1), (same, 1), (other, 2)):
-            adapter = add_space(module, SpaceConfig(LAYERS, space, RANK, length=LENGTH, seed=seed))
-            put(module, adapter, np.ones(adapter.dimension, dtype=np.float32))
-        x = torch.randn(BATCH, 6)
-        assert torch.equal(first(x), same(x))
-        assert not torch.allclose(first(x), other(x))
-
-
 def test_a_space_that_does_not_fit_is_refused() -> None:
     for change, sentence in (
         ({"space": "vera"}, "space is 'vera': it must be one of lora, lora_b, cores, one_vector"),
@@ -186,9 +175,6 @@ def test_a_space_that_does_not_fit_is_refused() -> None:
         settings = {"layers": LAYERS, "rank": RANK, **change}
         with pytest.raises(ValueError, match=sentence):
             add_space(base(), SpaceConfig(**settings))  # type: ignore[arg-type]
-
-
-def test_one_model_takes_one_vector_only() -> None:
     module, _ = adapted("one_vector")
     with pytest.raises(ValueError, match="the module has a theta already"):
         add_space(module, SpaceConfig(("4",), "one_vector", length=4))
@@ -204,10 +190,3 @@ def test_a_space_is_chosen_in_toml() -> None:
     assert read_config(SpaceConfig, text) == SpaceConfig(("0",), "cores", rank=3, whole=("4",))
     with pytest.raises(ConfigError, match="space is 'loha': it must be one of lora, lora_b"):
         read_config(SpaceConfig, 'layers = ["0"]\nspace = "loha"')
-
-
-def test_whole_modules_alone_are_a_space_too() -> None:
-    module = base().requires_grad_(False)
-    adapter = train_whole(module, ("4", "0"))
-    assert adapter.names == ("4.weight", "4.bias", "0.weight", "0.bias")
-    assert adapter.dimension == HEAD + 6 * 8 + 8

@@ -150,12 +150,6 @@ def test_both_forms_compute_the_same_and_turn_alike() -> None:
     assert torch.allclose(run_stages(rows, tokens()), run_stages(factors, tokens()), atol=1e-5)
 
 
-def test_the_last_stage_is_free() -> None:
-    stages, _ = stages_of(BottleneckConfig("subspace", latent=4))
-    assert list(confined(stages[0]))
-    assert not list(confined(stages[-1]))
-
-
 def test_grassmann_steps_find_the_energy() -> None:
     generator = torch.Generator().manual_seed(0)
     wanted = make_basis(32, 4, seed=5)
