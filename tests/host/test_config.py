@@ -97,6 +97,12 @@ def test_paths_start_from_the_folder_of_the_file(read, tmp_path, monkeypatch):
             'aggregation = "nnm+root_of_trust"',
             r"'nnm\+root_of_trust': it needs samples of the host: write .* \[own_samples\]",
         ),
+        ("up_zeros = 0.8", 'aggregation = "best"', "there is no aggregation rule 'best'"),
+        (
+            "up_zeros = 0.8",
+            'aggregation = "krum"\nbyzantine = 3\nnodes_max = 8',
+            "krum then needs 9 nodes, and run.nodes_max is 8",
+        ),
         ("up_zeros = 0.8", "up_zeros = 1.0", "run.up_zeros is 1.0: it must be 0.0 to 0.999"),
         ("min_peers = 2", "frame_mtu = 20", r"frame_mtu is 20: it must be \d+ to 4096"),
         ('state_dir = "state"', "", "state_dir is missing"),

@@ -76,19 +76,3 @@ def test_the_settings_name_the_rule(tmp_path: Path) -> None:
     found = settings_of(read_host_config(path).run).aggregation
     assert (found.name, found.byzantine, found.memory) == ("nnm+mine", 2, 0.9)
     assert settings_of(RunConfig()).aggregation.rule is RULES["weighted_mean"]
-
-
-@pytest.mark.parametrize(
-    ("lines", "said"),
-    [
-        ('aggregation = "best"', "there is no aggregation rule 'best'"),
-        ('aggregation = "krum"\nbyzantine = 3\nnodes_max = 8', "krum then needs 9 nodes"),
-        ("byzantine = -1", "byzantine"),
-        ("memory = 1.0", "memory"),
-    ],
-)
-def test_settings_that_cannot_work(tmp_path: Path, lines: str, said: str) -> None:
-    path = tmp_path / "host.toml"
-    path.write_text(HOST.format(lines))
-    with pytest.raises(ConfigError, match=said):
-        read_host_config(path)

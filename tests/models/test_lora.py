@@ -4,7 +4,6 @@ import torch
 from torch import nn
 
 from models.adapters.lora import LoraLinear, add_lora
-from models.keyword import KeywordTransformer, add_keyword_lora
 
 
 def small() -> nn.Sequential:
@@ -33,13 +32,6 @@ def test_lora_is_the_low_rank_formula() -> None:
     nn.init.normal_(lora.lora_B)
     torch.testing.assert_close(lora(x), expected + 3.0 * x @ lora.lora_A @ lora.lora_B)
     torch.testing.assert_close(nn.functional.linear(x, lora.weight, lora.bias), lora(x))
-
-
-def test_a_vector_survives_splitting_and_joining() -> None:
-    adapter = add_keyword_lora(KeywordTransformer())
-    vector = np.random.default_rng(0).standard_normal(adapter.dimension).astype(np.float32)
-    assert adapter.dimension == 15_312
-    assert np.array_equal(adapter.join(adapter.split(torch.from_numpy(vector))), vector)
 
 
 def test_only_named_layers_are_adapted() -> None:
