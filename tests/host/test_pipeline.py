@@ -3,6 +3,7 @@
 import gzip
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
-from host.pipeline import agreement
+from host.pipeline import agreement, launch
 from host.pipeline.__main__ import main
 from host.pipeline.checkpoint import Checkpoints, common_step
 from host.pipeline.config import PipelineError, read_pipeline_config
@@ -198,35 +199,49 @@ def test_a_folder_in_the_environment_starts_from_the_working_folder(
     assert read_pipeline_config(path).data == str(tmp_path / "elsewhere" / "data" / "text")
 
 
-def test_half_a_line_of_a_rank_that_died_is_passed_over(tmp_path: Path) -> None:
+def reports_of(script: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What is read of ranks while `script` runs in their place."""
+    monkeypatch.setattr(launch, "command", lambda *_: [sys.executable, "-c", script])
+    ranks = Ranks(read_pipeline_config(path), path)
+    ranks.start()
+    return list(ranks.reports(threading.Event()))
+
+
+def test_half_a_line_of_a_rank_that_died_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write_config(tmp_path)
     config = read_pipeline_config(path)
     config.folder.mkdir()
-    progress = config.folder / PROGRESS
+    progress, prepared = config.folder / PROGRESS, tmp_path / "prepared"
     progress.write_bytes(b'{"step": 1, "validation_loss": 1.0}\n{"step": 2, "lo')
     Progress(config, 1.0, 1.0).validation(3, 2.0)
-    ranks = Ranks(config, path)
-    assert [row["step"] for row in ranks._new_reports()] == [1, 3]
     progress.write_bytes(progress.read_bytes() + b"\xff\x00\n[1]\n" + b"[" * 9999 + b"\n")
-    assert list(ranks._new_reports()) == []
     Progress(config, 1.0, 1.0).validation(4, 2.0)
-    assert [row["step"] for row in ranks._new_reports()] == [4]
     assert b"\n\n" not in progress.read_bytes()
+    progress.rename(prepared)
+    script = f"import shutil; shutil.copy({str(prepared)!r}, {str(progress)!r})"
+    assert [row["step"] for row in reports_of(script, path, monkeypatch)] == [1, 3, 4]
 
 
-def test_an_error_that_no_rank_has_put_into_a_sentence_is_told(tmp_path: Path) -> None:
-    path = write_config(tmp_path)
-    ranks = Ranks(read_pipeline_config(path), path)
-    ranks.log.parent.mkdir()
-    ranks.log.write_text("")
-    assert ranks._reason() == f"the ranks ended badly: see {ranks.log}"
-    ranks.log.write_text(
-        "ValueError: an older one\n[rank1]: RuntimeError: out of memory\n"
-        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n  host.pipeline\n"
-    )
-    assert "ended badly (RuntimeError: out of memory)" in ranks._reason()
-    ranks.log.write_text("ternmesh: rank 0 ends: no text\nRuntimeError: consequence\n")
-    assert ranks._reason() == "rank 0 ends: no text"
+@pytest.mark.parametrize(
+    ("printed", "said"),
+    [
+        ("", r"^the ranks ended badly: see .*ranks\.log$"),
+        (
+            "ValueError: an older one\n[rank1]: RuntimeError: out of memory\n"
+            "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n  host.pipeline",
+            r"ended badly \(RuntimeError: out of memory\)",
+        ),
+        ("ternmesh: rank 0 ends: no text\nRuntimeError: consequence", "^rank 0 ends: no text$"),
+    ],
+)
+def test_an_error_that_no_rank_has_put_into_a_sentence_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: str, said: str
+) -> None:
+    script = f"import sys; sys.stderr.write({printed!r}); sys.exit(1)"
+    with pytest.raises(PipelineError, match=said):
+        reports_of(script, write_config(tmp_path), monkeypatch)
 
 
 @pytest.mark.parametrize(
