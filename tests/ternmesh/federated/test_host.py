@@ -20,6 +20,7 @@ from ternmesh.wire.update import (
     CONTRIBUTIONS_KIND,
     MANIFEST_KIND,
     Manifest,
+    read_manifest,
     update_digest,
     write_manifest,
 )
@@ -213,6 +214,21 @@ def test_a_snapshot_is_cut_into_the_same_pieces_at_any_time(new_bench: New) -> N
         bench.wait(5)
     assert len(sent[0]) > 40
     assert sent[0] == sent[1]
+
+
+def test_a_receipt_says_what_is_here_also_as_an_answer_to_a_hello(bench: Any) -> None:  # R6.4-1
+    bench.add("yan")
+    bench.exchange()
+    frames = packet(bench, 1)
+    digest = read_manifest(opened(frames[0])).digest
+    for sent, have in (([frames[1]], None), ([frames[0]], b"\x01"), (frames[2:], b"\x07")):
+        bench.host.receive_frames("theo", sent, bench.now)
+        out = [control.read_control(opened(f)) for p, f in bench.take(HOST) if p == "theo"]
+        assert out == ([] if have is None else [control.Receipt(0, digest, have)])
+    said(bench, "theo")
+    assert control.Receipt(0, digest, b"\x07") in [
+        control.read_control(opened(f)) for p, f in bench.take(HOST) if p == "theo"
+    ]
 
 
 def test_the_deadline_closes_a_round_with_what_is_there(bench: Any) -> None:  # R6.2-3
