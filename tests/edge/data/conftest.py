@@ -1,5 +1,6 @@
-"""A state file, and buffers in it."""
+"""A state file, buffers in it, and what their control socket answers."""
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from edge.data.buffer import ReplayBuffer
+from edge.data.labels import answer_data, finish_data
 from ternmesh.model_package import ModelPackage
 from ternmesh_store.state_file import StateFile
 
@@ -34,3 +36,11 @@ def new_buffer(state: StateFile) -> NewBuffer:
         return made
 
     return make
+
+
+def ask(buffer: ReplayBuffer | None, what: Any, model: Any = None, **values: Any) -> Any:
+    """The answer to a request, or the sentence that refuses it."""
+    answer = finish_data(answer_data(buffer, {"data": what, **values}, model))
+    assert json.loads(json.dumps(answer, allow_nan=False)) == answer
+    assert len(answer) == 1
+    return answer.get("data", answer.get("error"))

@@ -1,7 +1,6 @@
 """What a page for labels is answered, with the shipped keyword model and its recordings."""
 
 import base64
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +16,7 @@ from edge.data.sources import Label, Sample
 from edge.errors import ModelError
 from edge.onnx.session import Inference, load_model
 from models.zoo import fsdd_path, package_path
-from tests.edge.data.conftest import NewBuffer
+from tests.edge.data.conftest import NewBuffer, ask
 
 LOADED = load_model(package_path("keyword"))
 NAMES = list(LOADED.package.labels)
@@ -52,13 +51,6 @@ def clips(count: int) -> list[Sample]:
 
 def target(key: str, number: int) -> Label:
     return Label(key, {"target": np.array(number)})
-
-
-def ask(buffer: ReplayBuffer | None, what: Any, model: Any = None, **values: Any) -> Any:
-    answer = finish_data(answer_data(buffer, {"data": what, **values}, model))
-    assert json.loads(json.dumps(answer, allow_nan=False)) == answer
-    assert len(answer) == 1
-    return answer.get("data", answer.get("error"))
 
 
 def test_the_least_certain_come_first_with_guesses_and_a_picture(buffer, model) -> None:

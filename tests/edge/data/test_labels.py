@@ -9,12 +9,11 @@ import pytest
 
 from edge.data.buffer import CLOCK_SET, DAY_S, EXPIRE_S, RATED_MAX, ReplayBuffer
 from edge.data.feed import ITEMS_MAX, Feed
-from edge.data.labels import answer_data
 from edge.data.sources import Label, Sample
 from edge.errors import ModelError
 from ternmesh.model_package import ModelPackage
 from ternmesh_store.state_file import STATE
-from tests.edge.data.conftest import NewBuffer
+from tests.edge.data.conftest import NewBuffer, ask
 
 
 class Clock:
@@ -154,14 +153,6 @@ def test_a_flood_is_cut_and_counted(classes, new_buffer) -> None:
     feed = Feed(Flood(), buffer, 1.0)
     feed.poll(0.0)
     assert (buffer.waiting, feed.floods) == (ITEMS_MAX, 1)
-
-
-# What the control socket is asked
-
-
-def ask(buffer: ReplayBuffer | None, what: str, **values: Any) -> Any:
-    answer = answer_data(buffer, {"data": what, **values})
-    return answer.get("data", answer.get("error"))
 
 
 def test_what_is_stored_is_counted_by_label(buffer, clock) -> None:

@@ -3,9 +3,9 @@
 import json
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -18,14 +18,15 @@ from edge.predict.server import PredictionServer
 Write = Callable[[int], None]
 
 
-class Client:
+class Client(ExitStack):
     """A client of the socket."""
 
     def __init__(self, path: Path) -> None:
-        self.socket = socket.socket(socket.AF_UNIX)
+        super().__init__()
+        self.socket = self.enter_context(socket.socket(socket.AF_UNIX))
         self.socket.settimeout(20.0)
         self.socket.connect(str(path))
-        self.lines = self.socket.makefile("rb")
+        self.lines = self.enter_context(self.socket.makefile("rb"))
 
     def send(self, *contents: Any) -> None:
         self.socket.sendall(b"".join(json.dumps(one).encode() + b"\n" for one in contents))
@@ -36,15 +37,6 @@ class Client:
     def ask(self, content: Any) -> dict[str, Any]:
         self.send(content)
         return self.answer()
-
-    def __enter__(self) -> "Client":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None
-    ) -> None:
-        self.lines.close()
-        self.socket.close()
 
 
 @pytest.fixture

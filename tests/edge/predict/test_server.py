@@ -176,7 +176,7 @@ def test_there_is_a_most_of_clients(client: Client, server: PredictionServer, tm
     assert last.lines.read() == b""
     for other in others:
         assert other.ask({"inputs": GOOD})["label"]
-        other.__exit__(None, None, None)
+        other.close()
     assert server.status().clients_refused == 1
 
 
