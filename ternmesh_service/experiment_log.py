@@ -87,22 +87,24 @@ def written_logs(
 def rows(status: HostStatus) -> list[Row]:
     """The values of each round in a host's status, by the version that the round made."""
     boards = {board.name for board in status.nodes[:BOARDS_MAX]}
-    found: list[tuple[int, dict[str, float | None]]] = []
+    found: list[Row] = []
     for row in status.history:
-        values = {"fleet/loss": row.loss, "fleet/accuracy": row.accuracy}
-        values |= {"round/seconds": row.seconds, "round/bytes_down": row.bytes_down}
-        values["round/bytes_up"] = sum(row.bytes_up.values())
+        values: dict[str, float | None] = {
+            "fleet/loss": row.loss,
+            "fleet/accuracy": row.accuracy,
+            "round/seconds": row.seconds,
+            "round/bytes_down": row.bytes_down,
+            "round/bytes_up": sum(row.bytes_up.values()),
+        }
         for name, (loss, accuracy) in row.reports.items():
             if name in boards:
                 values |= {f"board/{name}/loss": loss, f"board/{name}/accuracy": accuracy}
-        found.append((row.version, values))
-    for _, values in found[-1:]:  # `global_loss` is the loss of a row
-        newest = to_json(replace(status.metrics, global_loss=None))
-        values |= {f"fleet/{key}": value for key, value in newest.items()}
-    return [
-        (version, {key: float(value) for key, value in values.items() if value is not None})
-        for version, values in found
-    ]
+        if row is status.history[-1]:  # `global_loss` is the loss of a row
+            newest = to_json(replace(status.metrics, global_loss=None))
+            values |= {f"fleet/{key}": value for key, value in newest.items()}
+        known = {key: float(value) for key, value in values.items() if value is not None}
+        found.append((row.version, known))
+    return found
 
 
 class _TensorBoard:

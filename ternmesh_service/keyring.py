@@ -274,8 +274,7 @@ class Keyring:
         """
         if not self.member_list.learn(data):
             return False
-        self.keep_member_list()
-        self.rekey()
+        self.keep_rotation()
         return True
 
     # Key rotation: both keys are kept until the host has accepted the new one.

@@ -5,7 +5,7 @@ metrics, the health over MQTT, the experiment log, `ternmesh doctor` and the dem
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, is_dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
@@ -448,7 +448,7 @@ def read_status(answer: Mapping[str, Any]) -> Status:
 def to_json(value: object) -> dict[str, Any]:
     """A dataclass of dataclasses, mappings and sequences as new dicts and lists."""
     kind: Any = type(value)
-    return {name: _plain(getattr(value, name)) for name in _names(kind)}
+    return {name: _plain(getattr(value, name)) for name in _hints(kind)}
 
 
 def _plain(value: Any) -> Any:
@@ -466,11 +466,6 @@ def from_json(kind: type[T], content: Any) -> T:
     wanted: Any = kind
     found: T = _reader(wanted)(content)
     return found
-
-
-@cache
-def _names(kind: Any) -> tuple[str, ...]:
-    return tuple(item.name for item in fields(kind))
 
 
 @cache

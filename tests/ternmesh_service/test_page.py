@@ -13,16 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ternmesh.config import ConfigError
 from ternmesh.federated.robust import Influence
 from ternmesh_cli import main
+from ternmesh_cli.broker.certificates import SERVER_DAYS, make_authority, make_server
 from ternmesh_service.alarms import BAD, WARN, alarms
 from ternmesh_service.control_socket import ControlServer
 from ternmesh_service.machine import Machine
@@ -471,34 +468,22 @@ def test_its_end_does_not_wait_for_readers_nor_for_the_process(tmp_path: Path) -
 # TLS and the command
 
 
-def certificate(folder: Path, days: int) -> tuple[str, str]:
-    """A self-signed certificate for localhost, and its key."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
-    now = datetime.now(UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=days))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    pem = serialization.Encoding.PEM
-    (folder / "page.pem").write_bytes(made.public_bytes(pem))
-    secret = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    (folder / "page.key").write_bytes(secret)
-    return str(folder / "page.pem"), str(folder / "page.key")
+def certificate(folder: Path) -> tuple[str, ...]:
+    """A certificate for localhost that ends in 5 days, its key, and its authority."""
+    then = datetime.now(UTC) - timedelta(days=SERVER_DAYS - 5)
+    authority = make_authority("page", then)
+    made = make_server(["localhost"], authority, then)
+    files = {"page.pem": made.public, "page.key": made.key, "authority.pem": authority.public}
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    return tuple(str(folder / name) for name in files)
 
 
 def test_over_tls_the_token_is_needed(start: Any, tmp_path: Path) -> None:
-    chain, key = certificate(tmp_path, 5)
+    chain, key, authority = certificate(tmp_path)
     site = start(certificate_file=chain, key_file=key, address="0.0.0.0")
     check_page(site.config)
-    trust = ssl.create_default_context(cafile=chain)
+    trust = ssl.create_default_context(cafile=authority)
     connection = http.client.HTTPSConnection("localhost", site.config.port, context=trust)
     connection.request("GET", "/events")
     answer = connection.getresponse()
@@ -509,7 +494,7 @@ def test_over_tls_the_token_is_needed(start: Any, tmp_path: Path) -> None:
 
 
 def test_a_machine_tells_when_its_certificates_end(tmp_path: Path) -> None:
-    chain, _ = certificate(tmp_path, 5)
+    chain, *_ = certificate(tmp_path)
     machine = Machine(
         tmp_path,
         PageConfig(certificate_file=chain),

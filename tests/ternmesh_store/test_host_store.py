@@ -12,7 +12,6 @@ from ternmesh.federated.events import (
     RoundOpened,
     RunAdopted,
 )
-from ternmesh.federated.state import new_host_state
 from ternmesh.plan import make_plan
 from ternmesh.wire.control import Report
 from ternmesh.wire.global_update import Counted, certify, hash_global_update
@@ -25,13 +24,12 @@ MODEL, OTHER_MODEL = bytes(range(32)), bytes(32)
 DIMENSION = 50
 RUN = b"run-0001"
 PLAN = make_plan(DIMENSION, rounds=50, local_steps=1, learning_rate=0.1)
-EMPTY = new_host_state(DIMENSION)
 
 ADA, BOB = NodeJoined(1, "ada", 100), NodeJoined(2, "bob", 30)
 COUNTED = Counted(1, 0, b"dige", b"\x01")
 
 
-def global_hash(version: int, counted=(COUNTED,), missing=(2,), finished=False) -> GlobalUpdateMade:
+def global_hash(version: int, counted=(COUNTED,), missing=(2,)) -> GlobalUpdateMade:
     rng = np.random.default_rng(version)
     return GlobalUpdateMade(
         version=version,
@@ -41,7 +39,7 @@ def global_hash(version: int, counted=(COUNTED,), missing=(2,), finished=False) 
         residual=rng.standard_normal(DIMENSION).astype(np.float32),
         counted=counted,
         missing=missing,
-        finished=finished,
+        finished=False,
     )
 
 
