@@ -55,7 +55,7 @@ def test_a_newer_object_supersedes_one_of_which_nothing_was_sent() -> None:
     first = air.host.send(NODE, content(60))
     air.send(HOST)  # the offer
     old = air.host.send(NODE, content(60, 1))
-    air.take()  # it has a slot now, and nothing has left
+    air.send(HOST)  # it has a slot now, and nothing has left but a symbol of the first
     kept = [air.host.send("n2", content(60, 3)), air.host.send(NODE, content(60, 4))]
     new = air.host.send(NODE, content(60, 2), keep=2)
     air.run()

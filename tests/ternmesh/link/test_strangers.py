@@ -254,6 +254,12 @@ def test_answers_and_names_are_bounded() -> None:
         receipts += len(air.node.frames_to_send(0.0))
         air.take()
     assert receipts == PEERS_MAX
+    for number, kind in ((0, Question), (2 * PEERS_MAX - 1, Status)):  # the first is forgotten
+        hears(air, f"peer {number}", Symbol(0, 0, b"x", True))
+        air.node.handle_timeout(0.0)
+        air.take()
+        [(_, frame)] = air.node.frames_to_send(0.0)
+        assert isinstance(read_message(open_seal(frame)[1]), kind)
 
 
 def test_of_each_peer_the_last_names_are_remembered() -> None:  # R8.2-25
