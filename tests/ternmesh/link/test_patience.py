@@ -119,7 +119,7 @@ def test_a_receiver_stops_asking_and_then_forgets() -> None:  # R8.2-21
 
 
 def test_a_symbol_begins_the_patience_of_its_receiver_anew() -> None:  # R8.2-21
-    air = Air()
+    air = Air(settings=replace(SETTINGS, give_up_s=30_000.0))
     air.node.receive_frame(HOST, sealed(Offer(0, 0, b"name", 90, 30)), 0.0)
     assert said(air.run(until=20_000.0)) == ["needs [3]"] * SILENCES_MAX
     air.node.receive_frame(HOST, sealed(Symbol(0, 0, bytes(30), True)), air.now)
