@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ternmesh.link.airtime import LoraSetting
-from transports.link_config import COMPLETE, UNRELIABLE
 
 MQTT = "mqtt"
 LORA = "lora"
@@ -18,13 +17,6 @@ RADIO = LoraSetting(7, 125, 1, 12)
 # The link cuts objects into frames, so large chunks have the least overhead. Announcements are rare
 # because a radio sends one frame at a time: at 20 times the speed, 15 s are 5 min of radio time.
 RADIO_RUN: Mapping[str, Any] = {"frame_mtu": 1024, "announce_s": 15, "deadline_s": 3600.0}
-# A frame that is sent once must fit the radio, and a round does not wait for lost ones.
-UNRELIABLE_RUN: Mapping[str, Any] = {
-    **RADIO_RUN,
-    "frame_mtu": 184,
-    "manifest_repeats": 1,
-    "deadline_s": 5.0,
-}
 # Behind a gateway, an announcement may arrive before the welcome: it is soon repeated.
 BLE_RUN: Mapping[str, Any] = {"announce_s": 2}
 LinkTable = Mapping[str, object]
@@ -38,12 +30,6 @@ class Radios:
     loss: float = 0.0  # the fraction of frames that each receiver loses
     speed: float = 20.0  # simulated radio seconds per real second
     seed: int = 0
-    service: str = COMPLETE  # of the boards' updates
-
-    @property
-    def run(self) -> Mapping[str, Any]:
-        """Settings of the host's `[run]` for these radios."""
-        return UNRELIABLE_RUN if self.service == UNRELIABLE else RADIO_RUN
 
     @property
     def title(self) -> str:
@@ -51,7 +37,6 @@ class Radios:
         return (
             f"emulated {self.dialect} LoRa modems (SF7, 125 kHz, {REGION}, no hardware), "
             f"{self.loss:.0%} of the frames lost, {self.speed:g} times faster than real radios"
-            + (", updates sent once" if self.service == UNRELIABLE else "")
         )
 
 
@@ -119,7 +104,6 @@ def on_radio(radios: Radios, nodes: Sequence[str], fleet: str) -> Iterator[Links
                 "preamble_symbols": RADIO.preamble_symbols,
                 "speed": radios.speed,
             }
-            service = COMPLETE if role == "host" else radios.service
-            return {"region": REGION, "fleet": fleet, "service": service, "serial": serial}
+            return {"region": REGION, "fleet": fleet, "serial": serial}
 
         yield Links(table)

@@ -26,7 +26,6 @@ from ternmesh_service.config_file import control_path
 from ternmesh_service.page.config import PageConfig, read_token
 from ternmesh_service.status import BoardStatus, HostStatus, from_json
 from ternmesh_store.files import GITIGNORE, make_private_folder
-from transports.link_config import COMPLETE, UNRELIABLE
 from transports.mqtt.settings import parse_url
 from transports.serial_lora.settings import DIALECTS
 
@@ -67,13 +66,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     what = "lora: simulated radio seconds per real second"
     add_option(parser, "--speed", real(1, SPEED_MAX), 20.0, what)
-    parser.add_argument(
-        "--service",
-        choices=(COMPLETE, UNRELIABLE),
-        default=COMPLETE,
-        help="lora: repeat lost frames until an update is complete, or send each frame once and "
-        "use only the frames that arrive (default: complete)",
-    )
     add_option(parser, "--rounds", number(1, ROUNDS_MAX), 20, "number of rounds")
     what = "random seed of the batches that the boards draw"
     add_option(parser, "--seed", number(0, SEED_MAX), 0, what)
@@ -84,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="folder for states and logs (default: demo-run)",
     )
     add_json(parser, "show no live progress; print one JSON object at the end")
-    radio = dict.fromkeys(("dialect", "speed", "service"), (LORA,))
+    radio = dict.fromkeys(("dialect", "speed"), (LORA,))
     add_uses(parser, "bearer", {"broker": (MQTT, BLE), "loss": (LORA, BLE), **radio})
 
 
@@ -93,9 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
     # SIGTERM acts like Ctrl-C: it ends the demo and the processes of its fleet.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     folder = _prepare(arguments.out)
-    radios = Radios(
-        arguments.dialect, arguments.loss, arguments.speed, arguments.seed, arguments.service
-    )
+    radios = Radios(arguments.dialect, arguments.loss, arguments.speed, arguments.seed)
     settings = DemoSettings(
         folder=folder.resolve(),
         broker=arguments.broker,

@@ -11,7 +11,16 @@ from typing import Any
 
 from models.zoo import fsdd_path
 from ternmesh.errors import TernmeshError
-from ternmesh_cli.demo.bearer import BLE_RUN, Ble, Links, LinkTable, Radios, on_ble, on_radio
+from ternmesh_cli.demo.bearer import (
+    BLE_RUN,
+    RADIO_RUN,
+    Ble,
+    Links,
+    LinkTable,
+    Radios,
+    on_ble,
+    on_radio,
+)
 from ternmesh_cli.keys import enrol_fleet
 from ternmesh_cli.process import write_toml
 from ternmesh_cli.workers import Worker, python, running
@@ -111,7 +120,7 @@ def _host_config(settings: DemoSettings, link: LinkTable) -> str:
                 "min_peers": len(BOARDS),
                 "deadline_s": 20.0,
                 **(BLE_RUN if settings.ble else {}),
-                **(settings.radios.run if settings.radios else {}),
+                **(RADIO_RUN if settings.radios else {}),
             },
         }
     )

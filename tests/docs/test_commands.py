@@ -14,48 +14,23 @@ import sys
 import textwrap
 import tomllib
 from collections.abc import Callable, Iterator
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import pytest
 
-from edge.config import (
-    DataConfig,
-    EvaluateConfig,
-    KnowledgeConfig,
-    LabelConfig,
-    NodeConfig,
-    PredictConfig,
-    ReleasesConfig,
-    RemoteConfig,
-    ResourcesConfig,
-    TrainingConfig,
-    read_node_config,
-)
-from edge.gateway.aggregation import AggregateConfig
+from edge.config import NodeConfig, read_node_config
 from edge.gateway.service import GatewayConfig, read_gateway_config
 from edge.onnx.session import load_model, write_adapter
-from host.config import (
-    HostConfig,
-    HostKnowledgeConfig,
-    OwnSamplesConfig,
-    RunConfig,
-    read_host_config,
-)
+from host.config import HostConfig, read_host_config
 from models.zoo import package_path
 from ternmesh.link.airtime import LoraSetting
 from ternmesh.security.identity import ENTROPY_SIZE, Role, identity_text, make_identity
 from ternmesh_cli import main
 from ternmesh_cli.process import write_toml
 from ternmesh_service.control_socket import ControlError, ask
-from ternmesh_service.experiment_log import ExperimentLogConfig
-from ternmesh_service.keyring import SecurityConfig
-from ternmesh_service.metrics import MetricsConfig
-from ternmesh_service.mqtt_health import HealthConfig
-from ternmesh_service.page.config import PageConfig
 from transports.ble.config import BoardConfig
-from transports.link_config import LinkConfig
 from transports.mqtt.embedded_broker import EmbeddedBroker
 from transports.serial_lora.settings import SerialLoraSettings
 
@@ -512,53 +487,38 @@ def test_example(walk: Walk, document: Path) -> None:
     follow(walk, document)
 
 
-SECTIONS: dict[str, tuple[type, ...]] = {
-    "Top of each file": (HostConfig, NodeConfig, GatewayConfig),
-    "`[run]` of a host": (RunConfig,),
-    "`[own_samples]` of a host": (OwnSamplesConfig,),
-    "`[knowledge]` of a host or a board": (KnowledgeConfig, HostKnowledgeConfig),
-    "`[data]` and `[evaluate]` of a board": (DataConfig, EvaluateConfig),
-    "`[label]` of a board": (LabelConfig,),
-    "`[training]` of a board": (TrainingConfig,),
-    "`[resources]` of a board": (ResourcesConfig,),
-    "`[releases]` of a board": (ReleasesConfig,),
-    "`[predict]` of a board": (PredictConfig,),
-    "`[remote]` of a board": (RemoteConfig,),
-    "`[link]`": (LinkConfig,),
-    "`[link.serial]`": (SerialLoraSettings, LoraSetting),
-    "`[link.ble]`": (BoardConfig,),
-    "`[metrics]`": (MetricsConfig,),
-    "`[page]`": (PageConfig,),
-    "`[health]`": (HealthConfig,),
-    "`[experiment_log]` of a host": (ExperimentLogConfig,),
-    "`[security]`": (SecurityConfig,),
-    "`[aggregate]` of a gateway": (AggregateConfig,),
+PROGRAMS = {"host": HostConfig, "board": NodeConfig, "gateway": GatewayConfig}
+SETTINGS = (ROOT / "docs" / "settings.md").read_text()
+SECTIONS = re.findall(r"^## (Top of each file|`\[.*)$", SETTINGS, re.MULTILINE)
+PARTS: dict[str, tuple[type, ...]] = {  # of a link
+    "link.serial": (SerialLoraSettings, LoraSetting),
+    "link.ble": (BoardConfig,),
+}
+TABLES = {
+    (program, name): kind
+    for program, config in PROGRAMS.items()
+    for name, kind in get_type_hints(config).items()
+    if is_dataclass(kind)
 }
 # Tables of the top, and what a program sets itself.
-NOT_SET = {"link", "run", "data", "evaluate", "training", "releases", "security", "aggregate"}
-NOT_SET |= {
-    "label",
-    "experiment_log",
-    "health",
-    "metrics",
-    "page",
-    "own_samples",
-    "knowledge",
-    "network",
-    "remote",
-    "resources",
-    "predict",
-    "radio",
-    "role",
-    "queue_max",
-}
+NOT_SET = {name for _, name in TABLES} | {"role", "queue_max"}
+
+
+def kinds_of(section: str) -> tuple[Any, ...]:
+    """The settings that a section of settings.md shows."""
+    names = re.findall(r"\[([\w.]+)\]", section)
+    if not names:
+        return tuple(PROGRAMS.values())
+    programs = [name for name in PROGRAMS if f" a {name}" in section] or PROGRAMS
+    found = (TABLES.get((program, name)) for name in names for program in programs)
+    return PARTS.get(names[0]) or tuple(kind for kind in found if kind is not None)
 
 
 @pytest.mark.parametrize("section", SECTIONS)
 def test_settings_are_named_with_their_defaults(section: str) -> None:
-    text = (ROOT / "docs" / "settings.md").read_text().split(f"## {section}\n")[1].split("\n## ")[0]
+    text = SETTINGS.split(f"## {section}\n")[1].split("\n## ")[0]
     shown = dict(re.findall(r"^\| `(\w+)` \| ([^|]*) \|", text, re.MULTILINE))
-    known = {item.name: item for kind in reversed(SECTIONS[section]) for item in fields(kind)}
+    known = {item.name: item for kind in reversed(kinds_of(section)) for item in fields(kind)}
     assert set(shown) == set(known) - NOT_SET
     defaults = {name: getattr(RADIO, name, item.default) for name, item in known.items()}
     for name, cell in shown.items():

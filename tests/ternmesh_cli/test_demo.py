@@ -63,19 +63,6 @@ def test_the_demo_over_emulated_radios(tmp_path):
     assert "no hardware" in answer["bearer"]
 
 
-def test_updates_may_be_sent_once_and_the_fleet_goes_on(tmp_path):
-    out = tmp_path / "out"
-    command = [sys.executable, "-m", "ternmesh_cli.main", "demo", "--bearer", "lora", "--json"]
-    options = ["--service", "unreliable", "--loss", "0.2", "--rounds", "2", "--speed", "100"]
-    done = subprocess.run(
-        [*command, *options, "--out", str(out)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    answer = json.loads(done.stdout)
-    assert answer["rounds"] == 2
-    assert "updates sent once" in answer["bearer"]
-
-
 def test_the_demo_over_simulated_ble(tmp_path):
     pytest.importorskip("bumble", reason="bumble is not installed: pip install -e '.[dev]'")
     out = tmp_path / "out"

@@ -288,12 +288,6 @@ def test_samples_are_labelled_with_one_key_and_undone(fleet: Fleet, browse: Any)
     assert page.troubles() == []
 
 
-def test_samples_are_not_shown_without_the_token(fleet: Fleet, browse: Any) -> None:
-    page = browse(fleet.url("theo", token=False))
-    page.until(lambda: "with the token only" in page.text("#label-room"))
-    assert page.all("canvas") == []
-
-
 def test_a_board_that_is_silent_is_an_alarm_with_what_to_do(browse: Any, tmp_path: Path) -> None:
     name = "<img src=x onerror=alert(1)>"
     silent = board(name, active=False, heard_s_ago=4000.0)

@@ -57,14 +57,6 @@ def test_only_what_is_too_long_is_clipped() -> None:  # R10.2-4
     np.testing.assert_allclose(grown[0.001], 0.002 * whole / whole.norm(), rtol=1e-4, atol=1e-9)
 
 
-def test_what_is_not_finite_is_restored_from_no_checkpoint() -> None:
-    stage, values, labels = tiny_stage()
-    steps_of(stage, values, labels, 1)
-    stage._optimizer.state[stage._parameters[0]]["exp_avg_sq"].fill_(torch.inf)
-    with pytest.raises(TernmeshError, match="begins another run"):
-        tiny_stage()[0].restore(stage.state())
-
-
 def test_a_host_that_diverges_gathers_nothing() -> None:
     middle = nn.Linear(6, CLASSES)
     nn.init.constant_(middle.weight, torch.nan)

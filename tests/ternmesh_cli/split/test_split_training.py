@@ -139,17 +139,6 @@ def test_a_board_that_is_killed_goes_on_from_its_checkpoint(
     assert again.accuracy > 0.9
 
 
-def test_a_host_that_begins_after_the_end_ends_too(train: Callable[..., Training]) -> None:
-    training = train()
-    training.board("theo")
-    training.finish()
-    training.service.save()
-    del training.boards["theo"]
-    service = training.host()
-    assert service.counts["learned"] == service.host.nodes[1].learned == 40
-    training.until(service.may_leave)
-
-
 def test_a_stop_in_the_middle_of_a_micro_batch_is_counted(
     train: Callable[..., Training],
 ) -> None:  # R10.3-12
