@@ -191,21 +191,13 @@ def test_what_brings_nothing_new_is_not_kept() -> None:  # R8.1-2
     assert not decoder.add(1, bytes(10))  # the first stays
     assert decoder.add(3, symbols[3])
     assert [decoder.holds(index) for index in range(5)] == [False, True, False, True, False]
+    with pytest.raises(ValueError, match="needs more symbols"):
+        decoder.data()
     assert decoder.add(4, symbols[4])
     assert decoder.is_complete
     assert not decoder.add(5, symbols[5])
     assert all(decoder.holds(index) for index in range(9))
     assert decoder.data() == data
-
-
-def test_a_generation_does_not_wait_for_the_other() -> None:
-    layout, data = Layout(200, 1), content(200)
-    decoder = receive(layout, data, list(layout.source(1)))
-    assert decoder.missing == (100, 0)
-    assert decoder.holds(201)  # a repair symbol of the complete one
-    assert not decoder.holds(200)
-    with pytest.raises(ValueError, match="needs more symbols"):
-        decoder.data()
 
 
 @given(st.integers(-3, 70_000), st.one_of(st.binary(max_size=12), st.just(bytes(10))))

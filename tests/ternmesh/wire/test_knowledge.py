@@ -1,8 +1,5 @@
 """A knowledge packet: each part is complete in itself, and whatever arrives is read or refused."""
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -20,7 +17,6 @@ from ternmesh.wire.knowledge import (
     write_part,
 )
 
-VECTORS = json.loads((Path(__file__).parents[2] / "vectors" / "knowledge.json").read_text())
 TOPIC = Topic(1, 2)
 CLASSES, ROWS = 10, 300
 
@@ -62,17 +58,6 @@ def test_what_does_not_fit_is_not_cut() -> None:
         cut_labels(TOPIC, 1, 0, soft_labels(), HEAD_SIZE)
     with pytest.raises(CodecError):
         cut_labels(TOPIC, 1, 0, soft_labels()[:0], 100)
-
-
-@pytest.mark.parametrize("name", VECTORS)
-def test_golden_parts(name: str) -> None:
-    vector = VECTORS[name]
-    part = read_part(bytes.fromhex(vector["bytes"]))
-    assert write_part(part).hex() == vector["bytes"]
-    expected = np.array(vector["rows"])
-    place = order(part.topic, part.number, len(expected))
-    where = place[part.start : part.start + part.count]
-    assert (labels_in(part, expected.shape[1]) == expected[where]).all()
 
 
 def test_a_part_says_nothing_before_it_is_decoded() -> None:
