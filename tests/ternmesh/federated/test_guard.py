@@ -150,6 +150,9 @@ def test_who_is_pinned_is_no_suspect(new_bench: New) -> None:
     play(bench, 1, lies=True)
     play(bench, 1)
     assert weights(bench)[LIAR] == 1.0
+    assert returns(bench) == [], "nobody else is suspected in its place"
+    bench.host.combiner.mute({"ada"})
+    assert weights(bench)["ada"] == 0.0
 
 
 def test_a_liar_whom_probes_exclude_in_the_same_round_is_left_out_and_nobody_else(
@@ -232,6 +235,7 @@ def test_versions_to_which_the_owner_cannot_return(
     play(bench, 3)
     assert bench.host.return_to(1, bench.now) == ""  # that makes version 4
     bench.exchange()
+    assert bench.host.combiner.returned == "global update 4 goes back to version 1"
     digest = bench.host.global_hash
     assert sentence in bench.host.return_to(version, bench.now)
     assert bench.host.global_hash == digest

@@ -9,7 +9,7 @@ import pytest
 
 from ternmesh.codec.scale import UNIT, to_float
 from ternmesh.federated.events import GlobalUpdateMade
-from ternmesh.federated.gateway.aggregator import GatewayAggregator
+from ternmesh.federated.gateway.aggregator import TRIES, GatewayAggregator
 from ternmesh.federated.gateway.partial_aggregate import PartialAggregateMade
 from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.joining import NodeSettings
@@ -240,6 +240,19 @@ def test_repeated_packets_ask_for_receipts_and_do_not_pass() -> None:  # R6.8-17
         yard.wait(20.0)
         yard.exchange()
     assert all(yard.nodes[name].received for name in BOARDS)
+
+
+def test_contributors_without_a_word_pass_again() -> None:  # R6.8-18
+    """Another gateway's bundle was whole first, say: this one's is not answered."""
+    yard = joined()
+    yard.lost = lambda way, _, b: way == "up" and b[0] in (VOTE_CHUNK_KIND, CONTRIBUTIONS_KIND)
+    yard.submit(*BOARDS)
+    for _ in range(4 * TRIES):
+        yard.wait(60.0)
+        yard.exchange()
+    assert yard.host.version == 1
+    assert yard.made[0].partial_aggregates == ()
+    assert [row.address for row in yard.made[0].counted] == [1, 2, 3]
 
 
 def test_boards_hear_of_a_reference_only_when_the_gateway_has_read_it() -> None:  # R6.8-22
