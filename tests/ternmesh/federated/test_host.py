@@ -11,6 +11,7 @@ from ternmesh.federated import open_round
 from ternmesh.federated.aggregation import encode_update
 from ternmesh.federated.events import GlobalUpdateMade, Refused, UpdateForgotten
 from ternmesh.federated.open_round import round_of
+from ternmesh.federated.state import RegisteredNode, new_host_state
 from ternmesh.security.membership import ALL, HOST
 from ternmesh.wire import control, fragments
 from ternmesh.wire.control import OPEN
@@ -229,6 +230,16 @@ def test_a_receipt_says_what_is_here_also_as_an_answer_to_a_hello(bench: Any) ->
     assert control.Receipt(0, digest, b"\x07") in [
         control.read_control(opened(f)) for p, f in bench.take(HOST) if p == "theo"
     ]
+
+
+def test_a_host_that_starts_with_all_updates_ends_the_round(bench: Any) -> None:
+    state = replace(
+        new_host_state(bench.plan.dimension),
+        started=True,
+        nodes=(RegisteredNode(1, "theo", 10),),
+        bodies=tuple((1, opened(frame)) for frame in packet(bench, 1)),
+    )
+    assert bench.restart_host(state).version == 1
 
 
 def test_the_deadline_closes_a_round_with_what_is_there(bench: Any) -> None:  # R6.2-3
