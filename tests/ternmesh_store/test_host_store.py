@@ -6,14 +6,16 @@ import pytest
 from ternmesh.federated.evaluation import Evaluation
 from ternmesh.federated.events import (
     BoardChanged,
+    BodyAccepted,
     CountersReserved,
     GlobalUpdateMade,
     NodeJoined,
     RoundOpened,
     RunAdopted,
+    UpdateForgotten,
 )
 from ternmesh.plan import make_plan
-from ternmesh.wire.control import Report
+from ternmesh.wire.control import Report, Silent, write_control
 from ternmesh.wire.global_update import Counted, certify, hash_global_update
 from ternmesh_store import host_store
 from ternmesh_store.files import create_private_file
@@ -86,6 +88,18 @@ def test_a_run_that_boards_give_back_is_followed(store):
     assert stored.run == b"run-0002"
     assert not stored.state.is_first
     assert [node.samples for node in stored.state.nodes] == [101]
+
+
+def test_only_one_update_is_forgotten_and_a_chain_has_no_gap(store):
+    store.record(ADA)
+    store.record(BOB)
+    for address in (1, 2):
+        store.record(BodyAccepted(address, 0, write_control(Silent(0))))
+    store.record(UpdateForgotten(1, 0))
+    assert [address for address, _ in store.load(MODEL).state.bodies] == [2]
+    for version in (1, 4):
+        store.record(global_hash(version))
+    assert [link.version for link in store.load(MODEL).state.chain] == [4]
 
 
 def test_the_mean_of_the_adapters_stays_until_there_is_another_or_a_new_run(store):
