@@ -44,23 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     make = rows.add("make", "write a model package as an unsigned release", _make)
     make.add_argument("package", type=Path, metavar="PACKAGE", help="a shipped one or a folder")
     make.add_argument("--out", type=path, required=True, metavar="DIR", help="a new folder")
-    make.add_argument(
-        "--version", type=number(1, VERSION_MAX), required=True, help="greater than the last one"
-    )
-    make.add_argument(
-        "--loss-max",
-        type=real(1e-6, 4000.0),
-        required=True,
-        metavar="X",
-        help="on a board's held-out data",
-    )
-    make.add_argument(
-        "--latency-max-ms",
-        type=number(1, VERSION_MAX),
-        required=True,
-        metavar="N",
-        help="of one step on a board",
-    )
+    for option, parse, what in (
+        ("--version", number(1, VERSION_MAX), "greater than the last one"),
+        ("--loss-max", real(1e-6, 4000.0), "on a board's held-out data"),
+        ("--latency-max-ms", number(1, VERSION_MAX), "of one step on a board"),
+    ):
+        make.add_argument(option, type=parse, required=True, help=what)
     row = rows.add("sign", "sign a release with the key of the host or of another signer", _sign)
     _add_release(row)
     add_signer(row)

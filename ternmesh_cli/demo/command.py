@@ -42,39 +42,25 @@ T = TypeVar("T")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run)
-    parser.add_argument(
-        "--broker",
-        metavar="URL",
-        type=_url,
-        help="the MQTT broker to use, such as mqtt://127.0.0.1:1883 (default: the demo starts one)",
+    what = "the MQTT broker to use, such as mqtt://127.0.0.1:1883 (default: the demo starts one)"
+    parser.add_argument("--broker", metavar="URL", type=_url, help=what)
+    what = (
+        "how the boards reach the host; lora: emulated radio modems with real airtimes and the "
+        "European duty cycle; ble: simulated Bluetooth controllers and a gateway to the broker "
+        "(default: mqtt)"
     )
-    parser.add_argument(
-        "--bearer",
-        choices=(MQTT, LORA, BLE),
-        default=MQTT,
-        help="how the boards reach the host; lora: emulated radio modems with real airtimes and "
-        "the European duty cycle; ble: simulated Bluetooth controllers and a gateway to the broker "
-        "(default: mqtt)",
-    )
+    parser.add_argument("--bearer", choices=(MQTT, LORA, BLE), default=MQTT, help=what)
     what = "fraction of frames (lora) or of attribute values (ble) that are lost"
     add_option(parser, "--loss", real(0, 0.9), 0.0, what)
-    parser.add_argument(
-        "--dialect",
-        choices=DIALECTS,
-        default="reyax",
-        help="lora: command set of the emulated modems (default: reyax)",
-    )
+    what = "lora: command set of the emulated modems (default: reyax)"
+    parser.add_argument("--dialect", choices=DIALECTS, default="reyax", help=what)
     what = "lora: simulated radio seconds per real second"
     add_option(parser, "--speed", real(1, SPEED_MAX), 20.0, what)
     add_option(parser, "--rounds", number(1, ROUNDS_MAX), 20, "number of rounds")
     what = "random seed of the batches that the boards draw"
     add_option(parser, "--seed", number(0, SEED_MAX), 0, what)
-    parser.add_argument(
-        "--out",
-        type=path,
-        default=Path("demo-run"),
-        help="folder for states and logs (default: demo-run)",
-    )
+    what = "folder for states and logs (default: demo-run)"
+    parser.add_argument("--out", type=path, default=Path("demo-run"), help=what)
     add_json(parser, "show no live progress; print one JSON object at the end")
     radio = dict.fromkeys(("dialect", "speed"), (LORA,))
     add_uses(parser, "bearer", {"broker": (MQTT, BLE), "loss": (LORA, BLE), **radio})

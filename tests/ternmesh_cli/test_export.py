@@ -74,7 +74,6 @@ def test_the_host(runs: bool, keyword: LoadedModel, tmp_path: Path, capsys) -> N
     assert np.array_equal(load_model(tmp_path / "out" / "keyword").initial, expected)
     assert not list(state.glob("export-*")), "the copy of the state is gone"
     assert main([*arguments, str(tmp_path / "out")]) == 1
-    assert main([*arguments, str(tmp_path / "best"), "--best"]) == 2
 
 
 def test_a_board(keyword: LoadedModel, tmp_path: Path, capsys) -> None:

@@ -105,8 +105,6 @@ def test_labels_of_scripts(config, capsys) -> None:
     assert "that sample is gone" in capsys.readouterr().out
     assert run("label", "--config", config, "b", "ten") == 1
     assert "'ten' is no label of keyword: it has zero, one" in capsys.readouterr().err
-    assert run("label", "--config", config) == run("label", "--config", config, "b") == 2
-    assert run("label", "--config", config, "b", "1", "--last", "1") == 2
     assert listed(config, capsys) == {None: 2, "seven": 2}
 
 
@@ -119,9 +117,6 @@ def test_labels_of_scripts(config, capsys) -> None:
         (["--older-than", "30d"], 0, {None: 3, "three": 1}),
         (["--unlabelled", "--key", "b"], 0, {None: 2, "three": 1}),
         (["--all", "--yes"], 0, {}),
-        (["--all"], 2, {None: 3, "three": 1}),
-        (["--all", "--yes", "--key", "a"], 2, {None: 3, "three": 1}),
-        ([], 2, {None: 3, "three": 1}),
         (["--label", "x"], 1, {None: 3, "three": 1}),
     ],
 )
