@@ -136,6 +136,7 @@ def command(tiny, out, *more: str) -> list[str]:
     ]  # fmt: skip
 
 
+@pytest.mark.nightly
 def test_the_whole_experiment_through_a_kill(tiny, tmp_path, eventually):
     out = tmp_path / "m3"
     first = subprocess.Popen(

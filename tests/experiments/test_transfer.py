@@ -66,6 +66,7 @@ def test_missing_data_says_what_to_fetch(tmp_path: Path, monkeypatch: Any) -> No
         find_data("text", "snli", given=tmp_path)
 
 
+@pytest.mark.nightly
 def test_one_transfer_has_all_arms(tmp_path: Path, monkeypatch: Any) -> None:
     from experiments.transfer import arms, learners, tasks
     from experiments.transfer.distillation import LearningSettings

@@ -63,6 +63,7 @@ def test_the_demo_over_emulated_radios(tmp_path):
     assert "no hardware" in answer["bearer"]
 
 
+@pytest.mark.nightly
 def test_the_demo_over_simulated_ble(tmp_path):
     pytest.importorskip("bumble", reason="bumble is not installed: pip install -e '.[dev]'")
     out = tmp_path / "out"
