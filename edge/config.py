@@ -7,7 +7,7 @@ from pathlib import Path
 
 from edge.data.live.options import BUILT_IN, anchor_options, read_options
 from edge.data.sources import NpzSettings
-from ternmesh.config import LOG_FORMATS, LOG_LEVELS, ConfigError, Table, choices, limits, needs
+from ternmesh.config import LOG_LEVELS, ConfigError, Table, choices, limits, needs
 from ternmesh.federated.management import LIMITS
 from ternmesh_service.config_file import MODEL, PATH, check_name, package_folder, read_config_file
 from ternmesh_service.keyring import SecurityConfig
@@ -199,7 +199,6 @@ class NodeConfig:
     health: HealthConfig = field(default_factory=HealthConfig)
     control_socket: str | None = field(default=None, metadata=PATH)
     log_level: str = field(default="INFO", metadata=choices(*LOG_LEVELS))
-    log_format: str = field(default="auto", metadata=choices(*LOG_FORMATS))
 
     @property
     def adapter_path(self) -> Path:

@@ -78,8 +78,11 @@ def _changed(value: object, data: bytes) -> object:
     return value
 
 
-def _memory() -> Database:
-    database = Database(MEMORY, SCHEMA)
+def _memory(group: str) -> Database:
+    """A file in memory with one group and the counter: all tables take 30 ms to make."""
+    names = f"TABLE {group}_", "TABLE security_counter"
+    statements = tuple(one for one in SCHEMA.statements if any(name in one for name in names))
+    database = Database(MEMORY, replace(SCHEMA, statements=statements))
     database.open()
     return database
 
@@ -96,8 +99,8 @@ def _check(fill: Callable[[], Any], use: Callable[[Any], object], data: bytes) -
 
 def _seeds() -> Iterator[bytes]:
     for table, column in product(range(8), range(8)):
-        yield bytes((table, column, 0)) + b"[1, 2]"
-        yield bytes((table, column, column)) + bytes(4 * wire.DIMENSION)
+        value = b"[1, 2]" if (table + column) % 2 else bytes(4 * wire.DIMENSION)
+        yield bytes((table, column, column)) + value
 
 
 def _go_on(machine: Any, *room: int) -> None:
@@ -120,7 +123,7 @@ def _recorded(store: Any, *made: object) -> Any:
 
 
 def _node() -> Any:
-    store = NodeStore(_memory())
+    store = NodeStore(_memory("node"))
     store.load(wire.MODEL, wire.DIMENSION)
     return _recorded(
         store,
@@ -145,7 +148,7 @@ def _use_node(store: NodeStore) -> None:
 
 
 def _host() -> Any:
-    store = HostStore(_memory(), 4)
+    store = HostStore(_memory("host"), 4)
     store.begin(federated.RUN, wire.PLAN, wire.MODEL)
     counted, content = (Counted(3, 0, b"abcd", b"\x01"),), b"content"
     digest, certified = hash_global_update(content), certify(content)
@@ -175,7 +178,7 @@ def _use_host(store: HostStore) -> None:
 
 
 def _link() -> Any:
-    store = LinkStore(_memory())
+    store = LinkStore(_memory("link"))
     return _recorded(
         store,
         link_events.Queued(0, "ada", ("ada",), bytes(100)),
@@ -193,7 +196,7 @@ def _use_link(store: LinkStore) -> None:
 
 
 def _security() -> SecurityStore:
-    store = SecurityStore(_memory())
+    store = SecurityStore(_memory("security"))
     known = security.fleet()
     store.keep_member_list(replace(known, revoked=(bytes(16),), number=3))
     process = known.host.exchange  # any public key will do for the host's process
@@ -232,7 +235,7 @@ def _use_airtime(store: AirtimeStore) -> None:
 
 
 def _split() -> SplitStore:
-    store = SplitStore(_memory())
+    store = SplitStore(_memory("split"))
     store.reserve(64)
     store.add_board(1, "ada")
     store.save(Checkpoint(bytes(32), federated.RUN, {"ada": 3}, {"bottom": b"\0" * 8}))
@@ -250,7 +253,7 @@ def _replay() -> ReplayBuffer:
     values = TensorSpec("x", "float32", (4, 3))
     both = (values, TensorSpec("y", "int64", (4,)))
     model = ModelPackage("tiny", 1, (values,), (), both, (), "mean_absolute_error", {})
-    buffer = ReplayBuffer(_memory(), model, 8, 1 << 16)
+    buffer = ReplayBuffer(_memory("replay"), model, 8, 1 << 16)
     buffer.load()
     for key in "abc":
         buffer.add([Sample(key, {"x": np.ones(3, np.float32)}), Label(key, {"y": np.array(1)})])

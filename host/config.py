@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from host.rules import load_rule
-from ternmesh.config import LOG_FORMATS, LOG_LEVELS, ConfigError, Table, choices, limits, needs
+from ternmesh.config import LOG_LEVELS, ConfigError, Table, choices, limits, needs
 from ternmesh.errors import WireError
 from ternmesh.federated.rules import AggregationSettings, Root, is_rooted, least_members
 from ternmesh.federated.state import NODES_AGGREGATED_MAX, HostSettings
@@ -154,7 +154,6 @@ class HostConfig:
     experiment_log: ExperimentLogConfig = field(default_factory=ExperimentLogConfig)
     control_socket: str | None = field(default=None, metadata=PATH)
     log_level: str = field(default="INFO", metadata=choices(*LOG_LEVELS))
-    log_format: str = field(default="auto", metadata=choices(*LOG_FORMATS))
 
     @property
     def publishes(self) -> bool:

@@ -4,7 +4,6 @@ import gzip
 import hashlib
 import os
 import re
-import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from email.parser import HeaderParser
@@ -15,10 +14,6 @@ from tree import GLIBC_MINOR, ROOT, Target, package_version, run, source_date, w
 HERE = Path(__file__).resolve().parent
 DOCUMENTS = Path("usr/share/doc/ternmesh")
 EXAMPLES = DOCUMENTS / "examples"
-COMPLETIONS = {
-    "bash": Path("usr/share/bash-completion/completions/ternmesh"),
-    "zsh": Path("usr/share/zsh/vendor-completions/_ternmesh"),
-}
 
 
 def files(root: Path) -> Iterator[Path]:
@@ -38,8 +33,6 @@ def make_deb(root: Path, target: Target, out: Path, compression: str) -> Path:
     version, date = package_version(target), source_date()
     for file in files(HERE / "systemd"):
         write(root / place_of(file.relative_to(HERE / "systemd")), file.read_bytes())
-    for shell, place in COMPLETIONS.items():
-        write(root / place, run(sys.executable, "-m", "ternmesh_cli", "completion", shell))
     documents = root / DOCUMENTS
     for guide in (ROOT / "docs").glob("*.md"):
         write(documents / guide.name, guide.read_bytes())

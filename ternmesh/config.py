@@ -17,7 +17,6 @@ T = TypeVar("T")
 Table = dict[str, Any]
 DOTS_MAX = 100  # in a line: tomllib takes time and memory for the square of the names in a key
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
-LOG_FORMATS = ("auto", "text", "json")  # auto: JSON for the journal of systemd
 
 
 class ConfigError(TernmeshError):

@@ -301,7 +301,10 @@ def unit(subject: Subject) -> Iterator[Result]:
     if shown.get("LoadState") == "not-found":
         yield WARNING, f"{name} is not installed: docs/service.md says how"
     elif active == "failed" or shown.get("SubState") == "auto-restart":
-        yield WRONG, f"{name} is {shown.get('SubState')}: `ternmesh logs -p warning` says why"
+        yield (
+            WRONG,
+            f"{name} is {shown.get('SubState')}: `journalctl -p warning -u {name}` says why",
+        )
     elif active == "active" and is_enabled:
         yield OK, shown.get("StatusText") or f"{name} runs"
     else:

@@ -191,24 +191,12 @@ class LogText(logging.Formatter):
         return as_run(super().format(record))
 
 
-class LogJson(logging.Formatter):
-    """Log lines of one JSON object each; for a journal with the priority, and without the time."""
-
-    def __init__(self, *, journal: bool) -> None:
-        super().__init__()
-        self._journal = journal
+class JournalText(LogText):
+    """Log lines for the journal of systemd: with their priority, and without the time."""
 
     def format(self, record: logging.LogRecord) -> str:
-        entry = {
-            "level": record.levelname,
-            "logger": record.name,
-            "message": as_run(record.getMessage()),
-        }
-        if record.exc_info:
-            entry["exception"] = self.formatException(record.exc_info)
-        if self._journal:
-            return f"<{PRIORITIES.get(record.levelno, 6)}>{json.dumps(entry)}"
-        return json.dumps({"time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"), **entry})
+        priority = PRIORITIES.get(record.levelno, 6)
+        return "\n".join(f"<{priority}>{line}" for line in super().format(record).splitlines())
 
 
 def is_journal(stream: TextIO) -> bool:
@@ -223,12 +211,11 @@ def is_journal(stream: TextIO) -> bool:
     return journal == f"{info.st_dev}:{info.st_ino}"
 
 
-def set_up_logging(level: str, log_format: str = "auto") -> None:
-    """Log one line an event to stderr: JSON to a journal, else text, shorter on a terminal."""
-    journal = is_journal(sys.stderr)
+def set_up_logging(level: str) -> None:
+    """Log an event as a line on stderr, in the form of a journal, a terminal or a file."""
     formatter: logging.Formatter
-    if log_format == "json" or (log_format == "auto" and journal):
-        formatter = LogJson(journal=journal)
+    if is_journal(sys.stderr):
+        formatter = JournalText("%(name)s: %(message)s")
     elif sys.stderr.isatty():
         formatter = LogText(TERMINAL_LINE, "%H:%M:%S")
     else:
@@ -266,9 +253,9 @@ def stop_on_signals() -> threading.Event:
     return stop
 
 
-def start(log_level: str, log_format: str = "auto") -> threading.Event:
+def start(log_level: str) -> threading.Event:
     """Set up the logging of a long-running command, and return the event that stops it."""
-    set_up_logging(log_level, log_format)
+    set_up_logging(log_level)
     faulthandler.enable(2)  # what each thread did, where the watchdog ends a program that hangs
     return stop_on_signals()
 

@@ -119,7 +119,7 @@ def _run(arguments: argparse.Namespace) -> int:
     config = read_program(arguments.kind, arguments.config)
     if getattr(arguments, "return_to", None) is not None:
         return _return(arguments.config, arguments.return_to)
-    stop = process.start(config.log_level, config.log_format)
+    stop = process.start(config.log_level)
     match arguments.kind:
         case "host":
             from host.groups import run_groups

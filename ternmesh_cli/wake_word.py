@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     loaded = learned_on(config)[0]
     predictor = Predictor(loaded, config.adapter_path)
     service = WakeWordService(predictor, arguments.word, arguments.threshold)
-    process.set_up_logging(config.log_level, config.log_format)
+    process.set_up_logging(config.log_level)
 
     async def serve() -> None:
         task = asyncio.current_task()

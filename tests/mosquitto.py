@@ -34,6 +34,12 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
+def run_as(user: str, folder: Path) -> None:
+    """Let the mosquitto of a folder of `ternmesh broker` run as another user than its own."""
+    path = folder / "mosquitto.conf"
+    path.write_text(path.read_text().replace("user mosquitto", f"user {user}"))
+
+
 def listens(port: int) -> bool:
     """Whether a port of this machine accepts connections."""
     with socket.socket() as sock:

@@ -22,7 +22,7 @@ import numpy as np
 
 from edge.gateway.aggregation import AggregateConfig, GatewayAggregation
 from edge.gateway.member_list import MemberListClient
-from ternmesh.config import LOG_FORMATS, LOG_LEVELS, ConfigError, choices
+from ternmesh.config import LOG_LEVELS, ConfigError, choices
 from ternmesh.errors import SecurityError
 from ternmesh.security.keyed_sealing import HUBS
 from ternmesh.wire.frame import BROADCAST
@@ -74,7 +74,6 @@ class GatewayConfig:
     aggregate: AggregateConfig = field(default_factory=AggregateConfig)
     control_socket: str | None = field(default=None, metadata=PATH)
     log_level: str = field(default="INFO", metadata=choices(*LOG_LEVELS))
-    log_format: str = field(default="auto", metadata=choices(*LOG_FORMATS))
 
     @property
     def boards(self) -> tuple[str, ...]:

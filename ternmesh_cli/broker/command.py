@@ -55,12 +55,6 @@ def _add_config_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--key", type=_path, help="the key of your own certificate, PEM")
     what = "the folder's final path (default: the same as --dir)"
     parser.add_argument("--place", type=_place, help=what)
-    what = "the broker switches to this user when root starts it"
-    parser.add_argument("--user", type=_user, default="mosquitto", help=what)
-    what = "clients at a time from one address, by connections.nft"
-    add_option(parser, "--address-max", number(1, 1_000_000), 32, what)
-    what = "kB/s that one address may send, by connections.nft"
-    add_option(parser, "--address-rate", number(1, 1_000_000), 128, what)
 
 
 def _config(arguments: argparse.Namespace) -> int:
@@ -81,9 +75,6 @@ def _config(arguments: argparse.Namespace) -> int:
         certificate=str(certificate or ""),
         key=str(key or ""),
         port=arguments.port,
-        user=arguments.user,
-        address_max=arguments.address_max,
-        address_rate=arguments.address_rate,
     )
     disk.begin(folder)
     if certificate is None:
@@ -195,12 +186,6 @@ def _line(text: str) -> str:
         text.encode()
     except UnicodeEncodeError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is not UTF-8: choose another path") from error
-    return text
-
-
-def _user(text: str) -> str:
-    if not re.fullmatch(r"[a-z_][a-z0-9_-]{0,31}", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no name of a user")
     return text
 
 

@@ -17,7 +17,6 @@ from ternmesh_cli.broker.certificates import Certificate, make_authority, make_s
 from ternmesh_cli.broker.texts import (
     ACCESS,
     CONFIGURATION,
-    DATA,
     FIREWALL,
     PASSWORDS,
     SERVER_CERTIFICATE,
@@ -30,7 +29,7 @@ from transports.mqtt.credentials import Credentials, write_credentials
 
 AUTHORITY = "authority.pem"
 AUTHORITY_KEY = "authority.key"
-CREDENTIALS = "credentials"
+CREDENTIALS, DATA = "credentials", "data"
 # What the broker reads again after a change of accounts, or of its certificate.
 ACCOUNTS, CERTIFICATE = (PASSWORDS, ACCESS), (SERVER_CERTIFICATE, SERVER_KEY)
 SUFFIX = ".credentials.toml"  # host.toml is the configuration of the host
@@ -63,8 +62,8 @@ def begin(folder: Path) -> None:
 
 def finish(folder: Path, broker: BrokerSettings) -> None:
     """Write the configuration. Call this last: a folder with a configuration is complete."""
-    write(folder / FIREWALL, texts.firewall(broker), PUBLIC)
-    write(folder / CONFIGURATION, texts.configuration(broker), PUBLIC)
+    for name in (FIREWALL, CONFIGURATION):
+        write(folder / name, texts.write_text(name, broker), PUBLIC)
 
 
 def certify(folder: Path, names: Sequence[str], now: datetime) -> None:

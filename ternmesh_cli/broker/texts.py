@@ -6,9 +6,10 @@ of plugins that 2.0 lacks, but reads both until 3.0. No other deprecated setting
 
 import base64
 import hashlib
+import string
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 from transports.base import HOST, NAME_MAX
 from transports.mqtt.settings import MESSAGE_MAX, MqttSettings, packet_max
@@ -19,7 +20,6 @@ PASSWORDS = "passwords"
 ACCESS = "access"
 SERVER_CERTIFICATE = "server.pem"
 SERVER_KEY = "server.key"
-DATA = "data"
 SEPARATOR = "~"  # occurs in no name, and needs no escape in a URL
 CONNECTIONS_MAX = 1024  # with clients that have not logged in yet
 SALT_BYTES = 12  # required by 2.0
@@ -49,96 +49,25 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class BrokerSettings:
-    """A broker for fleets. Sizes are in bytes."""
+    """A broker for fleets."""
 
     folder: PurePosixPath  # with mosquitto's files
     certificate: str = ""  # a path; empty for the folder's own
     key: str = ""  # likewise
     port: int = 8883
-    user: str = "mosquitto"  # mosquitto switches to this user when root starts it
-    address_max: int = 32  # of these, from one address
-    address_rate: int = 128  # what one address may send, in 1,000 bytes a second
 
 
-def configuration(broker: BrokerSettings) -> str:
-    """The text of mosquitto.conf."""
-    folder = broker.folder
-    return f"""\
-# Written by `ternmesh broker config`. Accounts are in {PASSWORDS}, their topics in {ACCESS}.
-listener {broker.port}
-certfile {broker.certificate or folder / SERVER_CERTIFICATE}
-keyfile {broker.key or folder / SERVER_KEY}
-tls_version tlsv1.2
-# The account is the client id: no client can disconnect another or take over its session.
-use_username_as_clientid true
-max_connections {CONNECTIONS_MAX}
-max_qos 1
-
-user {broker.user}
-allow_anonymous false
-password_file {folder / PASSWORDS}
-acl_file {folder / ACCESS}
-# A fleet needs no retained messages; a client that sends one is disconnected.
-retain_available false
-
-# Limits of one client, and of all together.
-max_packet_size {MESSAGE_MAX + _HEAD_MAX}
-max_inflight_messages 20
-max_queued_messages 10000
-max_queued_bytes {64 << 20}
-max_keepalive 600
-memory_limit {512 << 20}
-
-# Sessions survive a restart. A power cut loses messages since the last save, so boards keep each
-# update until the host has confirmed it.
-persistence true
-persistence_location {folder / DATA}
-autosave_interval 60
-persistent_client_expiration 1d
-
-set_tcp_nodelay true
-log_dest stderr
-log_type error
-log_type warning
-log_type notice
-"""
-
-
-def firewall(broker: BrokerSettings) -> str:
-    """The text of nftables rules that limit connections and bytes by address, before any login.
-
-    mosquitto keeps a connection that says nothing for 90 s, and has no setting for that time. It
-    mixes the messages of all members for the host, who takes some thousands in a second: a flood
-    of empty ones displaces updates, and mosquitto has no setting for that either. IPv6 is counted
-    by /64, of which a stranger often has every address.
-    """
-    table = f"inet ternmesh_{broker.port}"
-    to_broker = f"tcp dport {broker.port}"
-    limited = f"ct count over {broker.address_max} }} reject with tcp reset"
-    rate = broker.address_rate
-    slowed = f"limit rate over {rate} kbytes/second burst {8 * rate} kbytes }} drop"
-    return f"""\
-# Written by `ternmesh broker config`; load it with `nft -f`. Silent connections must not fill the
-# places of the broker, nor a flood displace the messages of others. An address gets
-# {broker.address_max} of {CONNECTIONS_MAX} places.
-# It sends {rate} kB/s, and the bytes of 8 s at once.
-table {table}
-delete table {table}
-table {table} {{
-    set ipv4 {{ type ipv4_addr; size 65535; flags dynamic; }}
-    set ipv6 {{ type ipv6_addr; size 65535; flags dynamic; }}
-    set rate4 {{ type ipv4_addr; size 65535; flags dynamic, timeout; timeout 1m; }}
-    set rate6 {{ type ipv6_addr; size 65535; flags dynamic, timeout; timeout 1m; }}
-    chain arriving {{
-        type filter hook input priority filter; policy accept;
-        iif lo accept
-        {to_broker} ct state new add @ipv4 {{ ip saddr {limited}
-        {to_broker} ct state new add @ipv6 {{ ip6 saddr & ffff:ffff:ffff:ffff:: {limited}
-        {to_broker} update @rate4 {{ ip saddr {slowed}
-        {to_broker} update @rate6 {{ ip6 saddr & ffff:ffff:ffff:ffff:: {slowed}
-    }}
-}}
-"""
+def write_text(name: str, broker: BrokerSettings) -> str:
+    """The text of CONFIGURATION or FIREWALL, from the template of that name in this package."""
+    template = string.Template((Path(__file__).parent / name).read_text())
+    return template.substitute(
+        folder=broker.folder,
+        certificate=broker.certificate or broker.folder / SERVER_CERTIFICATE,
+        key=broker.key or broker.folder / SERVER_KEY,
+        port=broker.port,
+        packet_max=MESSAGE_MAX + _HEAD_MAX,
+        connections_max=CONNECTIONS_MAX,
+    )
 
 
 def access_block(account: Account) -> str:

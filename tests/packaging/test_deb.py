@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from deb import COMPLETIONS, EXAMPLES, files, make_deb, place_of
+from deb import EXAMPLES, files, make_deb, place_of
 from tree import PREFIX, ROOT, Target, debian_version, furnish, prune, source_date
 
 from edge.config import read_node_config
@@ -26,8 +26,6 @@ ALLOWED = (
     "usr/lib/sysusers.d/ternmesh.conf",
     "usr/lib/tmpfiles.d/ternmesh.conf",
     "usr/share/doc/ternmesh/",
-    "usr/share/bash-completion/completions/ternmesh",
-    "usr/share/zsh/vendor-completions/_ternmesh",
 )
 START = "import sys\ndef start():\n    print({word!r}, *sys.path)\n    return 0\n"
 METADATA = "Metadata-Version: 2.4\nName: small\nVersion: 1\nLicense-Expression: MIT\n"
@@ -62,7 +60,6 @@ def small_tree(
 def deb(tmp_path_factory) -> Path:
     if shutil.which("dpkg-deb") is None:
         pytest.skip("dpkg-deb is not installed: only Debian and Ubuntu have it")
-    pytest.importorskip("shtab", reason="shtab is not installed: pip install 'ternmesh[dev]'")
     folder = tmp_path_factory.mktemp("deb")
     return make_deb(folder / "root", small_tree(folder / "root"), folder / "out", "none")
 
@@ -188,19 +185,3 @@ def test_a_purge_keeps_private_keys_unless_asked(tmp_path, asked):
     purge(tmp_path)
     assert identity.exists() is not asked
     assert not (tmp_path / "etc/ternmesh").exists()
-
-
-def test_the_package_completes_our_commands(deb):
-    shown = subprocess.check_output(["dpkg-deb", "--fsys-tarfile", deb])
-    with tarfile.open(fileobj=io.BytesIO(shown)) as archive:
-        texts = {
-            shell: archive.extractfile(f"./{place}").read().decode()
-            for shell, place in COMPLETIONS.items()
-        }
-    assert (
-        subprocess.run(["bash", "-n"], input=texts["bash"], text=True, check=False).returncode == 0
-    )
-    assert texts["zsh"].startswith("#compdef ternmesh")
-    for text in texts.values():
-        assert "doctor" in text
-        assert "--trust" in text

@@ -15,7 +15,7 @@ from paho.mqtt.properties import Properties
 
 from ternmesh.wire.frame import SEALED_MIN
 from ternmesh_cli import main
-from tests.mosquitto import find_mosquitto, free_port, listens
+from tests.mosquitto import find_mosquitto, free_port, listens, run_as
 from transports import batch
 from transports.base import ALL, HOST
 from transports.link_config import LinkConfig, link_settings
@@ -38,9 +38,10 @@ class Deployment:
 
     def __init__(self, program: str, folder: Path) -> None:
         self.program, self.folder, self.port = program, folder, free_port()
-        names = ("--name", "localhost", "--port", self.port, "--user", "root")
+        names = ("--name", "localhost", "--port", self.port)
         boards = ("--node", "ada", "--gateway", "shed=bob,cleo")
         ternmesh("broker", "config", "--dir", folder, "--fleet", "attic", *names, *boards)
+        run_as("root", folder)
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:

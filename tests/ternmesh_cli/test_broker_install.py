@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ternmesh_cli import main
-from tests.mosquitto import find_mosquitto, free_port, listens
+from tests.mosquitto import find_mosquitto, free_port, listens, run_as
 
 GUIDE = Path(__file__).parents[2] / "docs" / "broker.md"
 PLACE, USER, WAIT_S = "/etc/mosquitto/attic", "nobody", 20.0
@@ -48,8 +48,9 @@ def test_the_brokers_user_cannot_choose_whom_it_becomes(
 ) -> None:
     place, port, user = folder / "attic", free_port(), pwd.getpwnam(USER)
     made = ("--dir", folder / "broker", "--fleet", "attic")
-    where = ("--name", "localhost", "--port", port, "--user", USER, "--place", place)
+    where = ("--name", "localhost", "--port", port, "--place", place)
     ternmesh("config", *made, *where, "--node", "ada")
+    run_as(USER, folder / "broker")
     subprocess.run(["sh", "-ec", commands(place)], cwd=folder, check=True)
     for path in (folder, place, place / "mosquitto.conf"):
         assert (path.stat().st_uid, path.stat().st_mode & 0o022) == (0, 0)

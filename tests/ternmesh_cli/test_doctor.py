@@ -214,7 +214,7 @@ def test_a_running_program_keeps_its_connection_and_is_asked(enrolled, mosquitto
         (
             "LoadState=loaded\nActiveState=failed\nSubState=failed",
             WRONG,
-            "is failed: `ternmesh logs",
+            "is failed: `journalctl -p warning",
         ),
         ("LoadState=loaded\nActiveState=activating\nSubState=auto-restart", WRONG, "auto-restart"),
         ("LoadState=loaded\nActiveState=inactive", WARNING, "systemctl enable --now"),

@@ -1,7 +1,6 @@
 """Commands in sentences, help and logs as the user types them; the TOML of the demo."""
 
 import io
-import json
 import logging
 import os
 import shutil
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ternmesh_cli import main
-from ternmesh_cli.process import PROGRAM, LogJson, LogText, as_run, is_journal, write_toml
+from ternmesh_cli.process import PROGRAM, JournalText, LogText, as_run, is_journal, write_toml
 
 
 def test_commands_in_sentences(monkeypatch) -> None:
@@ -69,28 +68,10 @@ def test_the_script_installs_nothing_where_it_can_know_better(command, shown, tm
 @pytest.mark.parametrize(
     ("level", "priority"), [(10, 7), (20, 6), (30, 4), (40, 3), (50, 2), (25, 6)]
 )
-def test_a_journal_gets_priorities_and_no_time(level, priority) -> None:
+def test_each_line_in_a_journal_has_its_priority(level, priority) -> None:
     record = logging.LogRecord("edge.node", level, "x", 1, "two\nlines of %s", ("x",), None)
-    line = LogJson(journal=True).format(record)
-    assert line.startswith(f"<{priority}>{{")
-    assert json.loads(line[3:]) == {
-        "level": record.levelname,
-        "logger": "edge.node",
-        "message": "two\nlines of x",
-    }
-    assert "\n" not in line
-
-
-def test_json_has_time_and_trace() -> None:
-    try:
-        raise ZeroDivisionError("by zero")
-    except ZeroDivisionError as error:
-        found = (type(error), error, error.__traceback__)
-    line = LogJson(journal=False).format(logging.LogRecord("x", 40, "x", 1, "no", (), found))
-    entry = json.loads(line)
-    assert entry["time"][10] == "T"
-    assert entry["exception"].splitlines()[-1] == "ZeroDivisionError: by zero"
-    assert "\n" not in line
+    line = JournalText("%(name)s: %(message)s").format(record)
+    assert line == f"<{priority}>edge.node: two\n<{priority}>lines of x"
 
 
 def test_a_journal_is_known_by_its_device_and_inode(monkeypatch, tmp_path) -> None:
@@ -107,22 +88,11 @@ def test_a_journal_is_known_by_its_device_and_inode(monkeypatch, tmp_path) -> No
     assert not is_journal(io.StringIO())
 
 
-@pytest.mark.parametrize(
-    ("journal", "log_format", "starts"),
-    [
-        (True, "auto", '<4>{"level"'),
-        (True, "json", '<4>{"level"'),
-        (True, "text", "2"),
-        (False, "auto", "2"),
-        (False, "json", '{"time"'),
-    ],
-)
-def test_the_format_follows_the_setting_and_the_journal(
-    tmp_path, journal, log_format, starts
-) -> None:
+@pytest.mark.parametrize(("journal", "starts"), [(True, "<4>root: x"), (False, "2")])
+def test_the_form_follows_the_journal(tmp_path, journal, starts) -> None:
     path = tmp_path / "log"
-    script = "import logging, sys; from ternmesh_cli.process import set_up_logging, complain;"
-    script += f"set_up_logging('INFO', {log_format!r}); logging.warning('x'); complain('y')"
+    script = "import logging; from ternmesh_cli.process import set_up_logging, complain;"
+    script += "set_up_logging('INFO'); logging.warning('x'); complain('y')"
     with path.open("w") as log:
         found = os.fstat(log.fileno())
         stream = f"{found.st_dev}:{found.st_ino}" if journal else "1:1"

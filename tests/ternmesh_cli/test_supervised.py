@@ -1,6 +1,5 @@
 """The programs under a service manager: signs of life, hangs, full disks, clocks, secrets."""
 
-import json
 import re
 import resource
 import signal
@@ -22,7 +21,7 @@ from transports.serial_lora.emulator.radios import EmulatedRadios, new_modem
 ROUNDS = 2
 PASSWORD = "correct-horse-battery"
 IN_1970, IN_2099 = 0.0, 4_102_444_000.0
-LINK = 'log_level = "DEBUG"\nlog_format = "json"\n[link]\nurl = "{url}"\nfleet = "attic"\n'
+LINK = 'log_level = "DEBUG"\n[link]\nurl = "{url}"\nfleet = "attic"\n'
 HOST = f'state_dir = "state"\nmodel = "keyword"\n{LINK}[run]\nrounds = {ROUNDS}\nannounce_s = 1\n'
 NODE = f"""name = "theo"
 state_dir = "state"
@@ -178,21 +177,15 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Fleet:
 
 
 def test_clocks_of_1970_and_2099_change_nothing(fleet: Fleet) -> None:
-    assert '"time": "1970-01-01T' in fleet.logs["host"]
-    assert '"time": "2099-12-31T' in fleet.logs["node"]
+    assert "1970-01-01 " in fleet.logs["host"]
+    assert "2099-12-31 " in fleet.logs["node"]
     assert "the run is finished" in fleet.logs["host"]
 
 
 def test_no_secret_is_logged(fleet: Fleet) -> None:
-    assert '"DEBUG"' in fleet.logs["host"]
+    assert " DEBUG " in fleet.logs["host"]
     for name, secret in fleet.secrets.items():
         assert len(secret) >= 16, name
         for part in {secret, *secret.split(":")}:
             for log in fleet.logs.values():
                 assert len(part) < 16 or part.lower() not in log.lower(), name
-
-
-def test_each_line_is_one_json_object(fleet: Fleet) -> None:
-    for name in ("host", "node"):
-        for line in fleet.logs[name].splitlines():
-            assert {"time", "level", "logger", "message"} <= set(json.loads(line)), line
