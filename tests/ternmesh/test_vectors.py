@@ -1,4 +1,4 @@
-"""The golden bytes: encoding gives them, and so does SPEC.md; what is encoded reads back.
+"""The golden bytes: `make.py` writes them, SPEC.md gives the same, and what is written reads back.
 
 The end of this file is the generator and the permutation written from SPEC.md alone, one word at a
 time as a microcontroller would do it; the C library decodes scales, trits and codes likewise.
@@ -17,15 +17,14 @@ import numpy as np
 import pytest
 
 from ternmesh import generator, plan
-from ternmesh.codec import permutation, scale, trits
-from ternmesh.codec.entropy_coder import CODEBOOK, Coded, decode_trits, encode_trits
-from ternmesh.link.messages import object_name, read_message, write_message
-from ternmesh.wire.frame import Header, open_seal, seal_open
+from ternmesh.codec import permutation, trits
+from ternmesh.codec.entropy_coder import CODEBOOK, Coded, decode_trits
+from ternmesh.link.messages import read_message, write_message
+from ternmesh.wire.frame import Header, open_seal
 from ternmesh.wire.global_update import (
     GIVEN,
     GlobalSnapshot,
     certify,
-    hash_global_update,
     read_given,
     read_object,
     split_certificate,
@@ -58,76 +57,52 @@ def test_the_script_refuses_to_change_a_vector(
 ) -> None:  # R1-5
     script = tmp_path / "make.py"
     script.write_text((FOLDER / "make.py").read_text())
-    (tmp_path / "keys.json").write_text('{"order 0": {"key": ["other"]}}')
+    other = '{"order 0": {"label": "order", "parts": [], "key": ["other"]}}'
+    (tmp_path / "keys.json").write_text(other)
     assert runpy.run_path(str(script))["main"]() == 1
     assert "keys: order 0" in capsys.readouterr().out
-    assert (tmp_path / "keys.json").read_text() == '{"order 0": {"key": ["other"]}}'
-
-
-@pytest.mark.parametrize(
-    ("key", "counter", "words"),
-    [
-        (0x0, 0x0, "6627e8d5e169c58dbc57ac4c9b00dbd8"),
-        (0xFFFFFFFF, 0xFFFFFFFF, "408f276d41c83b0ea20bc7c66d5451fd"),
-    ],
-)
-def test_philox_gives_the_published_answers(key: int, counter: int, words: str) -> None:
-    lane = np.array([counter], np.uint64)
-    out = generator.philox((key, key), (lane, lane, lane, lane))
-    assert "".join(f"{int(word[0]):08x}" for word in out) == words
+    assert (tmp_path / "keys.json").read_text() == other
+    (tmp_path / "keys.json").write_text('{"label only": {"label": "x", "parts": []}}')
+    assert runpy.run_path(str(script))["main"]() == 0
+    assert json.loads((tmp_path / "keys.json").read_text())["label only"]["key"][0] == "1d6b02a3"
 
 
 @cases("philox")
 def test_philox(case: dict[str, Any]) -> None:
     if "start" in case:
-        words = generator.words(tuple(case["key"]), len(case["words"]), case["start"])
-        assert [f"{word:08x}" for word in words] == case["words"]
-        first = list(spec_words(tuple(case["key"]), case["start"], len(words)))
-        assert [f"{word:08x}" for word in first] == case["words"]
+        words = list(spec_words(tuple(case["key"]), case["start"], len(case["words"])))
     else:
         key, counter = ([int(word, 16) for word in case[name]] for name in ("key", "counter"))
-        assert [f"{word:08x}" for word in spec_philox(key, counter)] == case["words"]
+        words = spec_philox(key, counter)
+    assert [f"{word:08x}" for word in words] == case["words"]
 
 
 @cases("keys")
 def test_keys(case: dict[str, Any]) -> None:
-    parts = [bytes.fromhex(part) for part in case["parts"]]
-    key = generator.derive_key(case["label"], *parts)
+    key = spec_key(case["label"].encode(), *map(bytes.fromhex, case["parts"]))
     assert [f"{word:08x}" for word in key] == case["key"]
-    assert spec_key(case["label"].encode(), *parts) == key
 
 
 @cases("orders")
 def test_orders(case: dict[str, Any]) -> None:
     dimension, round_number = case["dimension"], case["round"]
     places = permutation.order(bytes(range(32)), round_number, dimension)
-    assert places[:16].tolist() == case["first"]
-    assert hashlib.sha256(places.astype("<u4").tobytes()).hexdigest() == case["sha256"]
     assert np.array_equal(np.sort(places), np.arange(dimension))
     key = spec_key(b"order", bytes(range(32)), struct.pack("<I", round_number))
     alone = [spec_place(key, index, dimension) for index in range(min(16, dimension))]
     assert alone == case["first"]
 
 
-@cases("scales")
-def test_scales(case: dict[str, Any]) -> None:
-    assert scale.encode_scale(case["value"]) == case["code"]
-    assert scale.decode_scale(case["code"]) == case["units"]
-
-
 @cases("trits")
 def test_trits(case: dict[str, Any]) -> None:
     data = bytes.fromhex(case["bytes"])
-    assert trits.pack_trits(np.array(case["trits"], np.int8)) == data
     assert trits.unpack_trits(data, len(case["trits"])).tolist() == case["trits"]
 
 
 @cases("codes")
 def test_codes(case: dict[str, Any]) -> None:
-    values = case["values"]
-    coded = encode_trits(np.array(values, np.int8))
-    assert coded == Coded(case["count"], case["coding"], bytes.fromhex(case["bytes"]))
-    assert decode_trits(coded, len(values)).tolist() == values
+    coded = Coded(case["count"], case["coding"], bytes.fromhex(case["bytes"]))
+    assert decode_trits(coded, len(case["values"])).tolist() == case["values"]
 
 
 @cases("codebooks")
@@ -152,7 +127,6 @@ def test_codebooks(case: dict[str, Any]) -> None:
 def test_seals(case: dict[str, Any]) -> None:
     frame, body = bytes.fromhex(case["bytes"]), bytes.fromhex(case["body"])
     header = Header(case["context"], case["counter"], case["suite"], case["key_phase"])
-    assert seal_open(header, body) == frame
     assert open_seal(frame) == (header, body)
     assert frame[0] == 0x20 | case["key_phase"] << 1
     assert frame[1:6] == struct.pack("<H", case["context"]) + struct.pack("<I", header.counter)[:3]
@@ -166,7 +140,6 @@ def test_objects(case: dict[str, Any]) -> None:
     assert content.hex() == case["content"]
     assert certify(content, certificate) == certified
     assert certified[len(content) :] == bytes(65) + b"\x01"
-    assert hash_global_update(content).hex() == case["hash"]
     (head_size,) = struct.unpack_from("<I", content, 1)
     if content[0] == GIVEN:
         update, adapter = read_given(content, 3)
@@ -187,7 +160,6 @@ def test_plan_and_genesis(case: dict[str, Any]) -> None:
     made = plan.Plan(**case["fields"])
     assert plan.from_numbers(plan.to_numbers(made)) == made
     model, run = bytes.fromhex(case["model_hash"]), bytes.fromhex(case["run"])
-    assert plan.genesis(model, run, made).hex() == case["genesis"]
     numbers = struct.pack(f"<{len(case['fields'])}I", *case["fields"].values())
     spec = hashlib.sha256(b"ternmesh genesis" + model + run + numbers).digest()[:16]
     assert spec.hex() == case["genesis"]
@@ -197,7 +169,6 @@ def test_plan_and_genesis(case: dict[str, Any]) -> None:
 def test_link(case: dict[str, Any]) -> None:
     if "number" in case:
         number, payload = case["number"], bytes.fromhex(case["object"])
-        assert object_name(number, payload).hex() == case["name"]
         head = hashlib.sha256(struct.pack("<H", number % 65536) + payload).digest()
         assert head[:4].hex() == case["name"]
         return
