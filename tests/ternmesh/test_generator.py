@@ -15,12 +15,6 @@ def test_any_word_can_be_computed_alone(start: int, count: int) -> None:
     assert run.tolist() == alone
 
 
-def test_words_look_uniform() -> None:
-    words = generator.words(generator.derive_key("uniform"), 200_000)
-    bits = np.unpackbits(words.view(np.uint8).reshape(-1, 4), axis=1)
-    assert np.abs(bits.mean(axis=0) - 0.5).max() < 0.006
-
-
 @pytest.mark.parametrize(
     "other", [("a", b"bc"), ("ab", b"c"), ("abc",), ("a", b"b", b"c"), ("a", b"b", b"c", b"")]
 )

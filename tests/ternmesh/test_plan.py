@@ -11,7 +11,6 @@ from ternmesh.plan import (
     Plan,
     check_plan,
     from_numbers,
-    genesis,
     global_snapshot_max,
     make_plan,
     of_rounds,
@@ -157,17 +156,6 @@ def test_a_dimension_beyond_its_snapshot_is_refused() -> None:  # R5-3
     check_plan(replace(PLAN, dimension=dimension, **spans))
     with pytest.raises(WireError, match="frames of this size"):
         check_plan(replace(PLAN, dimension=dimension + 1, **spans))
-
-
-def test_genesis_depends_on_model_run_and_every_number() -> None:
-    made = {genesis(b"m" * 32, b"r" * 8, PLAN)}
-    made.add(genesis(b"n" * 32, b"r" * 8, PLAN))
-    made.add(genesis(b"m" * 32, b"s" * 8, PLAN))
-    for index, number in enumerate(to_numbers(PLAN)):
-        numbers = list(to_numbers(PLAN))
-        numbers[index] = number + 1
-        made.add(genesis(b"m" * 32, b"r" * 8, type(PLAN)(*numbers)))
-    assert len(made) == 3 + len(to_numbers(PLAN))
 
 
 @pytest.mark.parametrize("aims", [{}, {"up_bytes": 6000, "down_bytes": 9000, "nodes": 3}])

@@ -75,15 +75,6 @@ def test_a_span_far_too_wide_still_fits() -> None:  # R2.5-4
     assert 130 < len(item.coded.data) <= 140
 
 
-@given(st.integers(1, 100_000), st.integers(140, 4000), st.floats(0, 0.999))
-def test_spans_fill_as_few_frames_as_possible(dimension: int, room: int, zeros: float) -> None:
-    span = choose_span(dimension, room, zeros)
-    count = Slicing(dimension, span).count
-    assert 1 <= span <= dimension
-    assert sum(Slicing(dimension, span).size(i) for i in range(count)) == dimension
-    assert Slicing(dimension, span).size(count - 1) > 0
-
-
 def test_what_is_absent_stays_zero() -> None:
     slicing = Slicing(10, 4)
     vector = gather([(2, np.array([1, -1], np.int8), 5)], slicing)

@@ -11,10 +11,7 @@ from ternmesh.federated.events import Advanced, GlobalUpdateMade, RunAdopted, Wo
 from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.state import HostState, new_host_state
 from ternmesh.security.membership import HOST
-from ternmesh.wire import control
 from ternmesh.wire.control import FINISHED, OPEN
-from ternmesh.wire.global_update import GlobalSnapshot
-from tests.sim.simdisks import HostDisk
 
 ROUNDS = 4
 New = Callable[..., Any]
@@ -139,20 +136,3 @@ def test_a_host_that_has_lost_the_run_gets_the_adapter_back(bench: Any, rounds: 
     assert np.array_equal(host.model_q24, before.model_q24)
     assert host.phase == OPEN
     assert "ahead" not in host.refused
-
-
-def test_a_host_that_is_set_back_makes_the_same_first_global_update(bench: Any) -> None:
-    # R6.11-3
-    state = carry(bench)
-    disk = HostDisk(b"run-id-9", bench.plan)
-    disk.committed = disk.working = state
-    live(bench, 20)
-    play(bench)
-    version, name = bench.host.version, bench.host.global_hash
-    learned = bench.host.model_q24
-    host = host_of(bench, b"run-id-9", replace(state, counter=1 << 21))
-    live(bench, 200)
-    assert (host.version, host.global_hash) == (version, name)
-    assert np.array_equal(host.model_q24, learned)
-    assert not any(isinstance(event, GlobalSnapshot) for event in bench.events[HOST])
-    assert control.PHASES[host.phase] == "open"

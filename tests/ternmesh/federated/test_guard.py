@@ -155,40 +155,6 @@ def test_who_is_pinned_is_no_suspect(new_bench: New) -> None:
     assert weights(bench)["ada"] == 0.0
 
 
-def test_a_liar_whom_probes_exclude_in_the_same_round_is_left_out_and_nobody_else(
-    new_bench: New,
-) -> None:
-    bench = new_fleet(new_bench)
-    play(bench, 12)
-    play(bench, 1, lies=True)
-    reputations = bench.host.combiner.aggregation.reputations
-    liar = bench.host.nodes.named(LIAR).address
-    read = bench.host.combiner.aggregation._read_reports
-
-    def read_and_exclude(*rest: Any) -> None:
-        read(*rest)
-        reputations.suspect(liar, 13)
-
-    bench.host.combiner.aggregation._read_reports = read_and_exclude
-    good = loss_of(bench)
-    play(bench, 1)
-    assert returns(bench) == [12]
-    assert loss_of(bench) < good
-    assert sorted(weights(bench).values()) == [0.0, 1.0, 1.0, 1.0]
-    assert weights(bench)[LIAR] == 0.0
-
-
-def test_a_suspect_waits_for_reports_that_can_be_compared(new_bench: New) -> None:
-    bench = new_fleet(new_bench)
-    play(bench, 12)
-    play(bench, 1, target=-TARGET)
-    assert len(returns(bench)) == 1
-    play(bench, 1, target=-TARGET, reports={})
-    assert sorted(weights(bench).values()) == [0.0, 1.0, 1.0, 1.0]
-    play(bench, 1, target=-TARGET)
-    assert set(weights(bench).values()) == {1.0}
-
-
 def test_with_a_rule_its_own_steps_are_added_once_more(new_bench: New) -> None:
     bench = new_fleet(new_bench)
     bench.host.combiner.guard = guard_module.Guard(bench.plan, MODEL, GUARD, keeps_steps=True)

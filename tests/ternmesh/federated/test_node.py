@@ -9,7 +9,7 @@ import pytest
 
 from ternmesh.codec.scale import add_q24
 from ternmesh.federated.aggregation import encode_step, global_delta_q24
-from ternmesh.federated.events import Joined, UpdateReceived, WorkReady
+from ternmesh.federated.events import UpdateReceived, WorkReady
 from ternmesh.federated.node import NodePhase
 from ternmesh.plan import genesis, to_numbers
 from ternmesh.security.membership import HOST
@@ -90,25 +90,6 @@ def new_step(bench: Any, *rows: Counted, model: bytes = MODEL[:8]) -> GlobalUpda
     adapter = add_q24(zeros, global_delta_q24(chunks, MODEL, 1, bench.plan))
     name = hash_adapter(genesis(MODEL, bench.host.run, bench.plan), 1, adapter)
     return GlobalUpdate(1, name, model, False, 0, rows, chunks)
-
-
-def test_a_new_run_starts_from_nothing(bench: Any) -> None:  # R6.5-10
-    theo = bench.nodes["theo"]
-    both_submit(bench, 0)
-    both_submit(bench, 1)
-    assert (theo.version, theo.target) == (2, 2)
-    from_host(bench, theo, control.Announce(b"run-id-9", 0, OPEN, 0))
-    from_host(bench, theo, welcome(bench, theo, run=b"run-id-9"))
-    assert theo.run == b"run-id-8", "it has not asked yet"
-    bench.wait(1.0)
-    from_host(bench, theo, welcome(bench, theo, run=b"run-id-9"))
-    assert (theo.run, theo.version, theo.target) == (b"run-id-9", 0, 0)
-    assert theo.global_hash == genesis(MODEL, b"run-id-9", bench.plan)
-    assert not theo.model_q24.any()
-    assert not theo.residual.any()
-    bench.take("theo")
-    assert bench.last("theo", Joined) == Joined(b"run-id-9", 1, bench.plan)
-    assert bench.last("theo", WorkReady) == WorkReady(0)
 
 
 def welcome(bench: Any, node: Any, **changes: Any) -> control.Welcome:

@@ -18,16 +18,6 @@ def test_nothing_leaves_before_its_counter_is_reserved() -> None:  # R3-7
     assert counters(outgoing.drain()) == [100, 101]
 
 
-def test_frames_go_out_in_order_grouped_by_peer() -> None:
-    outgoing = SealedQueue(0)
-    outgoing.push("a", 1, [b"1", b"2"])
-    outgoing.push("b", 2, [b"3"])
-    outgoing.push("a", 1, [b"4"])
-    outgoing.reserve()
-    groups = [(p, [open_seal(f)[1] for f in frames]) for p, frames in outgoing.drain()]
-    assert groups == [("a", [b"1", b"2"]), ("b", [b"3"]), ("a", [b"4"])]
-
-
 def test_the_queue_is_bounded() -> None:
     outgoing = SealedQueue(0)
     outgoing.push("a", 1, [b"x"] * (QUEUE_MAX + 5))

@@ -2,7 +2,6 @@
 
 import pytest
 
-from ternmesh.errors import WireError
 from ternmesh.federated.registry import NodeRegistry, UpdateChain
 from ternmesh.federated.state import ChainLink, RegisteredNode
 
@@ -23,17 +22,6 @@ def test_a_new_node_has_the_next_address_and_a_known_one_keeps_its_own() -> None
     assert [(a, node.name) for a, node in nodes.items()] == [(1, "theo"), (4, "nora"), (5, "yan")]
     assert nodes.named("yan") is nodes[5]
     assert nodes.named("li") is None
-
-
-@pytest.mark.parametrize(
-    ("address", "peer", "reason"), [(2, "theo", "unknown node"), (1, "yan", "wrong peer")]
-)
-def test_no_peer_sends_from_another_nodes_address(address: int, peer: str, reason: str) -> None:
-    nodes = registry("theo")
-    assert nodes.sender(1, "theo") is nodes[1]
-    with pytest.raises(WireError) as caught:
-        nodes.sender(address, peer)
-    assert caught.value.reason == reason
 
 
 @pytest.mark.parametrize(

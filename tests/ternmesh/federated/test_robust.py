@@ -146,18 +146,6 @@ def test_no_round_moves_further_than_a_multiple_of_the_recent_steps() -> None:
     assert np.linalg.norm(new().combine(everyone_lies, 4)) > 20 * np.median(steps)
 
 
-def test_a_missing_chunk_does_not_make_an_update_look_short() -> None:
-    aggregation = new()
-    half = PLAN.up.count // 2
-    parts = [
-        Update(1, 100, packet(vector_of(1))),
-        Update(2, 100, packet(vector_of(1), chunks=slice(half))),
-    ]
-    aggregation.combine(parts, 4)
-    norms = [aggregation.influence[i].norm for i in (1, 2)]
-    assert norms[1] == pytest.approx(norms[0], rel=0.15)
-
-
 def test_a_memory_is_the_mean_of_the_past_within_eight_bits() -> None:
     memory = Memory(3000, 0.8)
     past = [vector_of(i) for i in range(12)]
@@ -333,27 +321,6 @@ def test_probes_need_reports_memory_and_the_setting() -> None:
             assert aggregation.probe(version + 1) == ()
 
 
-def test_a_probe_is_as_long_as_the_usual_memory() -> None:
-    aggregation = new(memory=0.9)
-    vectors = [vector_of(0), vector_of(1), 0.1 * vector_of(2)]
-    for version in range(4):
-        bodies = [encode_update(vector, MODEL, version, PLAN)[0] for vector in vectors]
-        packets = [read_chunks(map(read_chunk, body), PLAN.up) for body in bodies]
-        updates = [told(Update(i + 1, 100, p), None) for i, p in enumerate(packets)]
-        aggregation.combine(updates, version)
-    lengths = []
-    for version in (4, 5, 6):
-        probe = aggregation.probe(version)
-        assert aggregation.probe(version) == probe, "the same until it was reported on"
-        lengths.append(np.linalg.norm(update_delta_q24(probe, MODEL, version, PLAN) * UNIT))
-        due = aggregation.reputations.due((1, 2, 3), version)
-        assert due is not None
-        aggregation.reputations.probed(due, version, {})
-    assert aggregation._memory is not None
-    usual = float(np.linalg.norm(aggregation._memory.total(1)))
-    assert lengths == pytest.approx([usual] * 3, rel=0.05)
-
-
 def test_more_samples_weigh_more_only_once_a_node_is_proven() -> None:
     aggregation = new(memory=0.9)
     shares = []
@@ -367,18 +334,6 @@ def test_more_samples_weigh_more_only_once_a_node_is_proven() -> None:
     assert shares[0] == [0.25, 0.25, 0.25, 0.25]
     assert shares[-1][0] == pytest.approx(2 * shares[-1][1], abs=0.02)
     assert shares[-1][3] <= shares[-1][1], "it opposes the others"
-
-
-def test_nothing_speaks_against_a_node_without_a_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(robust, "MEMORY_MAX", 3 * PLAN.dimension)
-    aggregation = new(memory=0.9)
-    common = vector_of(9)
-    for version in range(30):
-        vectors = [common + vector_of(10 * version + seed) for seed in range(4)]
-        aggregation.combine(updates_of(*vectors), version)
-    known = aggregation.reputations
-    assert known.usual_agreement > 0.2
-    assert [known.weight(address) for address in known.standings] == pytest.approx([1.0] * 4)
 
 
 def test_nodes_that_send_the_same_are_seen() -> None:

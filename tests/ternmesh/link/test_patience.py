@@ -3,10 +3,9 @@
 from dataclasses import replace
 from itertools import pairwise
 
-from ternmesh.link.events import Delivered, GaveUp, IncomingDropped, SymbolHeld
+from ternmesh.link.events import Delivered, GaveUp, IncomingDropped
 from ternmesh.link.messages import Offer, Status, Symbol, object_name
 from ternmesh.link.receiver import SILENCES_MAX
-from ternmesh.link.sender import REPAIRS_BLOCK
 from tests.ternmesh.link.wired_air import (
     HOST,
     IDLE_S,
@@ -17,7 +16,6 @@ from tests.ternmesh.link.wired_air import (
     content,
     drain,
     lose,
-    lose_last,
     said,
     sealed,
     state_of,
@@ -42,34 +40,6 @@ def test_a_restarted_sender_asks_first_and_sends_what_is_lacking() -> None:  # R
     frames = again.run()
     assert frames[0].message == offer.message  # in the slot it had
     assert said(frames) == ["offer", "needs [4]", "6", "7", "8", "9!", "receipt"]
-    assert again.got(NODE) == [payload]
-
-
-def test_a_restarted_sender_sends_no_held_symbol_and_no_repair_again() -> None:  # R8.2-26
-    air, payload = Air(), content(8 * ROOM)
-    air.host.send(NODE, payload)
-    air.losses = [lose(Symbol, index=i) for i in (1, 2, 8)]
-    air.send(HOST, room=9)
-    air.node.handle_timeout(air.now)
-    air.send(NODE)
-    air.send(HOST, room=1)  # repair symbol 8, which is lost
-    frames = restarted(air, HOST).run()
-    first = 8 + REPAIRS_BLOCK
-    assert said(frames) == ["offer", "needs [2]", str(first), f"{first + 1}!", "receipt"]
-
-
-def test_a_restarted_receiver_says_what_it_lacks() -> None:
-    air, payload = Air(), content(6 * ROOM)
-    air.host.send(NODE, payload)
-    air.send(HOST, room=5)
-    frames = restarted(air, NODE).run()
-    assert air.of(NODE, SymbolHeld)[-1].index == 3
-    assert said(frames) == ["4", "5!", "receipt"]
-    air = Air(losses=[lose(Symbol, index=4), lose_last])
-    air.host.send(NODE, payload)
-    air.send(HOST, room=9)
-    again = restarted(air, NODE)
-    assert said(again.run()) == ["needs [2]", "6", "7!", "receipt"]
     assert again.got(NODE) == [payload]
 
 

@@ -7,20 +7,13 @@ from typing import Any
 import pytest
 
 from ternmesh.link.erasure_code import SOURCES_MAX
-from ternmesh.link.events import (
-    ARRIVED_MAX,
-    Delivered,
-    FrameArrived,
-    GaveUp,
-    LinkCountersReserved,
-    TransferBegun,
-)
+from ternmesh.link.events import ARRIVED_MAX, Delivered, FrameArrived, GaveUp, TransferBegun
 from ternmesh.link.link import FRAMES_MAX, UNRELIABLE_MAX, LinkFull
 from ternmesh.link.messages import Status, Symbol, object_name
 from ternmesh.link.sender import ACTIVE_MAX, LEAD_MAX
 from ternmesh.link.settings import MTU_MIN
-from ternmesh.wire.frame import FRAME_MAX, FRAME_OVERHEAD, Header, open_seal, seal_open
-from tests.ternmesh.link.wired_air import ALL, HOST, NODE, ROOM, SETTINGS, Air, content, drain, said
+from ternmesh.wire.frame import FRAME_MAX, FRAME_OVERHEAD, Header, seal_open
+from tests.ternmesh.link.wired_air import ALL, HOST, NODE, ROOM, SETTINGS, Air, content, said
 
 
 def test_a_receiver_that_is_away_holds_up_nobody_else() -> None:
@@ -195,20 +188,6 @@ def test_room_is_kept() -> None:
         assert air.host.frames_to_send(0.0, room) == []
     assert [len(air.host.frames_to_send(0.0, room)) for room in (1, 3, 7)] == [1, 3, 7]
     assert len(air.host.frames_to_send(0.0, 100_000)) == FRAMES_MAX
-
-
-def test_no_seal_counter_is_used_before_it_is_reserved() -> None:  # R3-7, R8.2-26
-    air, limit = Air(settings=replace(SETTINGS, mtu=MTU_MIN)), 0
-    air.host.send(NODE, bytes(15 * 9000))
-    counters = []
-    for _ in range(40):
-        for event in drain(air.host):
-            limit = event.limit if isinstance(event, LinkCountersReserved) else limit
-        for _, frame in air.host.frames_to_send(0.0):
-            counters.append(open_seal(frame)[0].counter)
-            assert counters[-1] < limit
-        assert len(counters) <= limit
-    assert counters == list(range(9001))
 
 
 def test_frames_that_wait_are_bounded() -> None:

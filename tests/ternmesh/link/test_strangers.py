@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ternmesh.link.erasure_code import GENERATION_MAX, SOURCES_MAX, Layout, encode_symbols
+from ternmesh.link.erasure_code import GENERATION_MAX, SOURCES_MAX
 from ternmesh.link.events import (
     ARRIVED_MAX,
     GaveUp,
@@ -273,22 +273,6 @@ def test_of_each_peer_the_last_names_are_remembered() -> None:  # R8.2-25
         air.node.receive_frame(HOST, sealed(offer), air.now + 1000.0)
         air.node.receive_frame(HOST, sealed(Symbol(seed % 8, 0, payload, True)), air.now + 1000.0)
         assert any(isinstance(event, ObjectArrived) for event in drain(air.node)) is not is_known
-
-
-def test_one_symbol_of_a_code_serves_a_transfer_from_anywhere() -> None:  # R8.1-1
-    """A gateway may add symbols that it made itself."""
-    air, payload = Air(), content(4 * ROOM)
-    air.host.send(NODE, payload)
-    [offer] = [each.message for each in air.send(HOST)]
-    assert isinstance(offer, Offer)
-    layout = Layout(offer.size, offer.symbol_bytes)
-    for index, data in zip(
-        (90, 91), encode_symbols(layout, offer.name, payload, (90, 91)), strict=True
-    ):
-        air.node.receive_frame(HOST, sealed(Symbol(offer.slot, index, data, False)), air.now)
-    air.send(HOST, room=2)
-    air.take()
-    assert air.got(NODE) == [payload]
 
 
 def test_a_sender_that_was_kept_silent_itself_does_not_give_up() -> None:

@@ -13,13 +13,11 @@ from ternmesh.link.events import (
     LinkCountersReserved,
     ObjectArrived,
     Queued,
-    RepairsReserved,
     SymbolHeld,
     TransferBegun,
 )
 from ternmesh.link.messages import SLOTS, Offer, Status, Symbol, object_name
 from ternmesh.link.receiver import SILENCES_MAX
-from ternmesh.link.sender import REPAIRS_BLOCK
 from ternmesh.link.settings import MTU_MIN
 from tests.ternmesh.link.wired_air import (
     FRAME_S,
@@ -115,13 +113,6 @@ def test_what_a_loss_costs(name: str) -> None:
     if lose_last in losses:  # the answer waits for the end of the burst
         pause_s = frames[5].time_s - frames[4].time_s
         assert IDLE_S - FRAME_S <= pause_s <= IDLE_S + 2 * FRAME_S
-
-
-def test_repairs_are_reserved_in_blocks() -> None:
-    air = Air(losses=[lose(Symbol, index=1)])
-    air.host.send(NODE, content(4 * ROOM))
-    air.run()
-    assert air.of(HOST, RepairsReserved) == [RepairsReserved(0, REPAIRS_BLOCK)]
 
 
 def test_a_repeated_offer_is_answered_at_once_but_not_within_a_burst() -> None:  # R8.2-20

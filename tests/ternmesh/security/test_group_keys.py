@@ -128,14 +128,6 @@ def test_of_two_keys_with_one_number_the_first_stays() -> None:  # R9.3-12
     assert node.hear("host", host.say("all", ALL, b"x")) == b"x"
 
 
-def test_nobody_but_the_hub_gives_keys() -> None:  # R9.3-8
-    host, node = met()
-    body = write_keys(99, bytes(16), 0)
-    frame = node.say("host", 0, body)
-    assert [host.hear("theo", frame) for _ in range(2)] == ["kind"] * 2  # it changes nothing
-    assert host.sealing.broadcast_name == node.sealing.broadcast_name != group_name(bytes(16))
-
-
 def test_a_hub_that_was_replaced_is_not_heard_any_more() -> None:
     """A stolen gateway is revoked on its boards: the key that it gave them is over, too."""
     host, theo = met(suite=2)

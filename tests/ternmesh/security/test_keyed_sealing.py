@@ -7,7 +7,6 @@ from ternmesh.security.identity import Role, make_identity
 from ternmesh.security.keyed_sealing import OPENING_SIZE, SYNC_OVERHEAD
 from ternmesh.security.membership import write_rotation
 from ternmesh.security.peer_session import ASK_MAX_S, BAD_ASK
-from ternmesh.security.sealing import OpenSealing
 from ternmesh.security.session import (
     ANSWER,
     QUESTION,
@@ -19,7 +18,7 @@ from ternmesh.security.session import (
     write_keys,
     write_peer,
 )
-from ternmesh.wire.frame import Header, open_seal, seal_open
+from ternmesh.wire.frame import Header, seal_open
 from tests.ternmesh.security.trust_ends import (
     ALL,
     DOWN,
@@ -102,68 +101,6 @@ def test_a_key_that_comes_first_is_not_believed() -> None:
     assert host.hear("theo", impostor.say("host", 0, b"x")) == "seal"
 
 
-def test_both_sides_go_on_after_restarts_with_what_is_on_disk() -> None:
-    host, node = met()
-    early = [node.say("host", UP, b"1"), host.say("theo", DOWN, b"2"), host.say("all", ALL, b"3")]
-    assert host.hear("theo", early[0]) == b"1"
-    assert [node.hear("host", frame) for frame in early[1:]] == [b"2", b"3"]
-    host.boot()
-    node.boot()
-    assert host.hear("theo", early[0]) == "seal"
-    assert [node.hear("host", frame) for frame in early[1:]] == ["seal", "replay"]
-    hail(node, host)
-    mirror(host, node)
-    assert host.sealing.clones == node.sealing.clones == {}
-
-
-def test_a_restart_costs_few_words() -> None:
-    host, node = met()
-    for _ in range(3):
-        node.boot()  # its hello is enough
-        assert host.hear("theo", node.say("host", 0, b"\x01hello")) == b"\x01hello"
-        assert node.hear("host", host.say("theo", 0, b"\x01welcome")) == b"\x01welcome"
-        host.boot()  # it is understood at its first frame, and understands the next
-        [due] = host.sealing.due(0.0)
-        assert node.hear("host", host.say(*due)) == due[2]
-        assert host.hear("theo", node.say("host", UP, b"x")) == b"x"
-        host.boot()  # of both: two answers are enough
-        node.boot()
-        assert host.hear("theo", node.say("host", 0, b"\x01hello")) == "sync"
-        [due] = host.sealing.due(0.0)
-        assert node.hear("host", host.say(*due)) == due[2]
-        assert host.hear("theo", node.say("host", 0, b"\x01hello")) == b"\x01hello"
-        assert node.hear("host", host.say("theo", 0, b"\x01welcome")) == b"\x01welcome"
-
-
-def met_after_s(host: End, node: End, begun: float, recorded: bytes = b"") -> float:
-    """When they understand each other; all that the host says is followed by what was recorded."""
-    for now in range(600):
-        is_heard = host.hear("theo", node.say("host", UP, b"up")) == b"up"
-        if is_heard and node.hear("host", host.say("theo", DOWN, b"down")) == b"down":
-            return float(now)
-        for peer, address, body in host.sealing.due(begun + now):
-            node.hear("host", host.say(peer, address, body))
-            if recorded:
-                assert node.hear("host", recorded) == "sync"
-        for peer, address, body in node.sealing.due(begun + now):
-            host.hear("theo", node.say(peer, address, body))
-    raise AssertionError("they never understand each other")
-
-
-def test_a_recording_from_before_a_disk_was_lost_keeps_nobody_out() -> None:
-    host, node = met()
-    recorded = host.say("theo", 0, b"\x01hello")
-    assert node.hear("host", recorded) == b"\x01hello"
-    host.disk.clear()  # it was damaged, and begun again with the same identity
-    host.counter += 5000
-    host.boot()
-    met_after_s(host, node, LATER)
-    assert node.hear("host", recorded) == "replay"
-    mirror(host, node)  # which puts all that they know onto their disks
-    node.boot()
-    assert met_after_s(host, node, 2 * LATER, recorded) < 30.0
-
-
 def test_who_goes_on_in_a_session_that_is_over_is_a_clone() -> None:  # R9.3-5
     host, node = met()
     node.say("host", UP, b"lost")
@@ -239,18 +176,6 @@ def test_a_host_restored_from_an_old_copy_finds_out_by_the_first_hello() -> None
     hail(node, host)
     assert node.sealing.clones == {"host": 1}
     mirror(host, node)
-
-
-def test_stragglers_of_the_session_before_are_taken_once() -> None:  # R9.3-5
-    host, node = met()
-    straggler, other = node.say("host", UP, b"straggler"), node.say("host", UP, b"other")
-    node.boot()
-    hail(node, host)
-    assert host.hear("theo", straggler) == b"straggler"
-    assert host.hear("theo", straggler) == "replay"
-    host.boot()
-    assert host.hear("theo", other) == "seal"
-    assert host.sealing.clones == {}
 
 
 def test_frames_are_understood_over_the_changes_of_their_keys() -> None:
@@ -357,14 +282,6 @@ def test_states_read_back() -> None:
     assert len(write_peer(host.disk["theo"])) == 56  # type: ignore[arg-type]
 
 
-def test_the_open_form_is_that_of_the_wire() -> None:
-    sealing = OpenSealing()
-    frame = sealing.seal("host", 3, 4, b"x")
-    assert frame == seal_open(Header(3, 4), b"x")
-    assert sealing.open("host", frame) == open_seal(frame)
-    assert (sealing.due(0.0), sealing.changes(), sealing.is_own(0, QUESTION)) == ([], (), False)
-
-
 def test_forged_frames_make_nobody_talk_much() -> None:  # R9.3-10
     host, _ = make_fleet("theo")
     times, now = [], 0.0
@@ -377,11 +294,3 @@ def test_forged_frames_make_nobody_talk_much() -> None:  # R9.3-10
     gaps = [late - early for early, late in pairwise(times)]
     assert gaps[:4] == [2.0, 4.0, 8.0, 16.0]
     assert max(gaps) == ASK_MAX_S
-
-
-def test_an_end_needs_its_random_bytes() -> None:
-    host, _ = make_fleet("theo")
-    host.suite = 3
-    with pytest.raises(ValueError, match="keyed suite"):
-        host.boot()
-    assert len(entropy("x")) == 64

@@ -50,15 +50,6 @@ def test_a_frame_of_an_ended_process_changes_nothing() -> None:
     restart(host, node)
 
 
-def test_a_reflected_opening_spoils_nothing() -> None:
-    host, node = met()
-    frame = host.say("theo", 0, b"\x01welcome")
-    assert host.hear("theo", frame) == "seal"
-    assert node.hear("host", frame) == b"\x01welcome"
-    again = host.say("theo", 0, b"\x01welcome")
-    assert node.hear("host", again) == b"\x01welcome"
-
-
 def forged(node: End, counter: int) -> bytes:
     """A frame of a process that never was: its first tag is right, and its second is not."""
     other = PeerSession(

@@ -43,10 +43,3 @@ def test_another_frame_under_a_used_counter_is_a_clone() -> None:  # R9.4-2
     assert window.take(11 + SIZE, b"cccc") is NEW
     assert window.take(11 + SIZE, b"aaaa") is CLONE
     assert window.take(11, b"bbbb") is REPLAY  # too long ago to know
-
-
-def test_a_leap_over_the_whole_window() -> None:
-    window = Window(3)
-    assert window.take(3 + 10 * SIZE, b"aaaa") is NEW
-    assert window.take(3 + 10 * SIZE - 1, b"bbbb") is NEW
-    assert window.take(3 + 9 * SIZE, b"cccc") is REPLAY

@@ -2,7 +2,6 @@
 
 import pytest
 
-from ternmesh.security.peer_session import BAD_ASK
 from tests.ternmesh.security.trust_ends import DOWN, UP, End, met
 
 HELLO = b"\x01hello"
@@ -62,46 +61,6 @@ def test_a_board_goes_on_when_its_copy_is_gone(counter: int) -> None:  # R9.3-3,
     assert host.sealing.clones["theo"] == clones
 
 
-def test_a_host_goes_on_when_its_copy_is_gone() -> None:  # R9.3-3
-    host, node = met()
-    air = Air(host, node)
-    copy = copy_of(host, 1 << 20)
-    air.on_air = [copy, node]
-    air.pass_on(copy, "theo", 0, b"\x01welcome")
-    air.live(30)
-    assert air.talk(node, copy)
-    air.on_air = [host, node]
-    for _ in range(5):
-        air.pass_on(node, "host", UP, b"update")
-        air.live(30)
-    assert air.talk(node, host)
-    assert node.hear("host", host.say("all", 0xFFFF, b"\x0eannounce")) == b"\x0eannounce"
-    assert node.sealing.clones["host"] >= 1
-
-
-def test_a_long_time_under_a_copy_ends_soon_after_it() -> None:  # R9.3-10
-    """Though the questions of the board have become rare."""
-    host, node = met()
-    air = Air(host, node)
-    copy = copy_of(node, 1 << 20)
-    air.on_air = [host, copy]
-    for _ in range(3):
-        air.pass_on(copy, "host", 0, HELLO)
-        air.live(10)
-    air.on_air = [node]
-    for _ in range(150):  # what the host says to the copy is not for it
-        for _ in range(BAD_ASK):
-            assert node.hear("host", b"\x24" + DOWN.to_bytes(2, "little") + bytes(40)) == "seal"
-        air.live(10)
-    due = node.sealing.next_due()
-    assert due is not None
-    assert due > air.now + 100, "its questions have become rare"
-    air.on_air = [host, node]
-    air.pass_on(node, "host", 0, HELLO)
-    air.live(10)
-    assert air.talk(node, host)
-
-
 def test_two_that_stay_take_turns_at_longer_and_longer_pauses() -> None:  # R9.3-3
     host, node = met()
     air = Air(host, node)
@@ -117,20 +76,3 @@ def test_two_that_stay_take_turns_at_longer_and_longer_pauses() -> None:  # R9.3
         counters.append(host.counter + node.counter + copy.counter)
     assert counters[39] - counters[29] < 60, "30 of these are its own"
     assert node.sealing.clones == copy.sealing.clones == {"host": 1}
-
-
-def test_a_late_frame_of_the_process_before_changes_nothing() -> None:  # R9.3-5
-    host, node = met()
-    air = Air(host, node)
-    late = [node.say("host", 0, HELLO), node.say("host", UP, b"update")]
-    node.boot()
-    for _ in range(2):
-        air.pass_on(node, "host", 0, HELLO)
-        air.live(10)
-    session = host.sealing.process_of("theo")
-    assert [host.hear("theo", frame) for frame in late] == [HELLO, b"update"]
-    air.live(60)
-    assert host.sealing.process_of("theo") == session
-    assert air.talk(node, host)
-    assert host.sealing.clones == node.sealing.clones == {}
-    assert [host.hear("theo", frame) for frame in late] == ["replay", "replay"]

@@ -1,14 +1,12 @@
 """Boards join a split training, the run opens and ends, ends are killed and go on."""
 
-from dataclasses import replace
-
 import numpy as np
 
 from ternmesh.federated.joining import NodeSettings
 from ternmesh.security.membership import HOST
 from ternmesh.split.board import SplitBoard
 from ternmesh.split.host import SplitHost, SplitSettings
-from ternmesh.split.messages import Lost, Welcomed
+from ternmesh.split.messages import Lost
 from ternmesh.split.plan import to_numbers
 from ternmesh.wire import control
 from ternmesh.wire.activation import ANSWER, ASK, GRADIENT_DOWN, Activation
@@ -55,35 +53,6 @@ def test_a_board_believes_welcomes_that_are_for_it_and_were_asked_for() -> None:
     assert (board.number, board.run) == (2, RUN)
 
 
-def test_another_plan_of_the_same_run_counts_only_where_it_was_asked_for() -> None:  # R10.3-1
-    wire = make_wire("ada")
-    ada = wire.boards["ada"]
-    assert ada.joining.hello_timer.at is None
-    plan = replace(PLAN, micro_batches=99)
-    frame = welcome(instance=ada.joining.instance, plan=to_numbers(plan))
-    ada.receive_frames("host", [frame], wire.now)
-    assert ada.plan == PLAN
-    ada.say_hello(wire.now)
-    ada.receive_frames("host", [frame], wire.now)
-    assert ada.plan == plan
-
-
-def test_after_lost_answers_a_board_asks_whether_it_is_known() -> None:
-    wire = make_wire("a")
-    board = wire.boards["a"]
-    wire.deaf.add(HOST)
-    for number in range(3):
-        board.send(micro_batch(number), GRADIENT_DOWN, wire.now)
-        wire.settle()
-        wire.pass_time(1.5)
-    assert not board.ready
-    wire.deaf.clear()
-    before = len(wire.of("a", Welcomed))
-    wire.pass_time(3.0)
-    assert len(wire.of("a", Welcomed)) == before + 1
-    assert board.ready
-
-
 def test_boards_wait_until_enough_of_them_are_there() -> None:  # R10.3-3, R10.3-4
     """And begin together: those who wait ask ever more seldom, and are told."""
     wire = make_wire("a", settings=SplitSettings(min_boards=2))
@@ -110,23 +79,6 @@ def test_hellos_and_questions_keep_no_run_open() -> None:  # R10.3-5
     b.send(micro_batch(0), GRADIENT_DOWN, wire.now)
     wire.settle()
     assert (wire.host.phase(wire.now), wire.host.waited_for(wire.now)) == (RUNNING, {2})
-
-
-def test_a_board_that_waits_for_a_dead_one_is_told_of_the_end() -> None:
-    wire = make_wire("a", "b", settings=SplitSettings(silence_s=300.0))
-    board, host = wire.boards["a"], wire.host
-    board.number = PLAN.micro_batches
-    board.finish(wire.now)
-    wire.settle()
-    assert (board.phase, host.leave_at(wire.now)) == (RUNNING, None)
-    del wire.boards["b"]
-    due = host.next_timeout()
-    assert due is not None
-    wire.now = due
-    host.handle_timeout(wire.now)
-    wire.settle()
-    assert (board.phase, host.next_timeout()) == (FINISHED, None)
-    assert host.leave_at(wire.now) == wire.now + 6.0  # a question again, and some more
 
 
 def test_a_host_stays_until_all_know_of_the_end() -> None:  # R10.3-6

@@ -69,18 +69,6 @@ def test_a_lost_micro_batch_is_skipped_and_counted_at_both_ends() -> None:  # R1
     assert wire.of("a", Answered) == []
 
 
-def test_nothing_piles_up_while_the_bearer_is_down() -> None:
-    wire = make_wire("a", bits_up=32, frame_mtu=64)
-    board = wire.boards["a"]
-    sizes = set()
-    for number in range(5):
-        board.send(micro_batch(number), GRADIENT_DOWN, wire.now)
-        wire.now += 2.0
-        board.handle_timeout(wire.now)
-        sizes.add(len(board.channel.outgoing._queue))
-    assert max(sizes) <= 4  # the pieces of one micro-batch, and a hello
-
-
 @pytest.mark.parametrize("shape", [(5, 2), (6, 3), (6, 1)])
 def test_an_answer_of_another_shape_is_refused(shape: tuple[int, int]) -> None:  # R10.3-11
     wire = make_wire("a")
@@ -113,17 +101,6 @@ def test_a_board_has_one_micro_batch_in_a_step() -> None:  # R10.3-7
     wire.host.give_up(1)
     send(wire, written(micro_batch(1)))  # an older one, which was here or was given up
     assert wire.host.refused == {"stale": 3}
-
-
-def test_a_board_has_one_gradient_in_a_step() -> None:
-    wire = make_wire("a", labels_stay=1)
-    up = written(Activation(GRADIENT_UP, 0, values(3)))
-    for body in (written(micro_batch(0, b"")), up, written(micro_batch(1, b""))):
-        send(wire, body)
-    assert wire.host.refused == {"stale": 1}
-    wire.host.answer(1, gradient(0))
-    send(wire, written(micro_batch(1, b"")))
-    assert wire.host.refused == {"stale": 1}
 
 
 def test_larger_numbers_than_the_plans_are_neither_sent_nor_taken() -> None:  # R10.2-3
@@ -214,14 +191,6 @@ def test_everything_goes_under_keys() -> None:
     assert {suite_of(frame) for _, _, frame in wire.frames} == {1}
     plain = write_activation(Activation(LEARN, 0, values()), PLAN.bits_up)
     assert not any(plain[10:] in frame for _, _, frame in wire.frames)
-
-
-def test_unfinished_objects_take_bounded_memory() -> None:  # R10.1-4
-    wire = make_wire("a", frame_mtu=64, bits_up=32)
-    for number in range(40):
-        send(wire, fragments.split(write_activation(micro_batch(number % 5), 32), 64)[0])
-    assembly = wire.host.nodes[1].reassembler._assembly
-    assert len(assembly._partials) <= 2
 
 
 @given(st.binary(max_size=80), st.sampled_from([0, 1, 0x8001, 0xFFFF, 2]), st.booleans())
