@@ -1,7 +1,6 @@
 """Knowledge packets on a board: what arrives is kept, weighed, and learned beside its own samples.
 
-A soft label is drawn as a class, anew for each batch and round: the gradient of the usual loss is
-then on average that of the cross-entropy with the soft label. So every model package can learn it.
+A packet names a class for each sample of the probe set, so every model package can learn it.
 
 NodeProtocol ── BoardKnowledge ── KnowledgeReceiver     what has arrived
                       │
@@ -21,16 +20,15 @@ from edge.data.sources import NpzSettings
 from edge.errors import EdgeError
 from edge.onnx.session import Inference, LoadedModel, load_model
 from edge.trainer import Arrays, Dataset, Indexes, Vector
-from ternmesh.codec.soft_labels import UNITS, Units
 from ternmesh.config import ConfigError
-from ternmesh.federated.knowledge import KnowledgeReceiver, weigh
+from ternmesh.federated.knowledge import UNKNOWN, KnowledgeReceiver, weigh
 from ternmesh.model_package import TensorSpec
-from ternmesh.wire.knowledge import Topic
+from ternmesh.wire.knowledge import Labels, Topic
 from ternmesh_service.notify import no_beat
 from ternmesh_service.status import KnowledgeStatus
 from ternmesh_store.node_store import NodeStore
 
-KEY = "knowledge"
+KEY = "knowledge labels"
 ROUNDING = 1e-6  # of a sum of weights of 1
 OWN_SHARE = 4  # a quarter of all that is drawn, at least, is of the board's own samples
 WEIGH_ROUNDS = 10  # after which a board may know better what a teacher is worth
@@ -48,17 +46,17 @@ class WithKnowledge:
         self.own = own
         self._probe = probe
         self._target = target
-        self._units: Units = np.empty((0, 1), dtype=np.uint8)
+        self._labels: Labels = np.empty(0, dtype=np.int64)
         self._sums = np.empty(0)  # of the weights, up to and with each sample
-        self.round = 0  # each draws other classes from the soft labels
+        self.round = 0  # each draws other samples of weights below 1
 
-    def teach(self, units: Units, weights: NDArray[np.floating[Any]]) -> None:
-        """Replace what is known by soft labels of all samples of the probe set, uint8 [rows, C].
+    def teach(self, labels: Labels, weights: NDArray[np.floating[Any]]) -> None:
+        """Replace what is known by labels of all samples of the probe set, UNKNOWN without one.
 
         `weights` [rows] are between 0 and 1: a sample of weight 0.5 is drawn half as often.
         """
-        self._units = units
-        self._sums = np.where(units.sum(axis=1) == UNITS, weights, 0).cumsum(dtype=np.float64)
+        self._labels = labels
+        self._sums = np.where(labels != UNKNOWN, weights, 0).cumsum(dtype=np.float64)
 
     def __len__(self) -> int:
         return self._own_count + self._taught_count
@@ -85,10 +83,8 @@ class WithKnowledge:
         places = indexes[~is_own] - self._own_count + rng.random(np.count_nonzero(~is_own))
         last = np.searchsorted(self._sums, self._sums[-1])  # the last one with any weight
         rows = np.searchsorted(self._sums, places, side="right").clip(max=last)
-        drawn = rng.integers(0, UNITS, rows.size)
-        classes = (drawn[:, None] >= self._units[rows].cumsum(axis=1)).sum(axis=1)
         taught = {name: array[rows] for name, array in self._probe.items()}
-        taught[self._target.name] = classes.astype(self._target.dtype)
+        taught[self._target.name] = self._labels[rows].astype(self._target.dtype)
         if not is_own.any():
             return taught
         parts = self.own.batch(indexes[is_own] % len(self.own)), taught
@@ -138,12 +134,12 @@ class BoardKnowledge:
         receiver, is_recent = self._receiver, 0 <= version - self._weighed_at < WEIGH_ROUNDS
         if not self._is_new and is_recent:
             return
-        if not receiver.known.any():
+        if not receiver.labelled:
             self._weighed_at = version
             return
         own = predict(inference, self._probe, beat=beat)
-        judgement = weigh(receiver.units, own, receiver.quality, quality)
-        self.samples.teach(receiver.units.copy(), judgement.weights)
+        judgement = weigh(receiver.labels, own, receiver.quality, quality)
+        self.samples.teach(receiver.labels.copy(), judgement.weights)
         self._is_new, self._weighed_at = False, version
         if judgement.reason and judgement.reason != self.remark:
             _log.warning("a knowledge packet counts less: %s", judgement.reason)
@@ -153,7 +149,7 @@ class BoardKnowledge:
         """What is known."""
         return KnowledgeStatus(
             samples=len(self._probe),
-            known=int(np.count_nonzero(self._receiver.known)),
+            known=self._receiver.labelled,
             number=self._receiver.number,
             teacher_accuracy=round(self._receiver.quality, 4),
             remark=self.remark,

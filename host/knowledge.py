@@ -13,15 +13,14 @@ from typing import Protocol
 import numpy as np
 
 from ternmesh.codec.scale import to_float
-from ternmesh.codec.soft_labels import quantise
 from ternmesh.errors import CodecError, TernmeshError
 from ternmesh.federated.host import HostProtocol
-from ternmesh.federated.knowledge import Judgement, Probabilities, combine, weigh
+from ternmesh.federated.knowledge import Judgement, Probabilities, vote, weigh
 from ternmesh.security.signatures import SIGNED_HEAD
 from ternmesh.types import Vector
 from ternmesh.wire.control import FINISHED
 from ternmesh.wire.frame import FRAME_OVERHEAD
-from ternmesh.wire.knowledge import NUMBER_END, QUALITY_MAX, Topic, cut_labels, write_part
+from ternmesh.wire.knowledge import NUMBER_END, QUALITY_MAX, Labels, Topic, cut_labels, write_part
 from ternmesh_service.notify import no_beat
 from ternmesh_service.status import TeachingStatus
 
@@ -47,19 +46,19 @@ class GroupKnowledge:
     """What one group knows."""
 
     topic: Topic
-    labels: Probabilities
+    predictions: Probabilities  # of the probe set
     quality: float | None  # the median accuracy that its boards report
     trust: float  # the mean reputation of the boards that train, 0 to 1
 
 
 @dataclass(frozen=True, slots=True)
 class Taught:
-    """What the other groups teach one: soft labels, their quality, and who counts less and why.
+    """What the other groups teach one: labels, their quality, and who counts less and why.
 
     Where they say nothing, the labels are the group's own; None where nobody says anything.
     """
 
-    labels: Probabilities | None
+    labels: Labels | None
     quality: float
     remarks: Mapping[str, str]
 
@@ -103,11 +102,11 @@ class KnowledgeExchange:
         counted = {name: weight for name, weight in weights.items() if weight.any()}
         if not counted:
             return Taught(None, 0.0, remarks)
-        labels = [others[name].labels for name in counted]
-        mixed = combine(own.labels, labels, list(counted.values()))
+        predictions = [others[name].predictions for name in counted]
+        labels = vote(own.predictions, predictions, list(counted.values()))
         shares = [float(weight.sum()) for weight in counted.values()]
         qualities = [quality_of(others[name], own) for name in counted]
-        return Taught(mixed, float(np.average(qualities, weights=shares)), remarks)
+        return Taught(labels, float(np.average(qualities, weights=shares)), remarks)
 
 
 def quality_of(teacher: GroupKnowledge, own: GroupKnowledge) -> float:
@@ -118,13 +117,13 @@ def quality_of(teacher: GroupKnowledge, own: GroupKnowledge) -> float:
 
 def judge(teacher: GroupKnowledge, own: GroupKnowledge) -> Judgement:
     """What a group's knowledge is worth to another one."""
-    nothing = np.zeros(len(own.labels), dtype=np.float32)
+    nothing = np.zeros(len(own.predictions), dtype=np.float32)
     if teacher.topic.probe != own.topic.probe:
         return Judgement(nothing, "it has another probe set")
     if teacher.topic.labels != own.topic.labels:
         return Judgement(nothing, "its classes are others")
     quality = quality_of(teacher, own)
-    return weigh(quantise(teacher.labels), own.labels, quality, own.quality)
+    return weigh(teacher.predictions.argmax(axis=1), own.predictions, quality, own.quality)
 
 
 class Teaching:
@@ -170,14 +169,14 @@ class Teaching:
 
     def _publish(self, host: HostProtocol) -> GroupKnowledge:
         self._has_published = True
-        labels = self._predictions(to_float(host.model_q24), self._beat)
-        if not np.isfinite(labels).all():
+        predictions = self._predictions(to_float(host.model_q24), self._beat)
+        if not np.isfinite(predictions).all():
             raise CodecError("it predicts NaN or infinity")
         reputations, muted = host.combiner.aggregation.reputations, host.combiner.muted
         boards = (board for board in host.boards if board.name not in muted)
         weights = [reputations.weight(board.address) for board in boards]
         trust = float(np.mean(weights)) if weights else 0.0
-        known = GroupKnowledge(self._predictions.topic, labels, self.quality, trust)
+        known = GroupKnowledge(self._predictions.topic, predictions, self.quality, trust)
         self._exchange.publish(self.group, known)
         return known
 
@@ -189,10 +188,11 @@ class Teaching:
         self.sent = host.version
         parts = cut_labels(
             known.topic,
-            self.sent % NUMBER_END,
-            round(min(1.0, taught.quality) * QUALITY_MAX),
-            quantise(taught.labels),
-            host.plan.frame_mtu - FRAME_OVERHEAD - SIGNED_HEAD,
+            number=self.sent % NUMBER_END,
+            quality=round(min(1.0, taught.quality) * QUALITY_MAX),
+            labels=taught.labels,
+            classes=known.predictions.shape[1],
+            body_max=host.plan.frame_mtu - FRAME_OVERHEAD - SIGNED_HEAD,
         )
         return [write_part(part) for part in parts]
 

@@ -22,12 +22,11 @@ from edge.data.sources import (
 from edge.errors import DataError
 from edge.evaluation import softmax
 from edge.onnx.session import Inference
-from ternmesh.codec.soft_labels import CLASSES_MAX
 from ternmesh.model_package import ModelPackage, TensorSpec
-from ternmesh.wire.knowledge import PROBE_MAX, Topic, topic_of
+from ternmesh.wire.knowledge import CLASSES_MAX, PROBE_MAX, Topic, topic_of
 from ternmesh_service.notify import no_beat
 
-UNITS_MAX = 1 << 22  # samples times classes
+PREDICTIONS_MAX = 1 << 22  # samples times classes
 NUMBERS_MAX = 1 << 24  # samples times inputs: they stay in memory
 AT_ONCE = 32  # samples in one prediction
 
@@ -67,7 +66,7 @@ def open_probe_set(
     data = open_folder(path, inputs, settings)
     count = len(data)
     sample = sum(math.prod(spec.shape[1:]) for spec in input_specs(package))
-    most = min(PROBE_MAX - 1, UNITS_MAX // classes, NUMBERS_MAX // max(1, sample))
+    most = min(PROBE_MAX - 1, PREDICTIONS_MAX // classes, NUMBERS_MAX // max(1, sample))
     if count > most:
         raise DataError(f"{path} has {count} samples: a probe set of this model has up to {most}")
     arrays = data.batch(np.arange(count))

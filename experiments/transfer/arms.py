@@ -38,22 +38,14 @@ from experiments.transfer.distillation import (
 from experiments.transfer.learners import Learner, make_learner
 from experiments.transfer.pairs import PAIRS, Pair
 from experiments.transfer.report import efficiency, published_ratio
+from experiments.transfer.soft_labels import code_bytes, quantise, to_probabilities
 from experiments.transfer.tasks import TASKS, Samples, Split, split
 from ternmesh.codec.entropy_coder import encode_trits
-from ternmesh.codec.soft_labels import Units, quantise, to_probabilities
+from ternmesh.federated.knowledge import UNKNOWN, KnowledgeReceiver
 from ternmesh.security.signatures import SIGNED_HEAD
 from ternmesh.types import Trits
 from ternmesh.wire.frame import FRAME_OVERHEAD
-from ternmesh.wire.knowledge import (
-    HEAD_SIZE,
-    Topic,
-    cut_labels,
-    labels_in,
-    order,
-    read_part,
-    topic_of,
-    write_part,
-)
+from ternmesh.wire.knowledge import HEAD_SIZE, Labels, Topic, cut_labels, topic_of, write_part
 
 SURE = 0.8  # the probability from which a student takes its own prediction for a label
 SELF_TRAININGS = 2
@@ -70,8 +62,7 @@ HALF = 0.5  # of the parts, lost in one arm
 class Received:
     """What arrives of a packet, and its bytes on the wire: frames, signatures, tags."""
 
-    rows: Units  # in the order of the probe set; zeros where nothing came
-    known: "np.ndarray[Any, np.dtype[np.bool_]]"
+    labels: Labels  # in the order of the probe set; UNKNOWN where nothing came
     wire_bytes: int
     parts: int
 
@@ -144,14 +135,16 @@ class Run:
     ) -> dict[str, Any]:
         task, classes = self.task, len(self.samples.labels)
         topic = topic_of({"rows": self.split.probe}, self.samples.labels)
+        best = logits.argmax(1).numpy()
+        labels = self._send(topic, best, quality)
         units = quantise(logits.softmax(1).numpy())
-        labels = self._send(topic, units, quality)
         learned = learned_hypervectors(hidden, task.hypervector)
         bundles = prototypes(learned, to_probabilities(units))
         sizes = {
             "bytes": {
                 "labels": labels.wire_bytes,
-                "labels_radio": self._send(topic, units, quality, mtu=RADIO_MTU).wire_bytes,
+                "labels_radio": self._send(topic, best, quality, mtu=RADIO_MTU).wire_bytes,
+                "soft_labels": code_bytes(units),
                 "hypervectors": trits_bytes(learned),
                 "prototypes": trits_bytes(bundles),
                 "logits_fp32": 4 * logits.numel(),
@@ -160,10 +153,10 @@ class Run:
             },
             "parts": labels.parts,
         }
-        received = torch.from_numpy(to_probabilities(labels.rows))
+        received = functional.one_hot(torch.from_numpy(labels.labels), classes).float()
         truth = functional.one_hot(self.target[self.split.probe], classes).float()
         targets = {"fp32": logits.softmax(1), "packet": received, "true_labels": truth}
-        targets["hard_labels"] = functional.one_hot(received.argmax(1), classes).float()
+        targets["soft_labels"] = torch.from_numpy(to_probabilities(units))
         if not self.pair.is_long:
             published = random_hypervectors(hidden)
             bundled = prototypes(published, to_probabilities(units))
@@ -175,8 +168,9 @@ class Run:
             found[name] = self._accuracy(self.student, modules[name])
             self.show(f"student by {name} {found[name]:.1%}")
         if not self.pair.is_long:
-            lossy = self._send(topic, units, quality, mtu=RADIO_MTU, lost=HALF)
-            found |= self._short_arms(received, learned, np.flatnonzero(lossy.known))
+            lossy = self._send(topic, best, quality, mtu=RADIO_MTU, lost=HALF)
+            came = np.flatnonzero(lossy.labels != UNKNOWN)
+            found |= self._short_arms(received, learned, came)
         if self.pair.task == "digits":
             few, test = (
                 (self._of(self.student, rows)[0].numpy(), self.samples.target[rows])
@@ -188,7 +182,7 @@ class Run:
                 self.samples.labels,
                 few,
                 self._of(self.student, self.split.probe)[0].numpy(),
-                labels.rows,
+                labels.labels,
                 test,
             )
         return sizes
@@ -238,22 +232,19 @@ class Run:
         return self._share_right(torch.from_numpy(nearest), self.split.test)
 
     def _send(
-        self, topic: Topic, rows: Units, quality: float, *, mtu: int = FRAME_MTU, lost: float = 0.0
+        self, topic: Topic, labels: Labels, quality: float, *, mtu: int = FRAME_MTU, lost: float = 0
     ) -> Received:
-        """Cut rows into parts, lose some, and read the others as a receiver does."""
-        most, level = mtu - FRAME_OVERHEAD - SIGNED_HEAD, round(quality * 255)
-        bodies = [write_part(part) for part in cut_labels(topic, self.seed, level, rows, most)]
+        """Cut labels into parts, lose some, and read the others as a receiver does."""
+        classes, most = len(self.samples.labels), mtu - FRAME_OVERHEAD - SIGNED_HEAD
+        parts = cut_labels(topic, self.seed, round(quality * 255), labels, classes, most)
+        bodies = [write_part(part) for part in parts]
         rng = np.random.default_rng((self.seed, 1))
-        came = [body for body in bodies if rng.random() >= lost]
-        place = order(topic, self.seed, len(rows))
-        read = np.zeros_like(rows)
-        known = np.zeros(len(rows), dtype=bool)
-        for part in map(read_part, came):
-            where = place[part.start : part.start + part.count]
-            read[where] = labels_in(part, rows.shape[1])
-            known[where] = True
+        receiver = KnowledgeReceiver(topic, len(labels), classes)
+        for body in bodies:
+            if rng.random() >= lost:
+                receiver.take(body)
         wire = sum(len(body) + SIGNED_HEAD + FRAME_OVERHEAD for body in bodies)
-        return Received(read, known, wire, len(bodies))
+        return Received(receiver.labels, wire, len(bodies))
 
     # An attack
 
@@ -264,10 +255,12 @@ class Run:
         members = rng.choice(self.split.teacher, count, replace=False)
         rows = np.concatenate([members, rng.choice(self.split.probe, count, replace=False)])
         logits = predict(taught, self._of(self.teacher, rows))
-        truth = self.target[rows][:, None]
-        sent = torch.from_numpy(to_probabilities(quantise(logits.softmax(1).numpy())))
-        scores = {"packet": sent.gather(1, truth), "fp32": logits.log_softmax(1).gather(1, truth)}
-        return {name: _auc(one[:count, 0], one[count:, 0]) for name, one in scores.items()}
+        truth = self.target[rows]
+        fp32 = logits.log_softmax(1).gather(1, truth[:, None])[:, 0]
+        scores = {"packet": logits.argmax(1) == truth, "fp32": fp32}
+        return {
+            name: _auc(one[:count].float(), one[count:].float()) for name, one in scores.items()
+        }
 
     # What all of it uses
 

@@ -16,8 +16,8 @@ from edge.trainer import AdamSettings, Trainer, round_rng
 from experiments.data import Clips
 from models.adapters.base import adapter_of
 from models.export import export
-from ternmesh.codec.soft_labels import Units
 from ternmesh.plan import make_plan
+from ternmesh.wire.knowledge import Labels
 
 BATCH, LEARNING_RATE = 32, 5e-3
 ROUNDS, STEPS = 30, 40
@@ -31,18 +31,18 @@ def run_on_board(
     labels: tuple[str, ...],
     few: tuple[Array, Array],
     probe: Array,
-    units: Units,
+    taught: Labels,
     test: tuple[Array, Array],
 ) -> dict[str, float]:
     """Accuracies on `test` (features and classes), through onnxruntime, of two students.
 
     "board" was trained in torch, with a LoRA adapter. "board_trained" is `fresh`, trained by the
-    exported train step on the few labels and the packet's soft labels.
+    exported train step on the few labels and those of the packet.
     """
     with tempfile.TemporaryDirectory() as folder:
         found = {"board": _accuracy(_export(module, labels, Path(folder, "a")), None, test)}
         path = _export(fresh, labels, Path(folder, "b"))
-        found["board_trained"] = _accuracy(path, _train(path, few, probe, units), test)
+        found["board_trained"] = _accuracy(path, _train(path, few, probe, taught), test)
     return found
 
 
@@ -54,13 +54,13 @@ def _export(module: nn.Module, labels: tuple[str, ...], folder: Path) -> Path:
     return folder
 
 
-def _train(path: Path, few: tuple[Array, Array], probe: Array, units: Units) -> Array:
+def _train(path: Path, few: tuple[Array, Array], probe: Array, taught: Labels) -> Array:
     """The adapter after a run of one board, float32 [D]."""
     loaded = load_model(path)
     [inputs] = (spec.name for spec in loaded.package.inputs)
     target = loaded.package.batch_inputs[-1]
     data = WithKnowledge(Clips({inputs: few[0], target.name: few[1]}), {inputs: probe}, target)
-    data.teach(units, np.ones(len(units)))
+    data.teach(taught, np.ones(len(taught)))
     trainer = Trainer(TrainStep(path, loaded.package, 1), data, BATCH, AdamSettings(),
                       keep_moments=True)  # fmt: skip
     plan = make_plan(loaded.package.dimension, rounds=ROUNDS, local_steps=STEPS,

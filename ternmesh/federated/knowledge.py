@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ternmesh.codec.soft_labels import UNITS, Units
 from ternmesh.errors import WireError
-from ternmesh.wire.knowledge import QUALITY_MAX, Topic, labels_in, order, read_part
+from ternmesh.wire.knowledge import QUALITY_MAX, Labels, Topic, order, read_labels, read_part
 from ternmesh.wire.update import whole_round
 
 Probabilities = NDArray[np.floating[Any]]
@@ -22,10 +21,11 @@ Probabilities = NDArray[np.floating[Any]]
 # Accuracy: a teacher that is so much worse counts less; nothing. Boards measure it on few samples
 # of their own, which are harder for one group than for another.
 WORSE, WORSE_MAX = 0.15, 0.3
-CONFIDENCE = 4  # the power of a teacher's highest probability by which it counts among teachers
+CONFIDENCE = 4  # the power of a teacher's highest probability by which its vote counts
+UNKNOWN = -1  # in place of the class of a sample that nothing has arrived about
 SURE = 0.8  # the probability from which a student can contradict
 SURE_MIN, SURE_OF_CLASS_MIN = 20, 10  # samples that a student must be sure of
-_HEAD = struct.Struct("<QQqd")  # topic, number and quality, before numbers and units
+_HEAD = struct.Struct("<QQqd")  # topic, number and quality, before numbers and labels
 ABLE = 0.4  # a student below this kappa with the truth cannot contradict
 CHANCE_MAX = 0.8  # of two models that know nothing to agree, up to which agreement says anything
 LIE, LIE_OF_CLASS = 0.25, 0.1  # the agreement, in shares of what is expected, below which it lies
@@ -40,20 +40,20 @@ class Judgement:
 
 
 class KnowledgeReceiver:
-    """The soft labels of one probe set from the parts that have arrived, the newest of each."""
+    """The labels of one probe set from the parts that have arrived, the newest of each."""
 
     def __init__(self, topic: Topic, rows: int, classes: int) -> None:
-        self.units: Units = np.zeros((rows, classes), dtype=np.uint8)
+        self.labels: Labels = np.full(rows, UNKNOWN)
         self.quality = 0.0  # of the teacher, in the newest part
         self.number: int | None = None  # of the newest packet
         self._numbers = np.zeros(rows, dtype=np.int64)  # of the packet of each row
         self._topic = topic
+        self._classes = classes
 
     @property
-    def known(self) -> NDArray[np.bool_]:
-        """Which samples have a label, bool [rows]."""
-        labelled: NDArray[np.bool_] = np.any(self.units, axis=1)
-        return labelled
+    def labelled(self) -> int:
+        """How many samples have a label."""
+        return int(np.count_nonzero(self.labels != UNKNOWN))
 
     def take(self, body: bytes) -> bool:
         """Take a part; True if it has changed anything. WireError leaves everything as it was."""
@@ -62,17 +62,17 @@ class KnowledgeReceiver:
             raise WireError("probe set", "a knowledge packet is about another probe set")
         if part.topic.labels != self._topic.labels:
             raise WireError("label space", "a knowledge packet has other classes")
-        rows, classes = self.units.shape
+        rows = len(self.labels)
         if part.start + part.count > rows:
             raise WireError("knowledge", "a knowledge packet has more samples than the probe set")
         number = part.number if self.number is None else whole_round(part.number, self.number)
-        units = labels_in(part, classes)
+        labels = read_labels(part, self._classes)
         place = order(self._topic, part.number, rows)[part.start : part.start + part.count]
         is_newer = self._numbers[place] <= number
-        place, units = place[is_newer], units[is_newer]
+        place, labels = place[is_newer], labels[is_newer]
         self._numbers[place] = number
-        is_changed = bool((self.units[place] != units).any())
-        self.units[place] = units
+        is_changed = bool((self.labels[place] != labels).any())
+        self.labels[place] = labels
         quality = part.quality / QUALITY_MAX
         if self.number is None or number >= self.number:
             is_changed |= quality != self.quality
@@ -88,41 +88,40 @@ class KnowledgeReceiver:
         """All of it as bytes, for `restore`."""
         number = -1 if self.number is None else self.number
         head = _HEAD.pack(self._topic.probe, self._topic.labels, number, self.quality)
-        return head + self._numbers.astype("<i8").tobytes() + self.units.tobytes()
+        return head + np.stack([self._numbers, self.labels]).astype("<i8").tobytes()
 
     def restore(self, stored: bytes) -> bool:
         """Take over what was stored; False where it is about another probe set."""
-        rows, classes = self.units.shape
-        if len(stored) != _HEAD.size + rows * (8 + classes):
+        rows = len(self.labels)
+        if len(stored) != _HEAD.size + rows * 16:
             return False
         probe, labels, number, quality = _HEAD.unpack_from(stored)
         if Topic(probe, labels) != self._topic:
             return False
-        split = _HEAD.size + 8 * rows
-        self._numbers = np.frombuffer(stored[_HEAD.size : split], "<i8").astype(np.int64)
-        self.units = np.frombuffer(stored[split:], np.uint8).reshape(rows, classes).copy()
+        arrays = np.frombuffer(stored, "<i8", offset=_HEAD.size).astype(np.int64)
+        self._numbers, self.labels = arrays.reshape(2, rows)
         self.number, self.quality = None if number < 0 else number, quality
         return True
 
 
 def weigh(
-    units: Units, own: Probabilities, teacher_quality: float, own_quality: float | None
+    taught: Labels, own: Probabilities, teacher_quality: float, own_quality: float | None
 ) -> Judgement:
-    """What soft labels are worth to a student that predicts `own` (both [rows, classes]).
+    """What labels [rows] are worth to a student that predicts `own` [rows, classes].
 
-    Rows of `units` without a label count nothing. Qualities are accuracies on samples that were not
+    Samples without a label count nothing. Qualities are accuracies on samples that were not
     trained on; without one of its own a student takes a teacher at its word.
     """
-    known = units.sum(axis=1) == UNITS
-    weights = known.astype(np.float32)
+    labelled = taught != UNKNOWN
+    weights = labelled.astype(np.float32)
     quality = 0.0 if own_quality is None else own_quality
     better = (teacher_quality - quality + WORSE_MAX) / (WORSE_MAX - WORSE)
     weights *= np.float32(np.clip(better, 0, 1))
     if better <= 0:
         return Judgement(weights, "the teacher is worse than this model")
-    taught, guess = units.argmax(axis=1), own.argmax(axis=1)
-    sure = known & (own.max(axis=1) >= SURE)
-    classes = units.shape[1]
+    guess = own.argmax(axis=1)
+    sure = labelled & (own.max(axis=1) >= SURE)
+    classes = own.shape[1]
     expected = kappa(quality, 1 / classes)
     if np.count_nonzero(sure) < SURE_MIN or expected < ABLE:
         return Judgement(weights)
@@ -145,29 +144,22 @@ def weigh(
     return Judgement(weights)
 
 
-def combine(
+def vote(
     own: Probabilities,
-    labels: Sequence[Probabilities],
+    teachers: Sequence[Probabilities],
     weights: Sequence[NDArray[np.floating[Any]]],
-) -> Probabilities:
-    """The mean of several teachers' probabilities [rows, classes], by their weights of each row.
+) -> Labels:
+    """The class of each sample [rows] for which teachers, by their weights of each row, vote.
 
-    A teacher that is surer of a row than the others counts more there. Where the weights sum to
-    less than 1, what the student says itself (`own`) makes up for the rest.
+    A vote of a teacher that is surer of a sample counts more. Where the weights sum to less than 1,
+    the student itself (`own`) votes with what is missing. Of equal classes the lowest wins.
     """
-    left = np.ones(len(own))
-    sums = np.zeros(len(own))
-    mixed = np.zeros_like(own, dtype=np.float64)
-    for weight, label in zip(weights, labels, strict=True):
-        left -= weight
-        sure = weight * label.max(axis=1) ** CONFIDENCE
-        sums += sure
-        mixed += sure[:, None] * label
-    left = left.clip(0)
-    mixed *= ((1 - left) / np.where(sums > 0, sums, 1))[:, None]
-    mixed += left[:, None] * own
-    result: Probabilities = mixed / mixed.sum(axis=1, keepdims=True)
-    return result
+    missing = (1 - np.sum(weights, axis=0)).clip(0) if weights else np.ones(len(own))
+    votes = np.zeros(own.shape)
+    for weight, said in zip([*weights, missing], [*teachers, own], strict=True):
+        votes[np.arange(len(own)), said.argmax(axis=1)] += weight * said.max(axis=1) ** CONFIDENCE
+    winners: Labels = votes.argmax(axis=1)
+    return winners
 
 
 def kappa(agreement: float, chance: float) -> float:

@@ -1,6 +1,7 @@
 """The body of a part of a knowledge packet. SPEC.md section 12.1.
 
-A packet teaches a model of any architecture what another one knows of a probe set that both own.
+A packet tells a model of any architecture to which class another one counts each sample of a probe
+set that both own.
 Each part is signed and complete in itself: any subset of a packet's parts is of use.
 """
 
@@ -13,9 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ternmesh.codec import soft_labels
 from ternmesh.codec.permutation import permute
-from ternmesh.codec.soft_labels import ROWS_MAX, Units
 from ternmesh.errors import CodecError, WireError
 from ternmesh.generator import derive_key
 from ternmesh.types import Places
@@ -25,10 +24,14 @@ NUMBER_END = 1 << 16
 HASH_SIZE = 8
 QUALITY_MAX = 255  # stands for an accuracy of 1
 PROBE_MAX = 1 << 16  # samples
+ROWS_MAX = 4096  # of one part
+CLASSES_MAX = 65_535
 _HEAD = struct.Struct("<BHQQBHH")
 HEAD_SIZE = _HEAD.size
 
 Array = NDArray[Any]
+Labels = NDArray[np.int64]
+"""The class of each sample, int64 [samples]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,35 +91,46 @@ def read_part(body: bytes) -> Part:
     return Part(number, topic, quality, start, count, body[HEAD_SIZE:])
 
 
-def labels_in(part: Part, classes: int) -> Units:
-    """The soft labels of a part, uint8 [count, classes]; WireError."""
-    return soft_labels.decode(part.data, part.count, classes)
+def read_labels(part: Part, classes: int) -> Labels:
+    """The class of each row of a part, all below `classes`; WireError."""
+    width = _label_bits(classes)
+    used = part.count * width
+    if len(part.data) != -(-used // 8):
+        raise WireError("coding", "the labels of a knowledge packet have another length")
+    bits = np.unpackbits(np.frombuffer(part.data, dtype=np.uint8))
+    labels: Labels = bits[:used].reshape(part.count, width) @ _powers(width)
+    if bits[used:].any() or labels.max() >= classes:
+        raise WireError("coding", "a label is no class, or bits after the last label are set")
+    return labels
 
 
-def cut_labels(topic: Topic, number: int, quality: int, units: Units, body_max: int) -> list[Part]:
-    """The parts that carry soft labels of the probe set (uint8 [samples, classes]); CodecError.
+def cut_labels(
+    topic: Topic, number: int, quality: int, labels: Labels, classes: int, body_max: int
+) -> list[Part]:
+    """The parts that carry the class of each sample of the probe set; CodecError.
 
     `body_max` is the length of a body in bytes, without a signature.
     """
-    if not 0 < len(units) < PROBE_MAX or body_max <= HEAD_SIZE:
+    if not 0 < len(labels) < PROBE_MAX or not 0 < classes <= CLASSES_MAX:
         raise CodecError(f"a knowledge packet is about 1 to {PROBE_MAX - 1} samples")
-    placed = units[order(topic, number, len(units))]
-    bits_min = max(1.0, np.log2(units.shape[1]))
-    rows_most = min(ROWS_MAX, int((body_max - HEAD_SIZE) * 8 / bits_min) + 1)
-    parts: list[Part] = []
-    start = 0
-    while start < len(placed):  # as many rows as fit, by bisection
-        fits, most = 0, min(rows_most, len(placed) - start)
-        data = b""
-        while fits < most:
-            count = (fits + most + 1) // 2
-            tried = soft_labels.encode(placed[start : start + count])
-            if HEAD_SIZE + len(tried) <= body_max:
-                fits, data = count, tried
-            else:
-                most = count - 1
-        if not fits:
-            raise CodecError(f"one row of a knowledge packet does not fit {body_max} bytes")
-        parts.append(Part(number, topic, quality, start, fits, data))
-        start += fits
+    width = _label_bits(classes)
+    most = min(ROWS_MAX, (body_max - HEAD_SIZE) * 8 // width)
+    if most < 1:
+        raise CodecError(f"one label of a knowledge packet does not fit {body_max} bytes")
+    placed = labels[order(topic, number, len(labels))]
+    parts = []
+    for start in range(0, len(placed), most):
+        rows = placed[start : start + most]
+        bits = (rows[:, None] & _powers(width)) > 0
+        data = np.packbits(bits).tobytes()
+        parts.append(Part(number, topic, quality, start, len(rows), data))
     return parts
+
+
+def _label_bits(classes: int) -> int:
+    return max(1, (classes - 1).bit_length())
+
+
+def _powers(width: int) -> NDArray[np.int64]:
+    """What each bit of a label is worth, the most significant first."""
+    return 1 << np.arange(width, dtype=np.int64)[::-1]

@@ -33,7 +33,7 @@ def test_efficiency_is_relative_to_the_best_controls() -> None:
 def test_the_report_names_arms_and_bytes() -> None:
     lines = report({"digits-cnn": [RESULT, RESULT]}).splitlines()
     assert "digits-cnn, 2 seeds" in lines
-    assert any("by packet (soft labels)" in line and "80.0%" in line for line in lines)
+    assert any("by packet  " in line and "80.0%" in line for line in lines)
     assert any("bytes of labels" in line and "433" in line for line in lines)
 
 
@@ -53,7 +53,7 @@ def test_finished_seeds_are_kept_and_the_command_goes_on(
     assert "digits-mlp with seed 1" in capsys.readouterr().err
     assert main(options) == 0
     assert asked == [["digits-mlp", "0"], ["digits-mlp", "1"], ["digits-mlp", "1"]]
-    assert "student by packet (soft labels)" in capsys.readouterr().out
+    assert "student by packet  " in capsys.readouterr().out
     assert main([*options, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"digits-mlp": [RESULT, RESULT]}
 
@@ -88,11 +88,12 @@ def test_one_transfer_has_all_arms(tmp_path: Path, monkeypatch: Any) -> None:
     found = arms.Run(pair, 0, tmp_path, tmp_path, shown.append).all()
     student = found["student"]
     arms_of_all = {"before", "few", "self_training", "packet", "fp32", "true_labels", "half_lost",
-                   "hard_labels", "relational", "structure", "hypervectors",
+                   "soft_labels", "relational", "structure", "hypervectors",
                    "published_hypervectors", "prototypes", "board", "board_trained"}  # fmt: skip
     assert arms_of_all <= set(student)
     assert student["board"] == pytest.approx(student["packet"])  # onnxruntime agrees with torch
     assert found["bytes"]["labels"] < found["bytes"]["labels_radio"] < 27_000
+    assert 40 < found["bytes"]["soft_labels"] < 100  # 100 rows of 10 classes
     assert any("by packet" in line for line in shown)
     split = tasks.split(tasks.TASKS["digits"], tasks.read_digits(tmp_path), 0)
     parts = [split.teacher, split.probe, split.test]

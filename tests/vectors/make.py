@@ -348,9 +348,9 @@ def host_rotation(
 def knowledge_parts() -> Entries:
     """One part of a knowledge packet."""
     topic = knowledge.topic_of({"x": np.arange(12, dtype=np.float32)}, ("no", "yes", "maybe"))
-    units = np.array([[8, 0, 0], [0, 7, 1], [4, 0, 4], [2, 2, 4], [0, 0, 8]], dtype=np.uint8)
-    [part] = knowledge.cut_labels(topic, 65535, 230, units, 100)
-    return {"soft labels": {"rows": units.tolist(), "bytes": knowledge.write_part(part).hex()}}
+    labels = np.array([0, 1, 0, 2, 2])
+    [part] = knowledge.cut_labels(topic, 65535, 230, labels, 3, 100)
+    return {"labels": {"classes": labels.tolist(), "bytes": knowledge.write_part(part).hex()}}
 
 
 ROWS: dict[str, Callable[[Row], Row]] = {
