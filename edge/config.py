@@ -52,18 +52,6 @@ class DataConfig(NpzSettings):
 
 
 @dataclass(frozen=True, slots=True)
-class LabelConfig:
-    """`[label]`: an input device whose `buttons` (key to label) label the newest sample.
-
-    The sample must wait for a label, and be from the last `window_s`.
-    """
-
-    device: str | None = field(default=None, metadata=PATH)
-    buttons: Table = field(default_factory=dict, metadata=needs("device"))
-    window_s: float = field(default=10.0, metadata=limits(0.1, 3600.0) | needs("device"))
-
-
-@dataclass(frozen=True, slots=True)
 class EvaluateConfig(NpzSettings):
     """`[evaluate]`, the samples at `path` on which each new global adapter is evaluated.
 
@@ -185,7 +173,6 @@ class NodeConfig:
     model: str = field(metadata=MODEL)
     link: LinkConfig
     data: DataConfig
-    label: LabelConfig = field(default_factory=LabelConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     knowledge: KnowledgeConfig = field(default_factory=KnowledgeConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
@@ -255,8 +242,6 @@ def check_config(config: NodeConfig) -> NodeConfig:
         )
     if (source := config.data.source) is not None and source in BUILT_IN:
         read_options(source, config.data.options)
-    if config.label.device and config.data.source is None:
-        raise ConfigError("label.device has no effect without data.source: remove it, or set that")
     if config.evaluate.use == BEST and config.evaluate.path is None:
         raise ConfigError(
             'evaluate.use = "best" needs evaluate.path: held-out samples to compare on'

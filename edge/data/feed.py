@@ -1,20 +1,18 @@
 """What a source brings, poll by poll, and its samples beside those of files."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge.data.buffer import NOT_RATED, Array, ReplayBuffer
-from edge.data.sources import Label, Sample, Source
+from edge.data.sources import Sample, Source
 from edge.trainer import Dataset
 from ternmesh_service.status import LiveStatus
 
 ITEMS_MAX = 4096  # of one poll; the others are left out
-
-Labels = Callable[[Sequence[Sample | Label], float], list[Label]]
 
 _log = logging.getLogger(__name__)
 
@@ -51,18 +49,14 @@ class Feed:
     """Polls `source` every `poll_s` and stores its items in `buffer`.
 
     An error of the source is counted, and the source is polled again: a sensor may recover.
-    `labels` gives more labels to the samples of a poll (`edge.data.buttons`).
     """
 
-    def __init__(
-        self, source: Source, buffer: ReplayBuffer, poll_s: float, labels: Labels | None = None
-    ) -> None:
+    def __init__(self, source: Source, buffer: ReplayBuffer, poll_s: float) -> None:
         self.buffer = buffer
         self.failures = 0
         self.floods = 0  # polls with more than `ITEMS_MAX` items, of which the others were left out
         self.last_failure = ""
         self._source = source
-        self._labels = labels
         self._poll_s = poll_s
         self._due: float | None = None
         # Predicts new samples: how certain it is of them, by key
@@ -84,8 +78,6 @@ class Feed:
             self.failures += 1
             self.last_failure = failure
             items = []
-        if self._labels is not None:
-            items += self._labels(items, now)
         certainties = NOT_RATED
         if self.predict is not None:
             certainties = self.predict([item for item in items if isinstance(item, Sample)])

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from edge.config import NodeConfig
 from edge.data.buffer import DAY_S, ReplayBuffer
-from edge.data.buttons import Buttons
 from edge.data.feed import Feed, Rehearsal
 from edge.data.probe_set import ProbeSet, open_probe_set
 from edge.data.sources import make_source, open_folder
@@ -83,12 +82,8 @@ def _open_samples(config: NodeConfig, package: ModelPackage, database: Database)
         )
     buffer.keep_s = data.keep_days * DAY_S
     buffer.load()
-    labels = None
-    if config.label.device is not None:
-        with _about("label"):
-            labels = Buttons(config.label, package).labels
     training = buffer if files is None else Rehearsal(buffer, files)
-    return NodeData(training, held_out, Feed(source, buffer, data.poll_s, labels))
+    return NodeData(training, held_out, Feed(source, buffer, data.poll_s))
 
 
 def open_knowledge(config: NodeConfig, package: ModelPackage) -> ProbeSet | None:

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 UNITS = ROOT / "packaging" / "systemd"
 COMMON = "ternmesh-.service.d"
 NAMES = ("node", "host", "gateway")
-DROP_INS = ("", "20-serial", "20-sound-and-buttons", "20-ble", "20-ble-controller", "20-identity")
+DROP_INS = ("", "20-serial", "20-sound", "20-ble", "20-ble-controller", "20-identity")
 # systemd 252 says so, and goes on without them
 NEWER = ("RestartSteps", "RestartMaxDelaySec")
 
