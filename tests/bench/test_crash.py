@@ -24,6 +24,7 @@ def test_a_fleet_keeps_its_promises_under_kills(mosquitto) -> None:
     assert len(starts_s) > crash.NODES
 
 
+@pytest.mark.nightly
 def test_a_board_that_settles_nothing_is_found(mosquitto, monkeypatch) -> None:
     monkeypatch.setattr(node, "settle_update", lambda pending, *_: pending.corrected)
     _, faults = kill_fleet(0, 2, 0, [])
@@ -72,6 +73,7 @@ def test_broken_promises_are_found_in_events(tmp_path, host, board, broken) -> N
         assert any(words in fault for fault in found)
 
 
+@pytest.mark.nightly
 def test_a_short_soak_counts_and_loses_nothing(mosquitto, monkeypatch) -> None:
     monkeypatch.setattr(soak, "BOARDS_QUICK", 2)
     monkeypatch.setattr(soak, "MINUTES_QUICK", 0.1)

@@ -1,7 +1,11 @@
 import sys
 from typing import Any
 
+import pytest
+
 from bench.fleet import Fleet, measure_fleet
+
+pytestmark = pytest.mark.nightly  # of the figures of a benchmark
 
 
 def calls(fleet: Fleet, board: int) -> int:

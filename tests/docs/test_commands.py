@@ -116,6 +116,11 @@ PIP = ".venv/bin/python -m pip install"  # downloads: only its extras are looked
 STARTED = ("./run host", "./run node", "./run radio emulate", "./run ble emulate")
 
 
+def nightly(value: object) -> Any:
+    """A parameter of a test that takes minutes: it exports models, or trains."""
+    return pytest.param(value, marks=pytest.mark.nightly)
+
+
 class Block(NamedTuple):
     language: str
     text: str
@@ -429,7 +434,7 @@ def test_mqtt_fleet(walk: Walk) -> None:
     follow(walk, ROOT / "docs" / "mqtt-fleet.md", before=before)
 
 
-@pytest.mark.parametrize("guide", ["own-model", "predict"])
+@pytest.mark.parametrize("guide", [nightly("own-model"), "predict"])
 def test_guides_that_use_an_adapter(walk: Walk, guide: str) -> None:
     prepare(walk)
     loaded = load_model(package_path("keyword"))
@@ -471,7 +476,7 @@ def test_backup(walk: Walk) -> None:
 @pytest.mark.parametrize(
     "document",
     [
-        d
+        nightly(d) if d.stem in ("mixed-fleet", "library") else d
         for d in DOCUMENTS
         if d.stem not in ("README", "mqtt-fleet", "own-model", "predict", "broker", "backup")
     ],
@@ -482,6 +487,7 @@ def test_guide(walk: Walk, document: Path) -> None:
     follow(walk, document)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("document", sorted((ROOT / "examples").glob("*/README.md")), ids=str)
 def test_example(walk: Walk, document: Path) -> None:
     follow(walk, document)

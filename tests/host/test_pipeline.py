@@ -38,7 +38,8 @@ def sentences(log: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("schedule", "method", "stages"), [("1f1b", "subspace", 3), ("gpipe", "resbm", 2)]
+    ("schedule", "method", "stages"),
+    [("1f1b", "subspace", 3), pytest.param("gpipe", "resbm", 2, marks=pytest.mark.nightly)],
 )
 def test_ranks_compute_what_one_process_computes(
     tmp_path: Path, schedule: str, method: str, stages: int
@@ -121,6 +122,7 @@ def test_ranks_that_are_missing_are_named(
     assert ["the 2 ranks did not meet within 1 s" in text for text in said] == [True]
 
 
+@pytest.mark.nightly
 def test_a_checkpoint_of_another_run_and_one_with_nan_are_refused(tmp_path: Path) -> None:
     path = write_config(tmp_path, steps=2, checkpoint_steps=100)  # the last step is kept, too
     assert all(log.endswith("\n0") for log in run_ranks([path] * 2, tmp_path))

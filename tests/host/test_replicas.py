@@ -149,6 +149,7 @@ def test_a_vector_of_weights_in_a_subspace_holds_their_coordinates(form: str) ->
     assert torch.allclose(vector.read(), moved, atol=1e-5)
 
 
+@pytest.mark.nightly
 def test_replicas_with_gradients_are_one_pipeline_with_more_micro_batches(tmp_path: Path) -> None:
     path = write_config(tmp_path, replicas__count=2, replicas__method="gradients")
     logs = run_ranks([path] * 4, tmp_path)

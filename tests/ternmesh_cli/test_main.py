@@ -82,14 +82,13 @@ def test_status_finds_the_socket_and_prints_json(capsys, config, tmp_path):
         assert ternmesh("status", "--config", config, "--json") == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_host_without_its_broker_waits_and_stops_in_peace(config, tmp_path, number, eventually):
+def test_a_host_without_its_broker_waits_and_stops_in_peace(config, tmp_path, eventually):
     command = [sys.executable, "-m", "ternmesh_cli", "host", "--insecure", "--config", str(config)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
             eventually(lambda: (tmp_path / "control.sock").exists())
             second = subprocess.run(command, capture_output=True, text=True, check=False)
-            process.send_signal(number)
+            process.send_signal(signal.SIGINT)
             _, log = process.communicate(timeout=20)
         finally:
             process.kill()
@@ -103,7 +102,7 @@ def test_a_host_without_its_broker_waits_and_stops_in_peace(config, tmp_path, nu
     assert (words[1][2], words[1][3]) == ("INFO", "host.runs:")
 
 
-@pytest.mark.parametrize("command", ["host", "node", "gateway", "status", "setup", "demo"])
+@pytest.mark.parametrize("command", ["host", "status", "demo"])
 def test_the_command_line_loads_only_what_is_called(command):
     script = (
         f"import sys; from ternmesh_cli import main; main.make_parser(['{command}']);"

@@ -51,6 +51,7 @@ def prometheus(tmp_path):
     process.wait()
 
 
+@pytest.mark.nightly
 def test_every_panel_has_data(tmp_path, mosquitto, eventually, prometheus) -> None:
     enrol_fleet("ternmesh", tmp_path / "host", {name: tmp_path / name for name in BOARDS})
     link, (port, *ports, asked) = {"url": mosquitto.url}, prometheus

@@ -18,6 +18,7 @@ from tests.programs import PATIENCE_S, Process, board_settings, host_settings, r
 from transports.mqtt.embedded_broker import EmbeddedBroker
 from transports.serial_lora.emulator.radios import EmulatedRadios, new_modem
 
+pytestmark = pytest.mark.nightly  # tests/host/test_host_rotation.py is in one process
 RADIO = {
     "dialect": "rnode",
     "frequency_hz": 869_525_000,
@@ -79,7 +80,6 @@ class Fleet:
         return answer
 
 
-@pytest.mark.nightly
 def test_a_board_on_the_radio_of_the_host_follows_it(
     tmp_path: Path, eventually: Any, capsys: Any
 ) -> None:  # R3-12, R9.6-12

@@ -11,7 +11,7 @@ import pytest
 
 from ternmesh_cli.demo import fleet as demo
 from ternmesh_cli.process import write_toml
-from ternmesh_service.control_socket import ControlServer
+from ternmesh_service.control_socket import BOARDS, ControlServer, ask
 from ternmesh_service.page.config import PageConfig, read_token, served_page
 from ternmesh_service.status import to_json
 from tests.mosquitto import free_port
@@ -84,6 +84,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         with demo.fleet(settings) as processes:
             for port in ports.values():
                 wait_for(port)
+            paced = {BOARDS: "all", "set": {"pace_s": 1}}  # or they take all of the machine
+            assert ask(folder / "host" / "control.sock", paced)["boards"] is not None
             yield Fleet(folder, processes, ports)
 
 
@@ -197,7 +199,9 @@ def browse() -> Iterator[Callable[..., Browser]]:
     browser.driver.quit()
 
 
-@pytest.mark.parametrize(("width", "dark"), [(WIDE, False), (NARROW, True)])
+@pytest.mark.parametrize(
+    ("width", "dark"), [(WIDE, False), pytest.param(NARROW, True, marks=pytest.mark.nightly)]
+)
 def test_the_page_of_a_fleet_shows_it_live_and_all_can_read_it(
     fleet: Fleet, browse: Any, width: int, dark: bool
 ) -> None:
@@ -256,6 +260,7 @@ def test_the_keyboard_alone_pauses_a_board_and_starts_it_again(fleet: Fleet, bro
     page.until(lambda: "good" in page.one("[data-board=nicolas] .state").get_attribute("class"))
 
 
+@pytest.mark.nightly
 def test_a_muted_board_is_shown_with_the_reason(fleet: Fleet, browse: Any) -> None:
     page = browse(fleet.url("host"))
     page.until(lambda: page.all("[data-board=nicolas] button.name"))

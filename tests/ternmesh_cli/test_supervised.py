@@ -56,6 +56,7 @@ def run_of(log: str) -> set[str]:
     return set(re.findall(r"run ([0-9a-f]{16})", log))
 
 
+@pytest.mark.nightly
 def test_a_host_without_a_broker_that_comes_later(tmp_path: Path) -> None:
     port = free_port()
     config = write(tmp_path, HOST, f"mqtt://127.0.0.1:{port}")
@@ -84,7 +85,9 @@ def test_a_gateway_with_its_radio(tmp_path: Path) -> None:
         radios.close()
 
 
-@pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGUSR1], ids=["all", "main thread"])
+@pytest.mark.parametrize(
+    "how", [pytest.param(signal.SIGSTOP, marks=pytest.mark.nightly), signal.SIGUSR1]
+)
 def test_a_hang_is_not_hidden_and_the_run_goes_on(tmp_path: Path, how: signal.Signals) -> None:
     """The second one leaves the threads of the transport and the control socket running."""
     config = write(tmp_path, HOST, f"mqtt://127.0.0.1:{free_port()}")

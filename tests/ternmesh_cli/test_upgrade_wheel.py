@@ -112,10 +112,18 @@ def environment(tmp_path: Path) -> Environment:
     return made
 
 
-def test_a_wheel_replaces_the_files_of_the_one_before(environment: Environment) -> None:
+def test_a_wheel_that_fails_goes_and_a_good_one_replaces_the_one_before(
+    environment: Environment,
+) -> None:
+    before, crash = environment.files(), environment.folder / "bin/systemctl.crash"
     file = environment.wheel(NEW, **{"edge/only_new.py": ""})
+    crash.touch()
     code, said = environment.install(file)
-    assert (code, said) == (0, f"{NEW} runs in place of {OLD}\n")
+    assert code == 1
+    assert f"failed (`systemctl start` says: it crashes); {OLD} is back" in said
+    assert environment.files() == before
+    crash.unlink()
+    assert environment.install(file) == (0, f"{NEW} runs in place of {OLD}\n")
     assert (environment.site / f"ternmesh-{NEW}.dist-info").exists()
     assert not (environment.site / f"ternmesh-{OLD}.dist-info").exists()
     assert (environment.site / "edge/only_new.py").exists()
@@ -124,15 +132,7 @@ def test_a_wheel_replaces_the_files_of_the_one_before(environment: Environment) 
     assert f"is {OLD}, and {NEW} here is newer" in said
 
 
-def test_a_wheel_that_fails_goes_and_all_files_come_back(environment: Environment) -> None:
-    before = environment.files()
-    (environment.folder / "bin/systemctl.crash").touch()
-    code, said = environment.install(environment.wheel(NEW, **{"edge/only_new.py": ""}))
-    assert code == 1
-    assert f"failed (`systemctl start` says: it crashes); {OLD} is back" in said
-    assert environment.files() == before
-
-
+@pytest.mark.nightly
 def test_a_cut_in_the_middle_of_pip_is_repaired_by_the_unit(environment: Environment) -> None:
     before = environment.files()
     code, _ = environment.install(environment.wheel(NEW), CUT=str(environment.site))
@@ -173,6 +173,7 @@ SPOILT = (
 )
 
 
+@pytest.mark.nightly
 def test_a_wheel_that_does_not_fit_changes_nothing(environment: Environment) -> None:
     before = environment.files()
     for spoil, sentence in SPOILT:

@@ -8,7 +8,6 @@ import pytest
 
 from edge.enrolment import rotate_keys
 from edge.split.config import read_split_board_config
-from edge.split.part import load_parts
 from host.split.config import read_split_host_config
 from host.split.service import SplitService
 from host.split.stage import TorchStage
@@ -47,7 +46,7 @@ path = "clips.npz"
 
 
 def test_rotation_codes_and_revocations_end_at_a_split_host(
-    folders: dict[bool, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     enrol_fleet("garden", tmp_path / "host", {n: tmp_path / n for n in ("theo", "nora")})
     files = {name: StateFile(tmp_path / name) for name in ("host", "theo")}
@@ -59,7 +58,7 @@ def test_rotation_codes_and_revocations_end_at_a_split_host(
             ring.state.open()
             stack.callback(ring.state.close)
             ring.open()
-        model, transport, clock = load_parts(folders[True])[2], hub.host(), Clock()
+        model, transport, clock = bytes(32), hub.host(), Clock()
         stage = TorchStage(make_cut(labels_stay=False).middle, 1.0)
         plan, ring = SplitPlan(**numbers), rings["host"]
         service = SplitService(

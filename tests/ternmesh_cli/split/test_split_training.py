@@ -1,6 +1,7 @@
 """Boards and a host train one small model together, over a loopback transport."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from torch.nn import functional
 
 from edge.errors import DataError
 from edge.split.node import drawn
+from edge.split.part import load_parts
 from models.split.cut import HOST, load_middle
 from ternmesh_cli.status_text import describe
 from ternmesh_store.state_file import STATE
@@ -186,6 +188,16 @@ def test_a_plan_that_does_not_fit_is_refused(
     training.until(lambda: board.board.refused["plan"] == 2)
     assert not board.board.joined
     assert caplog.text.count("refused from host: plan") == 1
+
+
+@pytest.mark.parametrize("magnitude", [1e15, 1e25])
+def test_no_gradient_spoils_the_boards_adam(folders: dict[bool, Path], magnitude: float) -> None:
+    first = load_parts(folders[True])[0]
+    target = first.package.batch_inputs[-1]
+    inputs = {"features": samples()["features"][:BATCH]}
+    back = np.full(target.shape, magnitude, np.float32)
+    first.learn({**inputs, target.name: back}, 0.01, 1.0)
+    assert float(first._moments.square.sum()) <= 0.0011
 
 
 def test_labels_count_from_zero(train: Callable[..., Training]) -> None:
