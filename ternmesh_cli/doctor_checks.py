@@ -12,8 +12,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ternmesh.codec.entropy_coder import bits_per_trit
-from ternmesh.link.estimate import SYMBOL_OVERHEAD
 from ternmesh.security.identity import Role
 from ternmesh.security.membership import found_fleet
 from ternmesh_cli.keys import fleet_of
@@ -219,35 +217,6 @@ def port(subject: Subject) -> Iterator[Result]:
             yield OK, f"{name} is there"
 
 
-def airtime(subject: Subject) -> Iterator[Result]:
-    """What an update costs, and how often the law allows that. Settings against it are refused."""
-    if subject.kind == "gateway" or not _ports(subject):
-        return
-    from host.config import RunConfig, plan_of
-    from transports.factory import profile_of, radio_of
-    from transports.serial_lora.transport import SerialLoraTransport
-
-    for role, link in _ports(subject):
-        dimension = load_model_package(subject.config.model).dimension
-        plan = plan_of(getattr(subject.config, "run", RunConfig()), dimension, profile_of(link))
-        zeros = plan.down_zeros_permille if role == HOST else plan.up_zeros_permille
-        size = math.ceil(dimension * bits_per_trit(zeros / 1000) / 8)
-        radio = radio_of(link, role)
-        modem = SerialLoraTransport(radio.settings)
-        frames = 1 + math.ceil(size / max(1, modem.mtu - SYMBOL_OVERHEAD))
-        cost_us = frames * modem.airtime_us(modem.mtu)
-        text = f"an update of about {size} bytes takes {cost_us / 1e6:.1f} s on the air"
-        if (budget_us := radio.band.budget_us) is None:
-            yield OK, f"{text}; {link.region} has no duty cycle"
-            continue
-        text += f", {link.region} {radio.band.name} allows {budget_us / 1e6:.0f} s an hour"
-        if cost_us > budget_us:
-            less = "less than a round an hour: a smaller spreading_factor or up_bytes helps"
-            yield WARNING, f"{text}: {less}"
-        else:
-            yield OK, f"{text}: {budget_us // cost_us} rounds an hour at most"
-
-
 def model(subject: Subject) -> Iterator[Result]:
     if subject.kind == "gateway":
         return
@@ -312,22 +281,6 @@ def unit(subject: Subject) -> Iterator[Result]:
         yield WARNING, f"{name} is {active}, and not sure to start: {start}"
 
 
-def sensors(subject: Subject) -> Iterator[Result]:
-    """What `[resources]` of a node goes by."""
-    if subject.kind != "node":
-        return
-    from edge.resources import measure
-
-    readings = measure()
-    heat = (
-        "no thermal zone" if readings.temperature_c is None else f"{readings.temperature_c:.0f} C"
-    )
-    if readings.memory_pressure is None:
-        yield WARNING, f"{heat}, no memory pressure: try psi=1 on the kernel's command line"
-    else:
-        yield OK, f"{heat}, memory pressure {readings.memory_pressure:.0f} %"
-
-
 def _shown(subject: Subject) -> dict[str, str]:
     """What systemd knows about the unit."""
     asked = "LoadState,ActiveState,SubState,UnitFileState,StatusText,SupplementaryGroups"
@@ -340,8 +293,7 @@ def _shown(subject: Subject) -> dict[str, str]:
 
 Check = Callable[[Subject], Iterator[Result]]
 CHECKS: tuple[Check, ...]
-CHECKS = (settings, clock, disk, state, keys, program, unit, broker, port, airtime, model, data,
-          sensors)  # fmt: skip
+CHECKS = (settings, clock, disk, state, keys, program, unit, broker, port, model, data)
 
 
 def checks_of(subject: Subject) -> tuple[Check, ...]:

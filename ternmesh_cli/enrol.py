@@ -1,4 +1,4 @@
-"""`ternmesh enrol`: the members of a fleet. An identity is one line of text, or a QR code."""
+"""`ternmesh enrol`: the members of a fleet. An identity is one line of text."""
 
 import argparse
 import json
@@ -104,7 +104,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         if name == "revoke":
             row.add_argument("name", help="of the board")
         if name == "identity":
-            row.add_argument("--qr", action="store_true", help="also show it as a QR code")
             what = "of a host: also show its ML-DSA-44 key, for security.quantum"
             row.add_argument("--quantum", action="store_true", help=what)
 
@@ -121,8 +120,6 @@ def run(arguments: argparse.Namespace) -> int:
         for row in answer.get("members", []):
             state = "revoked" if row["revoked"] else row["role"]
             print(f"  {row['name']:32} {state:10} {row['fingerprint']}")
-    if getattr(arguments, "qr", False):
-        _show_qr(str(answer["identity"]))
     return 0
 
 
@@ -374,14 +371,3 @@ def _texts(argument: str, *marks: str) -> dict[str, str]:
     if not texts:
         raise ConfigError(f"{argument} holds no word that begins with {marks[0]}")
     return texts
-
-
-def _show_qr(text: str) -> None:
-    try:
-        import segno
-    except ImportError as error:
-        raise SecurityError(
-            "QR codes need the package segno: pip install 'ternmesh[node]', or leave out --qr"
-        ) from error
-    has_blocks = "utf" in (sys.stdout.encoding or "").lower()  # other terminals get wider squares
-    segno.make(text, error="l").terminal(out=sys.stdout, compact=has_blocks)

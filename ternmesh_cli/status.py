@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -17,10 +16,8 @@ from ternmesh_cli.status_text import NO_REPORT, describe
 from ternmesh_service.control_socket import BOARDS, ControlError, ask
 from ternmesh_service.status import ManagedBoard, from_json, read_status, to_json
 
-WATCH_S = 2.0
 REPORT_S = 10.0  # how long to wait for the report of a board
 POLL_S = 0.2
-CLEAR = "\x1b[H\x1b[2J"  # of a terminal
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,23 +29,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = "with --config of a host: ask this board over the link, or all"
     parser.add_argument("--node", metavar="NAME", help=what)
     add_json(parser, "print the whole answer as one JSON object")
-    parser.add_argument("--watch", action="store_true", help="show it anew every 2 s, until Ctrl-C")
 
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.node is not None:
         return _ask_board(arguments)
     socket = arguments.socket or socket_of(arguments.config, read_end(arguments.config))
-    if not arguments.watch:
-        print(_shown(socket, indent=1 if arguments.json else None, as_json=arguments.json))
-        return 0
-    while True:
-        try:
-            text = _shown(socket, indent=None, as_json=arguments.json)
-        except ControlError as error:  # the process may be restarting
-            text = json.dumps({"error": str(error)}) if arguments.json else str(error)
-        print(f"{CLEAR if sys.stdout.isatty() else ''}{text}", flush=True)
-        time.sleep(WATCH_S)
+    answer = ask(socket, {"command": "status"})
+    if arguments.json:
+        print(json.dumps(answer, indent=1))
+    else:
+        print(as_run("\n".join(describe(read_status(answer)))))
+    return 0
 
 
 def ask_boards(
@@ -79,8 +71,8 @@ def ask_boards(
 
 def _ask_board(arguments: argparse.Namespace) -> int:
     """Ask for a report; where none comes, show the last one."""
-    if arguments.config is None or arguments.watch:
-        raise ConfigError("--node needs --config with the file of a host, and takes no --watch")
+    if arguments.config is None:
+        raise ConfigError("--node needs --config with the file of a host")
     boards = ask_boards(
         arguments.config,
         arguments.node,
@@ -108,10 +100,3 @@ def _report(board: ManagedBoard) -> Iterator[str]:
     yield f"{late}report of {board.name}, {board.reported_s_ago:.0f} s old"
     own = {"software": board.software, "settings": settings_text(board.in_force) or "none"}
     yield from (f"{name:16} {value}" for name, value in {**own, **board.report}.items())
-
-
-def _shown(socket: Path, *, indent: int | None, as_json: bool) -> str:
-    answer = ask(socket, {"command": "status"})
-    if as_json:
-        return json.dumps(answer, indent=indent)
-    return as_run("\n".join(describe(read_status(answer))))

@@ -43,13 +43,12 @@ class ReplicasConfig:
 
     With `method` "packets" or "deltas", the replicas of a stage exchange their changes every
     `every_steps` steps: as ternary updates with a share of `zeros`, or as float32. Where `up_bytes`
-    is not 0, it is the size of a stage's update and chooses the zeros. With "gradients" the
-    replicas average gradients in each step, like all-reduce. With more than about 0.6 zeros, an
-    update takes seconds of computing for each million numbers.
+    is not 0, it is the size of a stage's update and chooses the zeros. With more than about 0.6
+    zeros, an update takes seconds of computing for each million numbers.
     """
 
     count: int = field(default=1, metadata=limits(1, 1024))
-    method: str = field(default="packets", metadata=choices("packets", "deltas", "gradients"))
+    method: str = field(default="packets", metadata=choices("packets", "deltas"))
     every_steps: int = field(default=50, metadata=limits(1, 100_000))
     zeros: float = field(default=0.5, metadata=limits(0.0, 0.999))
     up_bytes: int = field(default=0, metadata=limits(0, 1 << 30))
@@ -134,7 +133,7 @@ def check(config: PipelineConfig) -> PipelineConfig:
     if config.schedule == "1f1b" and config.micro_batches < config.stages:
         raise ConfigError(f"micro_batches is {config.micro_batches}: 1f1b needs one for each stage")
     replicas, saved = config.replicas, config.checkpoint_steps
-    if replicas.count > 1 and replicas.method != "gradients" and 0 < saved < replicas.every_steps:
+    if replicas.count > 1 and 0 < saved < replicas.every_steps:
         raise ConfigError(
             f"checkpoint_steps is {saved}: it must be at least replicas.every_steps (or 0), so "
             "that replicas have checkpoints in common"

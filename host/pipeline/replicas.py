@@ -90,23 +90,10 @@ class Replica:
         )
         self._global = self._vector.read()
 
-    def average_gradients(self) -> None:
-        """With the method "gradients", average gradients before the optimiser's step."""
-        if self._config.method != "gradients":
-            return
-        weights = [weight for weight in self._stage.parameters() if weight.grad is not None]
-        flat = torch.cat([weight.grad.flatten() for weight in weights])  # type: ignore[union-attr]
-        mean = self._peers.mean(flat)
-        at = 0
-        for weight in weights:
-            assert weight.grad is not None
-            weight.grad.copy_(mean[at : at + weight.numel()].view_as(weight))
-            at += weight.numel()
-
     def after_step(self, steps: int, is_last: bool) -> None:
         """Exchange updates if it is time after `steps` steps; PipelineError, WireError."""
         every = self._config.every_steps
-        if self._config.method != "gradients" and (steps % every == 0 or is_last):
+        if steps % every == 0 or is_last:
             self._exchange(-(-steps // every))
 
     def change_basis(self, basis: Tensor) -> None:
@@ -116,9 +103,6 @@ class Replica:
     @contextmanager
     def agreed(self) -> Iterator[None]:
         """A context in which the stage has the global weights."""
-        if self._config.method == "gradients":
-            yield
-            return
         own = [weight.detach().clone() for weight in self._stage.parameters()]
         self._vector.write(self._global)
         yield

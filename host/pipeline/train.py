@@ -172,8 +172,6 @@ class StageTrainer:
         batch = self._texts.batch(self._step, config.seed, every, config.model.length)
         first = self._context.replica * config.rows
         loss = self._engine.train_step(torch.from_numpy(batch[first : first + config.rows]))
-        if self._replica is not None:
-            self._replica.average_gradients()
         optimizer.step(self._step, config.steps)
         if is_basis_step:
             self._move_basis()

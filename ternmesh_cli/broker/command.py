@@ -9,10 +9,9 @@ from pathlib import Path, PurePosixPath
 from ternmesh.config import ConfigError
 from ternmesh_cli import process
 from ternmesh_cli.broker import folder as disk
-from ternmesh_cli.broker.texts import Account, BrokerSettings, new_accounts
+from ternmesh_cli.broker.texts import Account, new_accounts
 from ternmesh_cli.process import Subcommands, add_option, number
 from transports.base import HOST, check_node
-from transports.mqtt.tls import check_certificate
 
 FLEET = "ternmesh"
 _HOST_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,253}")
@@ -49,41 +48,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_config_arguments(parser: argparse.ArgumentParser) -> None:
     what = "a DNS name or address at which boards reach the broker; may be repeated"
-    parser.add_argument("--name", action="append", default=[], type=_host_name, help=what)
+    parser.add_argument("--name", action="append", required=True, type=_host_name, help=what)
     add_option(parser, "--port", number(1, 65_535), 8883, "TCP port")
-    parser.add_argument("--certificate", type=_path, help="your own, PEM (default: a new one)")
-    parser.add_argument("--key", type=_path, help="the key of your own certificate, PEM")
     what = "the folder's final path (default: the same as --dir)"
     parser.add_argument("--place", type=_place, help=what)
 
 
 def _config(arguments: argparse.Namespace) -> int:
     folder: Path = arguments.dir
-    certificate, key = arguments.certificate, arguments.key
-    if (certificate is None) != (key is None):
-        raise ConfigError("--certificate and --key belong together: name both or none")
-    if certificate is None and not arguments.name:
-        raise ConfigError("--name is missing: give the name or address of the broker for boards")
     try:
-        if certificate is not None:
-            check_certificate(str(certificate), str(key))
         accounts = new_accounts(arguments.fleet or FLEET, _nodes(arguments), ())
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    broker = BrokerSettings(
-        folder=arguments.place or PurePosixPath(folder),
-        certificate=str(certificate or ""),
-        key=str(key or ""),
-        port=arguments.port,
-    )
     disk.begin(folder)
-    if certificate is None:
-        disk.certify(folder, arguments.name, datetime.now(UTC))
+    disk.certify(folder, arguments.name, datetime.now(UTC))
     _hand_out(arguments, accounts)
-    disk.finish(folder, broker)
-    where = arguments.name[0] if arguments.name else "NAME"
+    place = arguments.place or PurePosixPath(folder)
+    disk.finish(folder, place, arguments.port)
+    where = arguments.name[0]
     print(f"mqtts://{f'[{where}]' if ':' in where else where}:{arguments.port}")
-    print(f"mosquitto -c {broker.folder}/mosquitto.conf")
+    print(f"mosquitto -c {place}/mosquitto.conf")
     return 0
 
 
@@ -169,7 +153,7 @@ def _gateway(text: str) -> tuple[str, Sequence[str]]:
 
 
 def _path(text: str) -> Path:
-    path = process.path(text).absolute()  # Symlinks stay: a certificate's may point to the newest.
+    path = process.path(text).absolute()
     _line(str(path))
     return path
 

@@ -22,7 +22,6 @@ from ternmesh_cli.broker.texts import (
     SERVER_CERTIFICATE,
     SERVER_KEY,
     Account,
-    BrokerSettings,
 )
 from ternmesh_store.files import PRIVATE, make_private_folder, read_file, unfinished_file
 from transports.mqtt.credentials import Credentials, write_credentials
@@ -60,10 +59,10 @@ def begin(folder: Path) -> None:
     write(folder / ACCESS, "# What is not named here is forbidden.\n\n")
 
 
-def finish(folder: Path, broker: BrokerSettings) -> None:
-    """Write the configuration. Call this last: a folder with a configuration is complete."""
+def finish(folder: Path, place: PurePosixPath, port: int) -> None:
+    """Write the configuration for a broker at `place`. Call this last: then all is complete."""
     for name in (FIREWALL, CONFIGURATION):
-        write(folder / name, texts.write_text(name, broker), PUBLIC)
+        write(folder / name, texts.write_text(name, place, port), PUBLIC)
 
 
 def certify(folder: Path, names: Sequence[str], now: datetime) -> None:

@@ -47,24 +47,15 @@ class Account:
         return MqttSettings("mqtt://broker", self.fleet, self.role)
 
 
-@dataclass(frozen=True, slots=True)
-class BrokerSettings:
-    """A broker for fleets."""
+def write_text(name: str, folder: PurePosixPath, port: int) -> str:
+    """The text of CONFIGURATION or FIREWALL, from the template of that name in this package.
 
-    folder: PurePosixPath  # with mosquitto's files
-    certificate: str = ""  # a path; empty for the folder's own
-    key: str = ""  # likewise
-    port: int = 8883
-
-
-def write_text(name: str, broker: BrokerSettings) -> str:
-    """The text of CONFIGURATION or FIREWALL, from the template of that name in this package."""
+    `folder` is where mosquitto reads the files.
+    """
     template = string.Template((Path(__file__).parent / name).read_text())
     return template.substitute(
-        folder=broker.folder,
-        certificate=broker.certificate or broker.folder / SERVER_CERTIFICATE,
-        key=broker.key or broker.folder / SERVER_KEY,
-        port=broker.port,
+        folder=folder,
+        port=port,
         packet_max=MESSAGE_MAX + _HEAD_MAX,
         connections_max=CONNECTIONS_MAX,
     )

@@ -21,7 +21,9 @@ from ternmesh.config import ConfigError
 from ternmesh_cli.demo.bearer import BLE, LORA, MQTT, Ble, Radios
 from ternmesh_cli.demo.fleet import BOARDS, DemoError, DemoSettings, Fleet, accuracy, fleet
 from ternmesh_cli.process import add_json, add_option, add_uses, number, path, real, refuse_unused
+from ternmesh_cli.status_text import table
 from ternmesh_cli.workers import Worker
+from ternmesh_service.alarms import alarms
 from ternmesh_service.config_file import control_path
 from ternmesh_service.page.config import PageConfig, read_token
 from ternmesh_service.status import BoardStatus, HostStatus, from_json
@@ -86,10 +88,11 @@ def run(arguments: argparse.Namespace) -> int:
     simulated = settings.radios or settings.ble
     bearer = simulated.title if simulated else arguments.broker or OWN_BROKER
     with fleet(settings) as processes:
-        shown = bearer if simulated else ""
         if settings.page:
             _show_page(processes.host.folder, settings.page)
-        host, boards = _watch(processes, settings.rounds, shown, quiet=arguments.json)
+        if simulated and not arguments.json:
+            print(bearer, file=sys.stderr)
+        host, boards = _watch(processes, settings.rounds, quiet=arguments.json)
     result = result_of(host, boards, bearer, time.monotonic() - start)
     if arguments.json:
         print(json.dumps(result))
@@ -159,36 +162,44 @@ def _prepare(folder: Path) -> Path:
 
 
 def _watch(
-    processes: Fleet, rounds: int, simulated: str, *, quiet: bool
+    processes: Fleet, rounds: int, *, quiet: bool
 ) -> tuple[HostStatus, dict[str, BoardStatus]]:
     """Show the progress until every board has evaluated the last global adapter.
 
     Return the last status of the host and of each board. Raises DemoError if there is no progress
     for `PATIENCE_S`.
     """
-    from rich.console import Console
-    from rich.live import Live
+    progress_at = time.monotonic()
+    version, shown = -1, ""
+    while True:
+        for worker in processes.workers:
+            worker.keep_alive()
+        host = _status(processes.host, HostStatus)
+        boards = {board.name: _status(board, BoardStatus) for board in processes.boards}
+        if not quiet and (line := progress(host, boards, rounds)) != shown:
+            print(line, file=sys.stderr)
+            shown = line
+        done = {n: b for n, b in boards.items() if b and _has_evaluated(b, rounds)}
+        if host and len(done) == len(boards):
+            return host, done
+        now = time.monotonic()
+        if host and host.version != version:
+            version, progress_at = host.version, now
+        if now > progress_at + PATIENCE_S:
+            raise DemoError(f"no progress for {PATIENCE_S:.0f} s: see the logs in --out")
+        time.sleep(POLL_S)
 
-    from ternmesh_cli.demo.screen import picture
 
-    start = progress_at = time.monotonic()
-    version = -1
-    with Live(console=Console(stderr=True, quiet=quiet), refresh_per_second=4) as live:
-        while True:
-            for worker in processes.workers:
-                worker.keep_alive()
-            now = time.monotonic()
-            host = _status(processes.host, HostStatus)
-            boards = {board.name: _status(board, BoardStatus) for board in processes.boards}
-            live.update(picture(host, boards, rounds, now - start, simulated))
-            done = {n: b for n, b in boards.items() if b and _has_evaluated(b, rounds)}
-            if host and len(done) == len(boards):
-                return host, done
-            if host and host.version != version:
-                version, progress_at = host.version, now
-            if now > progress_at + PATIENCE_S:
-                raise DemoError(f"no progress for {PATIENCE_S:.0f} s: see the logs in --out")
-            time.sleep(POLL_S)
+def progress(host: HostStatus | None, boards: Mapping[str, BoardStatus | None], rounds: int) -> str:
+    """The rounds so far, the newest accuracy of each board, and the alarms of the host."""
+    if host is None:
+        return "starting"
+    newest = [
+        f"{name} {board.history[-1].metric or 0.0:.0%}" if board and board.history else name
+        for name, board in boards.items()
+    ]
+    line = f"round {host.version:>2} of {rounds}: {', '.join(newest)}"
+    return "\n".join([line, *(alarm.sentence for alarm in alarms(host))])
 
 
 def _status(worker: Worker, kind: type[T]) -> T | None:
@@ -201,13 +212,22 @@ def _has_evaluated(status: BoardStatus, version: int) -> bool:
 
 
 def _show(host: HostStatus, boards: Mapping[str, BoardStatus], result: Mapping[str, Any]) -> None:
-    from rich.console import Console
-
-    from ternmesh_cli.demo.screen import summary
-
-    console = Console(file=sys.stdout)
-    console.print(summary(host, boards))
-    console.print(
+    """What the boards have learned, as a table, and what it has cost."""
+    last = host.history[-1].version
+    rows = [
+        (
+            name,
+            f"{accuracy(board, 0):.0%}",
+            f"{accuracy(board, last):.0%}",
+            f"{sum(item.bytes_up.get(name, 0) for item in host.history):,}",
+            str(sum(name in item.missing for item in host.history)),
+        )
+        for name, board in boards.items()
+    ]
+    mean_row = ("mean", f"{result['accuracy_before']:.1%}", f"{result['accuracy_after']:.1%}")
+    heads = ("board", "before", "after", "bytes sent", "rounds missed")
+    print("\n".join(table(heads, [*rows, (*mean_row, "", "")])))
+    print(
         f"{result['bytes_per_round']:,.0f} bytes up per board and round "
         f"(float32: {result['float32_bytes']:,}), "
         f"{result['downlink_bytes_per_round']:,.0f} bytes down per round for all boards; "

@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from models.bottleneck.shared_subspace import SharedSubspace, make_basis, make_t
 from models.bottleneck.subspace import SubspaceLinear, SubspaceTokens, change_basis, confined
 from ternmesh.codec.scale import UNIT
 from ternmesh.errors import WireError
-from tests.host.pipeline_ranks import STEPS, in_one_process, reports, run_ranks, write_config
+from tests.host.pipeline_ranks import STEPS, reports, run_ranks, write_config
 from transports import batch
 
 NUMBERS = 3000
@@ -147,17 +146,6 @@ def test_a_vector_of_weights_in_a_subspace_holds_their_coordinates(form: str) ->
     change_basis(stage, frame.basis, basis, {})
     frame.basis.copy_(basis)
     assert torch.allclose(vector.read(), moved, atol=1e-5)
-
-
-@pytest.mark.nightly
-def test_replicas_with_gradients_are_one_pipeline_with_more_micro_batches(tmp_path: Path) -> None:
-    path = write_config(tmp_path, replicas__count=2, replicas__method="gradients")
-    logs = run_ranks([path] * 4, tmp_path)
-    assert [log[-2:] for log in logs] == ["\n0"] * 4, logs
-    config = read_pipeline_config(path)
-    losses, _ = in_one_process(replace(config, micro_batches=4, replicas=ReplicasConfig()))
-    own = [sum(parts[:2]) / 2 for parts in losses]  # of what the first replica reads
-    assert [row["loss"] for row in reports(config) if "loss" in row] == pytest.approx(own, abs=1e-4)
 
 
 def test_replicas_with_packets_agree_and_go_on_from_a_checkpoint(tmp_path: Path) -> None:

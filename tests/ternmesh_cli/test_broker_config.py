@@ -4,7 +4,6 @@ import base64
 import os
 import shutil
 import subprocess
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from cryptography import x509
 
 from ternmesh_cli import main
 from ternmesh_cli.broker import texts
-from ternmesh_cli.broker.certificates import make_authority, make_server
 from ternmesh_cli.broker.texts import Account
 
 BEGIN = ("config", "--node", "ada", "--name", "localhost")
@@ -30,23 +28,6 @@ def test_nft_takes_the_limits_by_address(tmp_path) -> None:
         pytest.skip("nft is not installed, or this is not root")
     command = ["unshare", "-n", "/usr/sbin/nft", "-c", "-f", tmp_path / "connections.nft"]
     subprocess.run(command, check=True)
-
-
-def test_own_certificates_stay_where_they_are(tmp_path) -> None:
-    """Also behind a link to the newest."""
-    now = datetime.now(UTC)
-    made = make_server(["localhost"], make_authority("another", now), now)
-    (tmp_path / "live.pem").write_bytes(made.public)
-    (tmp_path / "live.key").write_bytes(made.key)
-    (tmp_path / "newest.pem").symlink_to("live.pem")
-    files = ("--certificate", tmp_path / "newest.pem", "--key", tmp_path / "live.key")
-    place = ("--place", "/etc/mosquitto/fleet")
-    assert broker(tmp_path / "b", "config", "--node", "ada", *files, *place) == 0
-    lines = (tmp_path / "b" / "mosquitto.conf").read_text().splitlines()
-    assert f"certfile {tmp_path / 'newest.pem'}" in lines
-    assert f"keyfile {tmp_path / 'live.key'}" in lines
-    assert "password_file /etc/mosquitto/fleet/passwords" in lines
-    assert not (tmp_path / "b" / "authority.key").exists()
 
 
 def test_a_known_answer_of_the_password_hash() -> None:
@@ -72,7 +53,7 @@ def test_the_certificate_is_for_all_names(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("name", ["b\udcff", "b\nallow_anonymous true"])
-@pytest.mark.parametrize("option", ["--dir", "--certificate", "--key", "--place"])
+@pytest.mark.parametrize("option", ["--dir", "--place"])
 def test_a_path_that_no_configuration_can_name_is_refused(
     tmp_path, capsys, option: str, name: str
 ) -> None:

@@ -1,19 +1,16 @@
 import contextlib
-import io
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
 from dataclasses import replace
 
 import pytest
-from rich.console import Console
 
-from ternmesh_cli.demo.screen import picture
+from ternmesh_cli.demo.command import progress
 from ternmesh_service.control_socket import ControlError, ask
-from tests.statuses import DOWN, board, board_status, host_status
+from tests.statuses import DOWN, host_status
 
 MEMBERS = ("host", "theo", "nicolas", "yweweler")
 NOWHERE = "mqtt://127.0.0.1:1"
@@ -80,26 +77,10 @@ def test_the_demo_over_simulated_ble(tmp_path):
     assert "simulated" in answer["bearer"]
 
 
-def test_the_picture_says_what_is_simulated():
-    console = Console(width=100, record=True, file=io.StringIO())
-    console.print(picture(None, {"theo": None}, 20, 3.0, "BLE on simulated controllers"))
-    assert "BLE on simulated controllers" in console.export_text()
-
-
-@pytest.mark.parametrize("status", [None, board_status()])
-def test_a_board_of_a_finished_run_is_not_lost(status):
-    theo = board("theo", heard_s_ago=0.1, active=False, delivered="whole")
-    host = host_status([], nodes=(theo,), phase="finished")
-    console = Console(width=100, record=True, file=io.StringIO())
-    console.print(picture(host, {"theo": status}, 2, 3.0))
-    assert re.search("theo +finished", console.export_text())
-
-
 @pytest.mark.parametrize("connected", [True, False])
-def test_the_picture_says_why_nothing_moves(connected):
+def test_the_progress_says_why_nothing_moves(connected):
     host = host_status([], transport=replace(DOWN, connected=connected))
-    console = Console(width=100, record=True, file=io.StringIO())
-    console.print(picture(host, {"theo": None}, 20, 3.0))
-    shown = console.export_text()
+    assert progress(None, {"theo": None}, 20) == "starting"
+    shown = progress(host, {"theo": None}, 20)
+    assert shown.startswith("round  8 of 20: theo")
     assert ("the link is down: no route" in shown) is not connected
-    assert "theo" in shown

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from edge.resources import Readings
 from host.config import read_host_config
 from host.service import run_host
 from ternmesh_cli import doctor, doctor_checks
@@ -249,14 +248,3 @@ def test_a_check_that_hangs_or_breaks_hides_no_other(node):
     assert "no result within" in rows[0][2]
     assert "ZeroDivisionError" in rows[1][2]
     assert rows[2][0] == "clock"
-
-
-def test_what_limits_training_is_measured(node, monkeypatch) -> None:
-    for readings, result, sentence in (
-        (Readings(51.2, 2.0), OK, "51 C, memory pressure 2 %"),
-        (Readings(None, 0.0), OK, "no thermal zone, memory pressure 0 %"),
-        (Readings(51.2, None), WARNING, "51 C, no memory pressure: try psi=1"),
-    ):
-        monkeypatch.setattr("edge.resources.measure", lambda made=readings: made)
-        shown, text = found(node(), "sensors")
-        assert (shown, text[: len(sentence)]) == (result, sentence)

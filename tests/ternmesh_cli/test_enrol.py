@@ -1,6 +1,5 @@
 """`ternmesh enrol` as an operator uses it: lines are copied from one end to the other."""
 
-import io
 import json
 import threading
 
@@ -40,11 +39,3 @@ def test_no_run_begins_with_keys_that_cannot_sign_it(enrol, tmp_path, caplog):
         run_host(read_host_config(config), threading.Event())
     assert "begins" not in caplog.text
     assert StateFile(tmp_path / "host").content().runs == {}
-
-
-def test_a_qr_code_can_be_shown_where_there_is_only_ascii(tmp_path, monkeypatch):
-    (tmp_path / "ada.toml").write_text(NODE.format(name="ada"))
-    out = io.BytesIO()
-    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(out, "ascii", write_through=True))
-    assert main(["enrol", "identity", "--config", str(tmp_path / "ada.toml"), "--qr"]) == 0
-    assert out.getvalue().count(b"\n") > 10

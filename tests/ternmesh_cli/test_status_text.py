@@ -1,5 +1,4 @@
 import json
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -7,7 +6,6 @@ import pytest
 
 from ternmesh.federated.refusals import DIVERGED, NO_ANSWER, why
 from ternmesh.federated.robust import Influence
-from ternmesh_cli import status
 from ternmesh_cli.main import main
 from ternmesh_cli.status_text import describe
 from ternmesh_service.control_socket import ControlError, ControlServer
@@ -251,29 +249,3 @@ def test_fifty_boards_stay_readable():
 def test_an_answer_of_another_kind(changes):
     with pytest.raises(ControlError, match="runs another version"):
         read_status({**to_json(HOST), **changes})
-
-
-@pytest.mark.parametrize("options", [[], ["--json"]])
-def test_a_watched_process_may_restart(options, monkeypatch, capsys, tmp_path):
-    answers = [to_json(NODE), ControlError("no process answers"), to_json(NODE)]
-
-    def answer(_socket, _request):
-        found = answers.pop(0)
-        if isinstance(found, ControlError):
-            raise found
-        return found
-
-    def sleep(_seconds):
-        if not answers:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(status, "ask", answer)
-    monkeypatch.setattr(time, "sleep", sleep)
-    assert main(["status", "--socket", str(tmp_path / "s"), "--watch", *options]) == 130
-    shown = capsys.readouterr().out
-    assert "no process answers" in shown
-    if options:
-        roles = [json.loads(line).get("role") for line in shown.splitlines()]
-        assert roles == ["node", None, "node"]
-    else:
-        assert shown.count("board theo") == 2
