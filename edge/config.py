@@ -20,8 +20,6 @@ from transports.mqtt.topics import check_topic
 
 ADAPTER = "current.onnx_adapter"
 PREDICT_SOCKET = "predict.sock"  # in the state_dir
-NEWEST, BEST = "newest", "best"
-
 _OF_SOURCE = needs("source")
 
 _log = logging.getLogger(__name__)
@@ -55,18 +53,16 @@ class DataConfig(NpzSettings):
 class EvaluateConfig(NpzSettings):
     """`[evaluate]`, the samples at `path` on which each new global adapter is evaluated.
 
-    Without `path`, samples of a source are evaluated when their labels come, before training. `use`
-    says which global adapter other programs find in current.onnx_adapter; the node trains from the
-    newest in any case. `report`: whether the host gets loss and accuracy with each update; without
-    `path` it never does.
+    Without `path`, samples of a source are evaluated when their labels come, before training.
+    `report`: whether the host gets loss and accuracy with each update; without `path` it never
+    does.
 
-    >>> EvaluateConfig(path="held_out.npz").use
-    'newest'
+    >>> EvaluateConfig(path="held_out.npz").samples_max
+    1000
     """
 
     path: str | None = field(default=None, metadata=PATH)
     samples_max: int = field(default=1000, metadata=limits(1, 1_000_000))
-    use: str = field(default=NEWEST, metadata=choices(NEWEST, BEST))
     report: bool = True
 
 
@@ -133,7 +129,7 @@ class ReleasesConfig:
 
 @dataclass(frozen=True, slots=True)
 class PredictConfig:
-    """`[predict]`: predictions with the adapter that `evaluate.use` names, while the node learns.
+    """`[predict]`: predictions with the newest global adapter, while the node learns.
 
     They are served on a Unix socket, by default predict.sock in the state_dir, and under the MQTT
     `topic` on the broker of [link]. An answer names the `top_k` most probable labels, and none as
@@ -189,18 +185,13 @@ class NodeConfig:
 
     @property
     def adapter_path(self) -> Path:
-        """The file of the global adapter that `evaluate.use` names, for other programs."""
+        """The file of the newest global adapter, for other programs."""
         return Path(self.state_dir) / ADAPTER
 
     @property
     def predict_path(self) -> Path:
         """The socket of predictions."""
         return Path(self.predict.socket or Path(self.state_dir) / PREDICT_SOCKET)
-
-    def adapter_file(self, which: str) -> Path:
-        """The file of the `NEWEST` or the `BEST` global adapter."""
-        is_used = which == self.evaluate.use
-        return self.adapter_path if is_used else Path(self.state_dir) / f"{which}.onnx_adapter"
 
 
 def read_node_config(path: Path) -> NodeConfig:
@@ -242,10 +233,6 @@ def check_config(config: NodeConfig) -> NodeConfig:
         )
     if (source := config.data.source) is not None and source in BUILT_IN:
         read_options(source, config.data.options)
-    if config.evaluate.use == BEST and config.evaluate.path is None:
-        raise ConfigError(
-            'evaluate.use = "best" needs evaluate.path: held-out samples to compare on'
-        )
     if config.predict.topic is not None:
         if not config.link.url:
             raise ConfigError("predict.topic needs link.url: the broker")

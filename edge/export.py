@@ -5,7 +5,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from edge.config import BEST, NEWEST, NodeConfig
+from edge.config import NodeConfig
 from edge.errors import ModelError
 from edge.files import read_file
 from edge.onnx.merge import merge_adapter
@@ -18,8 +18,8 @@ from ternmesh_service.config_file import package_folder
 from ternmesh_store.files import replace_file
 
 
-def learned_on(config: NodeConfig, *, best: bool = False) -> tuple[LoadedModel, Vector, int]:
-    """The model of a board, its newest or best adapter, and the adapter's version.
+def learned_on(config: NodeConfig) -> tuple[LoadedModel, Vector, int]:
+    """The model of a board, its newest adapter, and the adapter's version.
 
     The board may run. ModelError where it has no such adapter yet.
     """
@@ -30,10 +30,9 @@ def learned_on(config: NodeConfig, *, best: bool = False) -> tuple[LoadedModel, 
         release = standing.last_good if standing.on_trial else standing.current
         folder = releases.folder / str(release) if release else folder
     loaded = load_model(folder)
-    path = config.adapter_file(BEST if best else NEWEST)
+    path = config.adapter_path
     if not path.exists():
-        needs = " with [evaluate] path" if best else ""
-        raise ModelError(f"{path} is not there: {config.name} has not run yet{needs}")
+        raise ModelError(f"{path} is not there: {config.name} has not run yet")
     return (loaded, *read_adapter(path, loaded.package))
 
 

@@ -1,4 +1,4 @@
-"""The evaluation of each global adapter, once: for the history, the best adapter and the host.
+"""The evaluation of each global adapter, once: for the history and the host.
 
 The samples are those set aside for it, or new ones before the node trains on them. It runs batch by
 batch, between which the node serves traffic.
@@ -6,8 +6,6 @@ batch, between which the node serves traffic.
 
 import json
 import logging
-import math
-import struct
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -15,9 +13,9 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.config import BEST, NodeConfig
+from edge.config import NodeConfig
 from edge.evaluation import SLICE_S, Evaluator, spread
-from edge.onnx.session import LoadedModel, write_adapter
+from edge.onnx.session import LoadedModel
 from edge.trainer import Dataset, Vector
 from ternmesh.codec.scale import to_float
 from ternmesh.federated.evaluation import Evaluation, Values, write_values
@@ -26,8 +24,7 @@ from ternmesh_service.status import HistoryEntry
 from ternmesh_store.node_store import NodeStore
 
 ENTRIES_MAX = 256
-KEY, BEST_KEY = "history", "best"  # of its values in the store
-_BEST = struct.Struct("<qd")  # version and metric, before the adapter's int32
+KEY = "history"  # of its value in the store
 
 _log = logging.getLogger(__name__)
 
@@ -39,15 +36,6 @@ class Probe:
     version: int = 0
     vector: Vector | None = None
     effect: float | None = None  # see `Evaluator.effect`
-
-
-@dataclass(frozen=True, slots=True)
-class BestAdapter:
-    """The adapter of a run with the best metric on the held-out samples, as the board used it."""
-
-    version: int
-    metric: float
-    model_q24: NDArray[np.int32]
 
 
 class GlobalEvaluation:
@@ -68,7 +56,6 @@ class GlobalEvaluation:
         clock: Callable[[], float],
     ) -> None:
         self.history: deque[HistoryEntry] = deque(maxlen=ENTRIES_MAX)  # the newest of this run
-        self.best: BestAdapter | None = None  # of this run, if there are held-out samples
         self.probe = Probe()
         self.loss: float | None = None  # of the last trained round
         self._config = config
@@ -84,27 +71,22 @@ class GlobalEvaluation:
         self._marked_at = clock()  # the time of the last entry of the history
         self._marked_bytes = (0, 0)  # up and down, at that time
 
-    def load(self, version: int, model_q24: ModelQ24) -> None:
-        """Read what is stored; the adapter is the best until one was evaluated."""
+    def load(self) -> None:
+        """Read what is stored."""
         try:
             stored = json.loads(self._store.get(KEY) or b"[]")
             self.history.extend(HistoryEntry(**item) for item in stored)
         except (ValueError, TypeError, RecursionError) as error:
             _log.warning("the history of earlier rounds cannot be read: %s", error)
-        if self.held_out is not None:
-            self.best = read_best(self._store, self._package.dimension)
-            self._write_file(self.best or BestAdapter(version, math.nan, model_q24))
         self._marked_at = self._clock()
 
     def begin_run(self) -> None:
         """Forget what is of the run before. The caller commits."""
         self.loss = None
-        self.best = None
         self._next = None
         self._running = None
         self.history.clear()
         self._store_history()
-        self._store.put(BEST_KEY, b"")
 
     @property
     def last(self) -> HistoryEntry | None:
@@ -171,8 +153,6 @@ class GlobalEvaluation:
             effect = yield from self.evaluator.effect(held_out, chosen, adapter, probe.vector)
             if self.probe is probe:  # the next global update may have brought another
                 self.probe = Probe(version, effect=effect)
-        if held_out is not None and metric is not None:
-            self._keep_best(BestAdapter(version, metric, model_q24))
         self._add_entry(version, metric, metric_loss, loss)
 
     def _add_entry(
@@ -198,26 +178,3 @@ class GlobalEvaluation:
 
     def _store_history(self) -> None:
         self._store.put(KEY, json.dumps([asdict(entry) for entry in self.history]).encode())
-
-    def _keep_best(self, new: BestAdapter) -> None:
-        best, is_share = self.best, self._package.metric == "accuracy"
-        if best is None or (new.metric > best.metric if is_share else new.metric < best.metric):
-            self.best = new
-            head = _BEST.pack(new.version, new.metric)
-            self._store.put(BEST_KEY, head + new.model_q24.astype("<i4").tobytes())
-            self._write_file(new)
-
-    def _write_file(self, best: BestAdapter) -> None:
-        vector = self._initial + to_float(best.model_q24)
-        write_adapter(self._config.adapter_file(BEST), self._package, vector, best.version)
-
-
-def read_best(values: NodeStore, dimension: int) -> BestAdapter | None:
-    """The best adapter that is stored; None if there is none, or it is damaged."""
-    data = values.get(BEST_KEY) or b""
-    if len(data) != _BEST.size + 4 * dimension:
-        return None
-    version, metric = _BEST.unpack_from(data)
-    if not math.isfinite(metric):
-        return None
-    return BestAdapter(version, metric, np.frombuffer(data, "<i4", offset=_BEST.size))

@@ -9,13 +9,12 @@ import os
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.config import NEWEST, NodeConfig, TrainingConfig
+from edge.config import NodeConfig, TrainingConfig
 from edge.data.node_data import NodeData
 from edge.errors import ModelError, OutOfMemory
 from edge.evaluation import Evaluator
@@ -135,11 +134,8 @@ class Node:
         if self.data.knowledge is not None:
             self.data.knowledge.load()
             self.protocol.take_knowledge = self.data.knowledge.take
-        # Under the other setting of `use`, this file was what `adapter_path` is now.
-        path = Path(self.config.state_dir, f"{self.config.evaluate.use}.onnx_adapter")
-        path.unlink(missing_ok=True)
         self._use_global_adapter()
-        self.evaluation.load(self.protocol.version, self.model_q24)
+        self.evaluation.load()
         self.protocol.start(self._clock())
 
     def turn(self, wait_s: float = POLL_S) -> bool:
@@ -270,7 +266,7 @@ class Node:
         _log.warning("set by the host: %s", settings_text(settings) or "nothing")
 
     def _use_global_adapter(self) -> None:
-        path = self.config.adapter_file(NEWEST)
+        path = self.config.adapter_path
         write_adapter(path, self.package, self.global_adapter, self.protocol.version)
         self._inference.use_adapter(path)
         if self.data.feed is not None:

@@ -31,7 +31,6 @@ def status(node: Node) -> BoardStatus:
     """The node's state; refusals, bytes and silent rounds since it started."""
     protocol = node.protocol
     plan = protocol.plan
-    best = node.evaluation.best
     traffic = node.driver.traffic.get(HOST, PeerTraffic())
     metrics = [entry.metric for entry in node.evaluation.history if entry.metric is not None]
     return BoardStatus(
@@ -52,8 +51,6 @@ def status(node: Node) -> BoardStatus:
         source=_source(node),
         metric_name=node.package.metric,
         metric=metrics[-1] if metrics else None,
-        best=None if best is None else (best.version, best.metric),
-        use=node.config.evaluate.use,
         adapter=str(node.config.adapter_path),
         outbox=_outbox(node),
         bytes_up=traffic.bytes_out,

@@ -26,8 +26,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config(parser, "of the host or of a board, which may run")
     what = "for a model package, an .onnx_adapter file and an .onnx file; made if it is missing"
     parser.add_argument("--out", type=path, required=True, metavar="DIR", help=what)
-    what = "on a board: the adapter that is best on its held-out samples, instead of the newest"
-    parser.add_argument("--best", action="store_true", help=what)
     form = parser.add_mutually_exclusive_group()
     what = "also write a LoRA as files of Hugging Face PEFT"
     form.add_argument("--peft", action="store_true", help=what)
@@ -45,9 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     if end.role is Role.GATEWAY:
         raise ConfigError(f"{arguments.config} is of a gateway, which learns nothing")
     if end.role is Role.NODE:
-        learned = learned_on(read_program("node", arguments.config), best=arguments.best)
-    elif arguments.best:
-        raise ConfigError("--best is for a board with held-out samples: the host has none")
+        learned = learned_on(read_program("node", arguments.config))
     else:
         learned = _learned_on_host(arguments.config, end)
     made = export_learned(arguments.out, *learned)
@@ -68,8 +64,8 @@ def _from_peft(arguments: argparse.Namespace, end: keys.End) -> int:
     from models.peft import read_peft
     from ternmesh_service.config_file import package_folder
 
-    if end.role is Role.GATEWAY or arguments.best:
-        raise ConfigError("--from-peft needs the settings of a host or board, and no --best")
+    if end.role is Role.GATEWAY:
+        raise ConfigError("--from-peft needs the settings of a host or board")
     program = "host" if end.role is Role.HOST else "node"
     loaded = load_model(package_folder(read_program(program, arguments.config).model))
     vector = read_peft(arguments.from_peft, loaded.package, loaded.folder)

@@ -202,12 +202,7 @@ def _metric(status: BoardStatus) -> str:
     if status.metric is None:
         is_without = status.source is None and status.history
         return f"{name} not measured" + (NO_DATA if is_without else " yet")
-    if status.best is None:
-        return f"{name} {status.metric:.3g}"
-    return (
-        f"{name} {status.metric:.3g}, best {status.best[1]:.3g} (global adapter "
-        f"{status.best[0]}); {status.adapter} is the {status.use}"
-    )
+    return f"{name} {status.metric:.3g}"
 
 
 def _samples(source: SourceStatus) -> str:

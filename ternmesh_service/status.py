@@ -313,8 +313,6 @@ class BoardStatus:
     source: SourceStatus | None
     metric_name: str
     metric: float | None  # the newest
-    best: tuple[int, float] | None  # version and metric of the best adapter of the run
-    use: str  # which adapter is in the file `adapter`
     adapter: str
     outbox: OutboxStatus | None
     bytes_up: int

@@ -91,7 +91,7 @@ def board_status(**changes: Any) -> BoardStatus:
         "software": "0.1.0", "name": "ada", "fleet": "demo", "model": "keyword", "joined": True,
         "run": "00ff00ff", "version": 7, "rounds": 20, "phase": "open", "activity": "training",
         "held_back": "", "provider": "CPUExecutionProvider", "training": None, "samples": 400,
-        "source": None, "metric_name": "accuracy", "metric": None, "best": None, "use": "newest",
+        "source": None, "metric_name": "accuracy", "metric": None,
         "adapter": "s/current.onnx_adapter", "outbox": None, "bytes_up": 12_345,
         "bytes_down": 678, "traffic": {}, "settings": {}, "refused": {}, "first_contacts": 0,
         "diverged": 0, "silent_rounds": 0, "history": (), "rss_mib": 100.0, "security": KEYS,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from edge.config import NEWEST, DataConfig, EvaluateConfig
+from edge.config import DataConfig, EvaluateConfig
 from ternmesh.config import LOG_LEVELS, ConfigError, choices, limits
 from ternmesh_service.config_file import PATH, check_name, read_config_file
 from ternmesh_service.keyring import SecurityConfig
@@ -53,6 +53,4 @@ def _check(config: SplitBoardConfig) -> SplitBoardConfig:
     config.security.check(has_radio=config.link.has_radio)
     if config.data.path is None or config.data.source is not None:
         raise ConfigError("data.path is missing: a split training learns from .npz files")
-    if config.evaluate.use != NEWEST:
-        raise ConfigError("evaluate.use does not apply: a split training writes no adapter file")
     return config

@@ -14,7 +14,7 @@ ROUND = "round "
 STEADY_S = 5.0  # two times that differ by less are the same: they are measured anew each time
 _FLEET = (
     "role", "name", "fleet", "model", "software", "run", "version", "rounds", "phase", "min_peers",
-    "activity", "samples", "metric", "metric_name", "best", "source", "metrics", "release",
+    "activity", "samples", "metric", "metric_name", "source", "metrics", "release",
     "carried_from", "predict",
 )  # fmt: skip
 _BOARD = (

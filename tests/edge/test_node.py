@@ -5,14 +5,13 @@ import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
-from edge.config import BEST, NEWEST, DataConfig, EvaluateConfig, TrainingConfig
+from edge.config import DataConfig, EvaluateConfig, TrainingConfig
 from edge.data.sources import Label, Sample
 from edge.errors import DataError, ModelError
 from edge.node import RELEASE_AFTER_S, Node
@@ -285,8 +284,6 @@ def test_a_carried_run_predicts_with_what_was_learned_all_the_time(world: World)
     for _ in range(2):
         assert node.protocol.version == 0
         assert [entry.version for entry in node.evaluation.history] == []
-        assert node.evaluation.best is None
-        read_adapter(node.config.adapter_file(BEST), world.loaded.package)
         vector, _ = read_adapter(node.config.adapter_path, world.loaded.package)
         np.testing.assert_array_equal(vector, learned)
         world.cut_power("ada")
@@ -296,41 +293,8 @@ def test_a_carried_run_predicts_with_what_was_learned_all_the_time(world: World)
     world.turn()
     first = next(iter(node.evaluation.history))
     assert (first.version, first.metric) == (1, metric)
-    assert node.evaluation.best is not None
-    assert node.evaluation.best.version == 1
     world.finish()
     np.testing.assert_array_equal(node.global_adapter, world.global_adapter())
-
-
-@pytest.mark.parametrize("use", [NEWEST, BEST])
-def test_the_best_adapter_is_kept_beside_the_newest(world: World, use: str) -> None:
-    world.new_host(new_plan(rounds=4))
-    config = world.config("ada")
-    config = replace(config, evaluate=replace(config.evaluate, use=use))
-    node = world.add("ada", config)
-    # Before each evaluation the node drops what one without an end has left.
-    scores = iter(one for score in [5.0, 3.0, 2.0, 4.0, 3.5] for one in (None, score))
-    node.evaluation.evaluator.take = lambda: (next(scores), None)  # type: ignore[method-assign]
-    world.finish()
-
-    def versions() -> tuple[int, int]:
-        best, newest = config.adapter_file(BEST), config.adapter_file(NEWEST)
-        assert config.adapter_path == (best if use == BEST else newest)
-        return adapter_version(best), adapter_version(newest)
-
-    assert (versions(), status(node).best) == ((2, 4), (2, 2.0))
-    world.cut_power("ada")
-    other = BEST if use == NEWEST else NEWEST
-    world.add("ada", replace(config, evaluate=replace(config.evaluate, use=other)))
-    world.cut_power("ada")
-    node = world.add("ada", config)
-    assert (versions(), status(node).best) == ((2, 4), (2, 2.0))
-    assert len(list(Path(config.state_dir).glob("*.onnx_adapter"))) == 2
-    world.new_host(new_plan(rounds=2), run=SECOND_RUN)
-    node.evaluation.evaluator.take = lambda: (9.0, None)  # type: ignore[method-assign]
-    world.until_run(node, SECOND_RUN)
-    world.finish()
-    assert (status(node).best, versions()) == ((0, 9.0), (0, 2))
 
 
 def test_an_idle_node_frees_its_sessions_and_takes_them_up_again(world: World, monkeypatch) -> None:

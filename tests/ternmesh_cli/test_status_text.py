@@ -177,9 +177,6 @@ LINK_REFUSES = "the link refused from or for ada: seal 1, suite 3: see docs/trou
          "handed to the link 12.3 kB, down 678 B since it started"),
         (NODE, {"metric": None, "history": (ENTRY,)},
          "400 samples; accuracy not measured: [evaluate] names the data for that"),
-        (NODE, {"best": (5, 0.934)},
-         "400 samples; accuracy 0.916, best 0.934 (global adapter 5); s/current.onnx_adapter "
-         "is the newest"),
         (NODE, {"activity": "paused: too hot", "held_back": "83 C, waits for 75 C"},
          "global adapter 7 of 20, open; paused: 83 C, waits for 75 C, step 3 of 8"),
         (NODE, {"provider": "CPU, as CUDA failed"}, "training runs on CPU, as CUDA failed"),

@@ -7,7 +7,7 @@ from typing import Final
 
 from ternmesh.config import ConfigError, Table, limits, read_table
 
-PATHS = ("path", "ca_file", "key_file")  # options that start from the folder of the configuration
+PATHS = ("path", "ca_file")  # options that start from the folder of the configuration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,11 +37,8 @@ class RowOptions(LiveOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SerialOptions(RowOptions):
-    """With a `key_file` rows are sealed, and their columns are called "1", "2", ..."""
-
     port: str
     baud: int = field(default=9600, metadata=limits(50, 4_000_000))
-    key_file: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

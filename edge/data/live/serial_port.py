@@ -1,10 +1,7 @@
-"""A source that reads rows from a sensor on a serial port: lines of text, or sealed frames."""
-
-from pathlib import Path
+"""A source that reads rows from a sensor on a serial port."""
 
 from edge.data.live.options import SerialOptions
 from edge.data.live.rows import READ_MAX, LineSplitter, RowSource
-from edge.data.live.sealed_rows import SealedRows
 from ternmesh.model_package import ModelPackage
 from transports.serial_lora.port import SerialPort
 from transports.serial_lora.send_queue import Waker
@@ -29,12 +26,7 @@ class SerialSource(RowSource):
     def _open(self, _now: float) -> None:
         self._waker = Waker()
         self._port = SerialPort(self._options.port, self._options.baud, 0.0, self._waker)
-        key_file = self._options.key_file
-        self._splitter = (
-            LineSplitter(self.left_out, skips=True)
-            if key_file is None
-            else SealedRows(Path(key_file), self.left_out)
-        )
+        self._splitter = LineSplitter(self.left_out, skips=True)
 
     def _lines(self) -> list[bytes]:
         assert self._port is not None

@@ -141,7 +141,6 @@ def test_enrol_reads_a_split_boards_file(
         ("export", 'builder = "models.split.keyword:nothing"' + HOST_TOML, "makes no parts"),
         ("board", BOARD_TOML.replace('"theo"', '"host"', 1), "name: "),
         ("board", BOARD_TOML.replace("path", "#"), "data.path is missing"),
-        ("board", BOARD_TOML + '\n[evaluate]\nuse = "best"\n', "evaluate.use does not apply"),
         ("board", BOARD_TOML.replace("127.0.0.1", "example.org"), "[security] insecure = true"),
     ],
 )
