@@ -26,9 +26,7 @@ from ternmesh.model_package import TensorSpec
 from ternmesh.wire.knowledge import Labels, Topic
 from ternmesh_service.notify import no_beat
 from ternmesh_service.status import KnowledgeStatus
-from ternmesh_store.node_store import NodeStore
 
-KEY = "knowledge labels"
 ROUNDING = 1e-6  # of a sum of weights of 1
 OWN_SHARE = 4  # a quarter of all that is drawn, at least, is of the board's own samples
 WEIGH_ROUNDS = 10  # after which a board may know better what a teacher is worth
@@ -94,34 +92,24 @@ class WithKnowledge:
 class BoardKnowledge:
     """What other models have taught this board. `samples` is its data set, with what they taught.
 
-    Methods may raise StoreError and ModelError.
+    It is in memory: after a restart the next packet brings all of it.
     """
 
-    def __init__(self, probe: ProbeSet, own: Dataset, store: NodeStore) -> None:
+    def __init__(self, probe: ProbeSet, own: Dataset) -> None:
         self.samples = WithKnowledge(own, probe.arrays, probe.target)
         self.remark = ""  # why the last packet counts little, if it does
         self._probe = probe
-        self._store = store
         self._receiver = KnowledgeReceiver(probe.topic, len(probe), probe.classes)
         self._weighed_at = 0  # the version
         self._is_new = False  # something has arrived since the last `refresh`
 
-    def load(self) -> None:
-        """Read what is stored, unless it is about another probe set."""
-        stored = self._store.get(KEY)
-        if stored is not None and self._receiver.restore(stored):
-            self._is_new = True
-
     def begin_run(self) -> None:
-        """Another run has begun. The caller commits."""
+        """Another run has begun."""
         self._receiver.begin_run()
-        self._store.put(KEY, self._receiver.stored())
 
     def take(self, body: bytes, _now: float) -> None:
-        """Take a part of a packet; WireError. The caller commits."""
-        if self._receiver.take(body):
-            self._is_new = True
-            self._store.put(KEY, self._receiver.stored())
+        """Take a part of a packet; WireError."""
+        self._is_new |= self._receiver.take(body)
 
     def refresh(
         self, inference: Inference, version: int, quality: float | None, beat: Callable[[], None]

@@ -132,7 +132,6 @@ class Node:
             self._use_settings()
         self.news.load(self._store.get(NEWS))
         if self.data.knowledge is not None:
-            self.data.knowledge.load()
             self.protocol.take_knowledge = self.data.knowledge.take
         self._use_global_adapter()
         self.evaluation.load()

@@ -88,8 +88,6 @@ def values(
         "log_level": logging.getLogger().level // 10 - 1,
         "airtime_s": _seconds(radio.airtime_us),
         "airtime_left_s": _seconds(radio.airtime_left_us),
-        "power_w": node.throttle.readings.power_w,
-        "energy_j": node.throttle.energy_j,
     }
 
 

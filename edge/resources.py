@@ -34,7 +34,6 @@ class Readings:
 
     temperature_c: float | None = None  # of its hottest zone
     memory_pressure: float | None = None  # percent of 10 s in which some program waited for memory
-    power_w: float | None = None  # that the whole board takes
 
 
 def measure(root: Path = Path("/")) -> Readings:
@@ -50,28 +49,7 @@ def measure(root: Path = Path("/")) -> Readings:
     return Readings(
         max((value for zone in zones for value in _temperatures(zone)), default=None),
         max((float(share) for values in shares for share in values), default=None),
-        _power_w(root),
     )
-
-
-def _power_w(root: Path) -> float | None:
-    """The power that a board takes, by the first channel of its sensor (an INA3221 on Jetsons).
-
-    Documentation/hwmon/sysfs-interface.rst: microwatts, or millivolts and milliamperes.
-    """
-    for sensor in sorted((root / "sys/class/hwmon").glob("hwmon*")):
-        names = ("power1_input", "in1_input", "curr1_input")
-        power, volts, amperes = (_number(sensor / name) for name in names)
-        if power is not None:
-            return power / 1e6
-        if volts is not None and amperes is not None:
-            return volts * amperes / 1e6
-    return None
-
-
-def _number(path: Path) -> int | None:
-    text = _text(path).strip()
-    return int(text) if re.fullmatch(r"\d{1,12}", text) else None
 
 
 def _temperatures(zone: Path) -> list[float]:
@@ -113,7 +91,6 @@ class Throttle:
     def __init__(self, settings: ResourcesConfig) -> None:
         self.measure: Callable[[], Readings] = measure
         self.readings = Readings()  # the last
-        self.energy_j: float | None = None  # since the start; None where no power is measured
         self.causes: Mapping[str, str] = {}
         self._settings = settings
         self._measure_at = self._step_at = self._retry_at = -math.inf
@@ -128,12 +105,9 @@ class Throttle:
         """Measure, at most once in `MEASURE_S`, and decide; a change is logged."""
         if now < self._measure_at:
             return
-        is_first, last_at = self._measure_at == -math.inf, self._measure_at - MEASURE_S
+        is_first = self._measure_at == -math.inf
         self._measure_at = now + MEASURE_S
         self.readings = self.measure()
-        if self.readings.power_w is not None:
-            spent_j = 0.0 if is_first else self.readings.power_w * (now - last_at)
-            self.energy_j = (self.energy_j or 0.0) + spent_j
         is_blind = self.readings.memory_pressure is None
         if is_first and is_blind and self._settings.memory_pressure_max:
             _log.info("this kernel has no PSI: memory pressure does not pause training here")

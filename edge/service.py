@@ -139,7 +139,7 @@ def _serve(
     store, relay = NodeStore(state), Relay()
     try:
         last = store.load(package.model_hash(), package.dimension, package.adapter_key())
-        data = open_data(config, package, state, store)
+        data = open_data(config, package, state)
         path = control_path(config.state_dir, config.control_socket)
         server = ControlServer(path, lambda request: finish_data(relay.ask(request)))
         with closing(data), server, ExitStack() as stack:

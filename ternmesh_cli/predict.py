@@ -1,4 +1,4 @@
-"""`ternmesh predict`: what a running board, or a model and an adapter file, say of samples."""
+"""`ternmesh predict`: what a running board says of samples."""
 
 import argparse
 import json
@@ -12,14 +12,13 @@ import numpy as np
 
 from ternmesh.config import ConfigError
 from ternmesh.model_package import ModelPackage
-from ternmesh_cli.process import add_json
-from ternmesh_service.config_file import load_model_package, package_folder
+from ternmesh_cli.process import add_config, add_json
+from ternmesh_service.config_file import load_model_package
 from ternmesh_service.control_socket import ControlError
 from ternmesh_service.status import PredictStatus
 
 if TYPE_CHECKING:
     from edge.data.sources import Arrays, NpzSettings
-    from edge.predict.predictor import Predictor
 
 ANSWER_S = 30.0  # how long to wait for an answer
 
@@ -29,11 +28,7 @@ Named = tuple[str, "Arrays"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run)
-    what = "the board's configuration: [predict] there, and how [data] names the arrays"
-    parser.add_argument("--config", type=Path, metavar="FILE", help=what)
-    what = "predict without a board: a shipped model, or a package's folder"
-    parser.add_argument("--model", metavar="PACKAGE", help=what)
-    parser.add_argument("--adapter", type=Path, metavar="FILE", help="with this .onnx_adapter")
+    add_config(parser, "the board's configuration: [predict], and how [data] names the arrays")
     what = "then show what the board predicts of its source, until Ctrl-C"
     parser.add_argument("--follow", action="store_true", help=what)
     add_json(parser, "print each answer as one JSON object")
@@ -44,30 +39,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print a line for each sample; a sample without a prediction has its reason in the line."""
     from edge.config import read_node_config
-    from edge.data.sources import NpzSettings
-    from edge.onnx.session import load_model
-    from edge.predict.predictor import Predictor
 
-    is_alone = arguments.model is not None
-    if is_alone != (arguments.adapter is not None) or (is_alone and arguments.follow):
-        raise ConfigError("give --model and --adapter together, without --follow; or neither")
-    if not is_alone and arguments.config is None:
-        raise ConfigError("give --config of a board, or --model and --adapter")
     if not arguments.files and not arguments.follow:
         raise ConfigError("name files, or give --follow")
-    config = None if arguments.config is None else read_node_config(arguments.config)
-    settings = NpzSettings() if config is None else config.data
-    if is_alone:
-        loaded = load_model(package_folder(arguments.model))
-        samples = read_samples(arguments.files, loaded.package, settings)
-        answers = _alone(Predictor(loaded, arguments.adapter), samples)
-    else:
-        assert config is not None
-        if not config.predict.enabled:
-            raise ConfigError(f"{arguments.config}: write enabled = true under [predict]")
-        samples = read_samples(arguments.files, load_model_package(config.model), settings)
-        answers = _ask(config.predict_path, samples, arguments.follow)
-    for answer in answers:
+    config = read_node_config(arguments.config)
+    if not config.predict.enabled:
+        raise ConfigError(f"{arguments.config}: write enabled = true under [predict]")
+    samples = read_samples(arguments.files, load_model_package(config.model), config.data)
+    for answer in _ask(config.predict_path, samples, arguments.follow):
         print(json.dumps(answer) if arguments.json else prediction_text(answer), flush=True)
     return 0
 
@@ -95,13 +74,6 @@ def read_samples(
         except OSError as error:
             raise DataError(f"{path} cannot be read ({error.strerror})") from error
         yield path.name, {name: array[None] for name, array in found.items()}
-
-
-def _alone(predictor: "Predictor", samples: Iterator[Named]) -> Iterator[Answer]:
-    from edge.predict.messages import answer
-
-    for name, inputs in samples:
-        yield answer(name, predictor.predict(inputs)[0], 0.0)
 
 
 def _ask(path: Path, samples: Iterator[Named], follow: bool) -> Iterator[Answer]:

@@ -33,7 +33,7 @@ PLAN = Plan(
 _MANAGED = ManagedBoard(
     name="ada", software="0.1.0", awaited=False, wanted={}, in_force={}, behind=False,
     reported_s_ago=30.0,
-    report={"activity": "training", "disk_free_mb": 9000.0, "airtime_s": 12.0, "power_w": 2.5},
+    report={"activity": "training", "disk_free_mb": 9000.0, "airtime_s": 12.0},
 )  # fmt: skip
 
 

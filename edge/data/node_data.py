@@ -16,7 +16,6 @@ from edge.knowledge import BoardKnowledge
 from edge.trainer import Dataset
 from ternmesh.model_package import ModelPackage
 from ternmesh_store.database import Database
-from ternmesh_store.node_store import NodeStore
 
 _log = logging.getLogger(__name__)
 
@@ -41,16 +40,14 @@ class NodeData:
             self.feed.close()
 
 
-def open_data(
-    config: NodeConfig, package: ModelPackage, database: Database, store: NodeStore
-) -> NodeData:
+def open_data(config: NodeConfig, package: ModelPackage, database: Database) -> NodeData:
     """The data that the configuration names, with the probe set if there is one; DataError."""
     data, probe = _open_samples(config, package, database), open_knowledge(config, package)
     if probe is None:
         return data
     if data.held_out is None:
         _log.warning("[knowledge] without [evaluate]: a lie is learned as anything else")
-    return replace(data, knowledge=BoardKnowledge(probe, data.training, store))
+    return replace(data, knowledge=BoardKnowledge(probe, data.training))
 
 
 def _open_samples(config: NodeConfig, package: ModelPackage, database: Database) -> NodeData:

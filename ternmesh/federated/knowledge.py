@@ -4,7 +4,6 @@ A teacher that is worse than the student counts less, down to nothing. So does o
 contradict what the student is sure of, in all classes or in some: it may lie. SPEC.md section 12.3.
 """
 
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +24,6 @@ CONFIDENCE = 4  # the power of a teacher's highest probability by which its vote
 UNKNOWN = -1  # in place of the class of a sample that nothing has arrived about
 SURE = 0.8  # the probability from which a student can contradict
 SURE_MIN, SURE_OF_CLASS_MIN = 20, 10  # samples that a student must be sure of
-_HEAD = struct.Struct("<QQqd")  # topic, number and quality, before numbers and labels
 ABLE = 0.4  # a student below this kappa with the truth cannot contradict
 CHANCE_MAX = 0.8  # of two models that know nothing to agree, up to which agreement says anything
 LIE, LIE_OF_CLASS = 0.25, 0.1  # the agreement, in shares of what is expected, below which it lies
@@ -83,25 +81,6 @@ class KnowledgeReceiver:
         """Count packets anew: their numbers begin again with another run. What is known stays."""
         self.number = None
         self._numbers[:] = 0
-
-    def stored(self) -> bytes:
-        """All of it as bytes, for `restore`."""
-        number = -1 if self.number is None else self.number
-        head = _HEAD.pack(self._topic.probe, self._topic.labels, number, self.quality)
-        return head + np.stack([self._numbers, self.labels]).astype("<i8").tobytes()
-
-    def restore(self, stored: bytes) -> bool:
-        """Take over what was stored; False where it is about another probe set."""
-        rows = len(self.labels)
-        if len(stored) != _HEAD.size + rows * 16:
-            return False
-        probe, labels, number, quality = _HEAD.unpack_from(stored)
-        if Topic(probe, labels) != self._topic:
-            return False
-        arrays = np.frombuffer(stored, "<i8", offset=_HEAD.size).astype(np.int64)
-        self._numbers, self.labels = arrays.reshape(2, rows)
-        self.number, self.quality = None if number < 0 else number, quality
-        return True
 
 
 def weigh(

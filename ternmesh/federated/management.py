@@ -52,8 +52,6 @@ VALUES: Final = (
     "log_level",
     "airtime_s",  # of its radio, since the program began
     "airtime_left_s",  # of the hour that the law looks at, when its last frame left
-    "power_w",  # that the board measures now
-    "energy_j",  # since the program began
 )
 ACTIVITIES: Final = (
     "joining",
@@ -80,7 +78,6 @@ SCALES: Final[Mapping[str, int]] = {
     "threshold": 1000,
     "airtime_s": 10,
     "airtime_left_s": 10,
-    "power_w": 100,
 }
 # What 0, 1 ... mean
 WORDS: Final[Mapping[str, tuple[str, ...]]] = {

@@ -65,7 +65,6 @@ ELSEWHERE = {
     "sudo cp": "root: test_broker_install.py runs the same",
     "sudo touch": "root: tests/packaging/test_deb.py",
     "make -s -C firmware_tools/c": "tests/firmware_tools/test_c_library.py builds it",
-    "openssl rand": "tests/firmware_tools/test_c_sensor.py writes such a file",
     "podman": "needs a container engine",
     "pipx install": "downloads packages",
     "uv tool install": "downloads packages",

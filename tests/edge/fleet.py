@@ -116,7 +116,7 @@ class World:
         stack.callback(file.close)
         store, package = NodeStore(file), self.loaded.package
         state = store.load(package.model_hash(), package.dimension)
-        data = open_data(config, package, file, store)
+        data = open_data(config, package, file)
         node = Node(config, self.loaded, data, store, state, end, lambda: self.now)
         end.open()
         stack.callback(end.close)

@@ -1,6 +1,5 @@
 """Knowledge packets on a board, with the shipped keyword model."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,6 @@ from ternmesh.model_package import TensorSpec
 from ternmesh.plan import make_plan
 from ternmesh.wire.knowledge import cut_labels, write_part
 from ternmesh_service.notify import no_beat
-from ternmesh_store.node_store import NodeStore
-from ternmesh_store.state_file import StateFile
 from tests.edge.fleet import World
 
 CLIPS, OWN = 60, 12
@@ -59,16 +56,6 @@ def clips() -> dict[str, Any]:
 def probe(keyword: LoadedModel, clips: dict[str, Any], tmp_path: Path) -> ProbeSet:
     np.savez(tmp_path / "probe.npz", x=clips["x"][:CLIPS])
     return open_probe_set(tmp_path / "probe.npz", keyword.package, READ)
-
-
-@pytest.fixture
-def store(keyword: LoadedModel, tmp_path: Path) -> Iterator[NodeStore]:
-    state = StateFile(tmp_path)
-    state.open()
-    made = NodeStore(state)
-    made.load(keyword.package.model_hash(), keyword.package.dimension)
-    yield made
-    state.close()
 
 
 def packet(probe: ProbeSet, truth: np.ndarray, number: int = 1, quality: int = 250) -> list[bytes]:
@@ -126,9 +113,9 @@ def test_a_model_without_a_row_of_classes_has_no_probe_set(keyword, tiny, tmp_pa
         open_probe_set(tmp_path, replace(keyword.package, outputs=outputs), READ)
 
 
-def test_a_packet_is_weighed_stored_and_learned(keyword, clips, probe, store) -> None:
+def test_a_packet_is_weighed_and_learned(keyword, clips, probe) -> None:
     own = Rows(features=np.zeros((5, 50, 32), np.float32), t=np.zeros(5, np.int64))
-    board, again = BoardKnowledge(probe, own, store), BoardKnowledge(probe, own, store)
+    board = BoardKnowledge(probe, own)
     inference, truth = Inference(keyword.folder, keyword.package), clips["y"][:CLIPS]
     for body in packet(probe, truth):
         board.take(body, 0.0)
@@ -139,19 +126,15 @@ def test_a_packet_is_weighed_stored_and_learned(keyword, clips, probe, store) ->
     shown = [np.flatnonzero((probe.arrays["features"] == one).all((1, 2)))[0]
              for one in taught["features"]]  # fmt: skip
     assert (taught["target"] == truth[shown]).all()
-    again.load()
-    again.refresh(inference, 1, 0.6, no_beat)
-    assert again.status() == board.status()
-    again.refresh(inference, 1, 0.6, no_beat)  # nothing is new
 
 
 @pytest.mark.parametrize(("quality", "shift", "why"), [(100, 0, "worse"), (250, 1, "contradict")])
 def test_a_worse_or_lying_teacher_is_not_learned(
-    keyword: LoadedModel, clips: dict[str, Any], probe: ProbeSet, store: NodeStore,
+    keyword: LoadedModel, clips: dict[str, Any], probe: ProbeSet,
     quality: int, shift: int, why: str,
 ) -> None:  # fmt: skip
     own = Rows(features=np.zeros((5, 50, 32), np.float32), t=np.zeros(5, np.int64))
-    board = BoardKnowledge(probe, own, store)
+    board = BoardKnowledge(probe, own)
     for body in packet(probe, (clips["y"][:CLIPS] + shift) % 10, quality=quality):
         board.take(body, 0.0)
     board.refresh(Inference(keyword.folder, keyword.package), 1, 0.8, no_beat)

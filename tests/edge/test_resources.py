@@ -65,30 +65,6 @@ def pressure(some: float) -> str:
     return f"some avg10={some} avg60=1.00 avg300=0.00 total=5\nfull avg10=99.00 avg60=0 total=0\n"
 
 
-def test_the_power_is_that_of_the_first_channel(tmp_path: Path) -> None:
-    assert measure(tmp_path).power_w is None
-    jetson: dict[str, str | bytes] = {
-        "sys/class/hwmon/hwmon1/in1_input": "5000\n",
-        "sys/class/hwmon/hwmon1/curr1_input": "400",
-    }
-    assert measure(tree(tmp_path, jetson)).power_w == 2.0
-    tree(tmp_path, {"sys/class/hwmon/hwmon0/power1_input": "junk"})
-    assert measure(tmp_path).power_w == 2.0
-    tree(tmp_path, {"sys/class/hwmon/hwmon0/power1_input": "3500000\n"})
-    assert measure(tmp_path).power_w == 3.5
-
-
-def test_energy_is_power_over_the_time_between_readings() -> None:
-    throttle = Throttle(LIMITS)
-    throttle.measure = lambda: Readings(power_w=3.0)
-    for now in (100.0, 102.0, 102.5, 104.0):
-        throttle.look(now)
-    assert throttle.energy_j == pytest.approx(12.0)
-    throttle.measure = Readings
-    throttle.look(200.0)
-    assert throttle.energy_j == pytest.approx(12.0)
-
-
 def test_the_hottest_zone_and_the_higher_pressure_count(tmp_path: Path) -> None:
     assert measure(tmp_path) == Readings(None, None)
     zone = "sys/class/thermal/thermal_zone"

@@ -1,11 +1,10 @@
-"""`ternmesh predict`: of a node's socket, and by itself."""
+"""`ternmesh predict` asks the socket of a board."""
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -52,28 +51,16 @@ def server(folder: Path) -> Iterator[PredictionServer]:
     made.close()
 
 
-@pytest.fixture
-def predict(folder: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
-    def run(*arguments: object, code: int = 0) -> Any:
-        assert main(["predict", *map(str, arguments)]) == code
-        shown = capsys.readouterr()
-        return shown.err if code else shown.out.splitlines()
-
-    return run
-
-
-def test_a_node_and_a_model_alone_say_the_same(folder: Path, server, predict) -> None:
-    clips, config = folder / "clips.npz", ("--config", folder / "node.toml")
-    alone = (*config, "--model", "keyword", "--adapter", folder / "a.onnx_adapter")
-    by_node = [json.loads(line) for line in predict(*config, clips, "--json")]
-    by_itself = [json.loads(line) for line in predict(*alone, clips, "--json")]
-    assert [one.pop("ms") > 0 for one in by_node] == CLIPS * [True]
-    assert [one.pop("ms") for one in by_itself] == CLIPS * [0]
-    assert by_node == by_itself
-    assert by_node[0]["id"] == "clips.npz:0"
-    assert by_node[0]["label"] == "zero"
-    assert by_node[0]["version"] == 5
-    assert predict(*config, clips)[0].startswith("clips.npz:0: zero 100.0%, ")
+def test_a_board_says_what_it_thinks_of_each_sample_in_a_file(
+    folder: Path, server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ask = ["predict", "--config", str(folder / "node.toml"), str(folder / "clips.npz")]
+    assert main([*ask, "--json"]) == 0
+    answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [answer["id"] for answer in answers] == [f"clips.npz:{at}" for at in range(CLIPS)]
+    assert (answers[0]["label"], answers[0]["version"], answers[0]["ms"] > 0) == ("zero", 5, True)
+    assert main(ask) == 0
+    assert capsys.readouterr().out.startswith("clips.npz:0: zero 100.0%, ")
 
 
 def test_follow_shows_live_predictions_until_the_node_ends(

@@ -213,8 +213,6 @@ function showTiles() {
     ["Divergence", number(figures.model_divergence, 2), "0: the boards' updates agree"],
     ["Excluded", String(figures.byzantine_detections ?? 0), "boards whose updates do harm"]);
   else tiles.push(["Samples", String(fleet.samples ?? "–"), fleet.source?.waiting == null ? "" : `${fleet.source.waiting} wait for a label`]);
-  const power = [...boards.values()].map((board) => board.report.power_w).filter((watts) => watts != null);
-  if (power.length) tiles.push(["Power", `${number(power.reduce((a, b) => a + b))} W`, `of ${power.length} boards that measure it`]);
   if (fleet.airtime_us != null) tiles.push(["Airtime here", time(fleet.airtime_us / 1e6),
     fleet.airtime_left_us == null ? "no limit" : `${time(fleet.airtime_left_us / 1e6)} left this hour`]);
   byId("tiles").replaceChildren(...tiles.map(([name, value, note]) =>

@@ -86,17 +86,6 @@ def test_more_samples_than_the_probe_set_has_are_refused() -> None:
     assert not small.labelled
 
 
-def test_what_is_stored_comes_back() -> None:
-    made, other = receiver(), receiver()
-    for body in packet(3, best(1.0)):
-        made.take(body)
-    assert other.restore(made.stored())
-    assert (other.labels == made.labels).all()
-    assert (other.number, other.quality) == (made.number, made.quality)
-    assert not KnowledgeReceiver(Topic(1, 12), ROWS, CLASSES).restore(made.stored())
-    assert not KnowledgeReceiver(TOPIC, ROWS + 1, CLASSES).restore(made.stored())
-
-
 def test_a_better_teacher_counts_in_full() -> None:
     judged = weigh(best(0.95), labels(0.6, seed=2), 0.95, 0.6)
     assert judged.reason == ""
