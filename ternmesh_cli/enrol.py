@@ -164,9 +164,8 @@ def trust_host(config: End, identity: str) -> dict[str, Any]:
 
 
 def _add(arguments: argparse.Namespace) -> dict[str, Any]:
-    return ask_host(
-        arguments.config, {"enrol": "add", "identities": _texts(arguments.identity, PUBLIC_MARK)}
-    )
+    identities = _texts(arguments.identity, PUBLIC_MARK)
+    return ask_host(arguments.config, {"enrol": "add", "identities": identities})
 
 
 def _list(arguments: argparse.Namespace) -> dict[str, Any]:

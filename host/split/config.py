@@ -18,7 +18,7 @@ from transports.factory import check_link, profile_of
 from transports.link_config import LinkConfig
 
 FIRST, HEAD = "first", "head"
-METHODS = ("none", "resbm", "learned")  # those of models.split.cut
+METHODS = ("none", "learned")  # those of models.split.cut
 
 
 @dataclass(frozen=True, slots=True)

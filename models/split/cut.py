@@ -16,10 +16,9 @@ from models.adapters.base import Adapter
 from models.bottleneck.codes import Float
 from models.bottleneck.learned import LearnedBasis
 from models.bottleneck.payload import Bottleneck, BoundaryContext, Direct
-from models.bottleneck.resbm import ResidualBottleneck
 from models.errors import ExportError
 
-METHODS = ("none", "resbm", "learned")  # docs/DESIGN.md tells why not top-k and subspace
+METHODS = ("none", "learned")
 FIRST, HEAD, HOST = "first", "head", "host.safetensors"
 BOUNDARY = "boundary"  # the submodule's name in Sender and Receiver
 FLOATS = Float(32)  # ternmesh.wire.activation has the code for the wire
@@ -88,23 +87,7 @@ def make_boundary(method: str, width: int, latent: int, length: int) -> Bottlene
         raise ValueError(f"latent is {latent}: it must be 1 to the width {width}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        if method == "resbm":
-            return _exportable(ResidualBottleneck(width, latent, FLOATS, length))
         return LearnedBasis(width, latent, FLOATS, length, 0)
-
-
-class _SiLU(nn.Module):
-    """x sigmoid(x) in two operators: torch traces the gradient of its own SiLU in place."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * torch.sigmoid(x)
-
-
-def _exportable(boundary: ResidualBottleneck) -> ResidualBottleneck:
-    for network in (boundary.encoder, boundary.decoder):
-        assert isinstance(network, nn.Sequential)
-        network[1] = _SiLU()
-    return boundary
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ from ternmesh_cli import process
 from ternmesh_cli.broker import folder as disk
 from ternmesh_cli.broker.texts import Account, new_accounts
 from ternmesh_cli.process import Subcommands, add_option, number
-from transports.base import HOST, check_node
+from transports.base import HOST
 
 FLEET = "ternmesh"
 _HOST_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,253}")
@@ -30,19 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for row in (config, add, remove):
         what = f"default: the folder's only fleet, {FLEET} in a new folder"
         row.add_argument("--fleet", help=what)
-        row.add_argument(
-            "--node", action="append", default=[], required=row is remove, help="may be repeated"
-        )
-    for row in (config, add):
-        what = "a gateway, and new boards whose accounts it uses; may be repeated"
-        row.add_argument(
-            "--gateway",
-            action="append",
-            default=[],
-            type=_gateway,
-            metavar="NAME=BOARD,...",
-            help=what,
-        )
+        one, is_needed = "a board; may be repeated", row is not config
+        row.add_argument("--node", action="append", default=[], required=is_needed, help=one)
     _add_config_arguments(config)
 
 
@@ -57,7 +46,7 @@ def _add_config_arguments(parser: argparse.ArgumentParser) -> None:
 def _config(arguments: argparse.Namespace) -> int:
     folder: Path = arguments.dir
     try:
-        accounts = new_accounts(arguments.fleet or FLEET, _nodes(arguments), ())
+        accounts = new_accounts(arguments.fleet or FLEET, arguments.node, ())
     except ValueError as error:
         raise ConfigError(str(error)) from error
     disk.begin(folder)
@@ -72,12 +61,9 @@ def _config(arguments: argparse.Namespace) -> int:
 
 
 def _add(arguments: argparse.Namespace) -> int:
-    nodes = _nodes(arguments)
-    if not nodes:
-        raise ConfigError("no board to add: name a --node, or a --gateway with boards")
     try:
         present = disk.accounts(arguments.dir)
-        accounts = new_accounts(_fleet(arguments.fleet, present), nodes, present)
+        accounts = new_accounts(_fleet(arguments.fleet, present), arguments.node, present)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     _hand_out(arguments, accounts)
@@ -88,7 +74,7 @@ def _add(arguments: argparse.Namespace) -> int:
 def _hand_out(arguments: argparse.Namespace, accounts: Sequence[Account]) -> None:
     """Add accounts, and say who has one and where its credentials are."""
     made = disk.add(arguments.dir, accounts)
-    files = disk.hand_out(arguments.dir, made, dict(arguments.gateway))
+    files = disk.hand_out(arguments.dir, made)
     for account in made:
         print(f"{account.fleet}  {account.role}  {account.username}")
     for path in files:
@@ -130,26 +116,6 @@ def _fleet(given: str | None, present: Sequence[Account]) -> str:
     if given is None and len(fleets) > 1:
         raise ConfigError(f"this broker has the fleets {', '.join(fleets)}: name one with --fleet")
     return given or (fleets[0] if fleets else FLEET)
-
-
-def _nodes(arguments: argparse.Namespace) -> list[str]:
-    gateways: Sequence[tuple[str, Sequence[str]]] = arguments.gateway
-    nodes: list[str] = [*arguments.node, *(board for _, boards in gateways for board in boards)]
-    if taken := {name for name, _ in gateways} & {*nodes, "host"}:
-        raise ConfigError(f"a gateway may not have a board's name: {', '.join(sorted(taken))}")
-    return nodes
-
-
-def _gateway(text: str) -> tuple[str, Sequence[str]]:
-    """The name of a gateway, and the boards whose accounts it uses."""
-    name, equals, boards = text.partition("=")
-    if not (name and equals and boards):
-        raise argparse.ArgumentTypeError(f"{text!r} must be NAME=BOARD,BOARD")
-    try:
-        check_node(name)  # because it becomes the name of a file
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from error
-    return name, boards.split(",")
 
 
 def _path(text: str) -> Path:

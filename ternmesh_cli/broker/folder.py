@@ -4,8 +4,7 @@ import os
 import re
 import secrets
 import stat
-import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path, PurePosixPath
@@ -124,44 +123,21 @@ def remove(folder: Path, account: Account) -> None:
         raise ConfigError(f"{folder} has no account {account.username}")
     write(folder / PASSWORDS, texts.without_line(_text(folder / PASSWORDS), account))
     write(folder / ACCESS, texts.without_block(_text(folder / ACCESS), account))
-    _remove_credentials(folder, account)
-
-
-def _remove_credentials(folder: Path, account: Account) -> None:
-    """Remove an account from its credentials file; delete the file if no account is left."""
-    for path in sorted((folder / CREDENTIALS).glob("*.toml")):
-        try:
-            tables = tomllib.loads(_text(path))
-            rows = {
-                role: Credentials(row["username"], row["password"]) for role, row in tables.items()
-            }
-        except (ValueError, RecursionError, TypeError, KeyError) as error:
-            raise BrokerError(f"{path} is damaged ({error}): remove it by hand") from error
-        remaining = {role: own for role, own in rows.items() if own.username != account.username}
-        if not remaining:
+    for path in (folder / CREDENTIALS).glob("*.toml"):
+        if f'"{account.username}"' in _text(path):
             with _writing(path):
                 path.unlink(missing_ok=True)
-        elif len(remaining) < len(rows):
-            write(path, write_credentials(remaining))
 
 
-def hand_out(folder: Path, made: NewAccounts, gateways: Mapping[str, Sequence[str]]) -> list[Path]:
-    """Write a credentials file for each new account, and return the paths.
-
-    The accounts of the boards behind a gateway are in one file, named after the gateway.
-    """
-    by_role = {account.role: own for account, own in made.items()}
-    behind = {board for boards in gateways.values() for board in boards}
-    files = {role: {role: own} for role, own in by_role.items() if role not in behind}
-    for gateway, boards in gateways.items():
-        files[gateway] = {board: by_role[board] for board in boards}
+def hand_out(folder: Path, made: NewAccounts) -> list[Path]:
+    """Write a credentials file for each new account, and return the paths."""
     paths = []
-    for name, rows in files.items():
-        path = folder / CREDENTIALS / f"{name}{SUFFIX}"
+    for account, own in made.items():
+        path = folder / CREDENTIALS / f"{account.role}{SUFFIX}"
         with _writing(path):
-            if path.exists():  # from another fleet, or from earlier boards of this gateway
+            if path.exists():  # from another fleet
                 path = path.with_name(f"{secrets.token_hex(2)}.{path.name}")
-        write(path, write_credentials(rows))
+        write(path, write_credentials({account.role: own}))
         paths.append(path)
     return paths
 

@@ -150,9 +150,9 @@ def test_a_host_takes_only_its_own_parts_weights(folder: Path, cut: Cut, tmp_pat
             load_middle(other.middle, path)
 
 
-def test_a_residual_bottleneck_can_be_exported(tmp_path: Path) -> None:
+def test_an_export_removes_the_head_of_an_earlier_one(tmp_path: Path) -> None:
     torch.manual_seed(4)
-    sides = [make_boundary("resbm", 6, 2, 3) for _ in range(2)]
+    sides = [make_boundary("learned", 6, 2, 3) for _ in range(2)]
     first = BoundarySender(torch.nn.Linear(4, 6), sides[0], 3)
     middle = BoundaryReceiver(sides[1], torch.nn.Flatten(), 3)
     cut = Cut("tiny", (3, 4), 18, first, middle, train_whole(first, ("layers", "boundary")))

@@ -39,7 +39,7 @@ class Deployment:
     def __init__(self, program: str, folder: Path) -> None:
         self.program, self.folder, self.port = program, folder, free_port()
         names = ("--name", "localhost", "--port", self.port)
-        boards = ("--node", "ada", "--gateway", "shed=bob,cleo")
+        boards = ("--node", "ada", "--node", "bob", "--node", "cleo")
         ternmesh("broker", "config", "--dir", folder, "--fleet", "attic", *names, *boards)
         run_as("root", folder)
         self.process: subprocess.Popen[bytes] | None = None
@@ -61,8 +61,7 @@ class Deployment:
             self.process.wait(WAIT_S)
 
     def credentials(self, role: str) -> Path:
-        name = "shed" if role in ("bob", "cleo") else role
-        return self.folder / "credentials" / f"{name}.credentials.toml"
+        return self.folder / "credentials" / f"{role}.credentials.toml"
 
     def link(self, role: str, **changes: Any) -> LinkConfig:
         fields = {

@@ -1,7 +1,6 @@
 """`ternmesh release`, and a running node that takes a good release and leaves a bad one."""
 
 import errno
-import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -109,40 +108,3 @@ def test_signatures_that_cannot_be_written_are_a_sentence_and_the_old_ones_stay(
     assert f"cannot write {path} (No space left on device)" in shown
     assert shown.count("\n") == 1
     assert path.read_bytes() == signed
-
-
-def test_two_of_three_signers_and_a_quantum_key_sign_a_release(
-    tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    enrol_fleet("ternmesh", tmp_path / "host", {"ada": tmp_path / "state"})
-    host = tmp_path / "host.toml"
-    host.write_text('state_dir = "host"\nmodel = "keyword"\n[link]\nurl = "mqtt://127.0.0.1:9"\n')
-    lines, signers = [], {}
-    for name in ("ann", "ben"):
-        end = tmp_path / f"{name}.toml"
-        end.write_text(f'name = "{name}"\nstate_dir = "{name}"\n')
-        assert main.main(["enrol", "identity", "--config", str(end), "--json"]) == 0
-        lines.append(json.loads(capsys.readouterr().out)["identity"])
-        signers[name] = tmp_path / name / "identity"
-    command = ["enrol", "identity", "--config", str(host), "--quantum", "--json"]
-    assert main.main(command) == 0
-    shown = json.loads(capsys.readouterr().out)
-    rule = {"signers": [shown["identity"], *lines], "threshold": 2, "quantum": shown["quantum"]}
-    table = "[security]\n" + "".join(
-        f"{key} = {json.dumps(value)}\n" for key, value in rule.items()
-    )
-    host.write_text(host.read_text() + table)
-    config.write_text(config.read_text().replace("insecure = true", "") + table)
-    release = make(tmp_path / "one", 1)
-    assert ternmesh("sign", release, "--config", config, "--identity", signers["ann"]) == 0
-    assert ternmesh("install", release, "--config", config) == 1
-    assert "not signed by 2 of the 3 signers" in capsys.readouterr().err
-    assert ternmesh("sign", release, "--config", config, "--identity", signers["ben"]) == 0
-    assert "2 of 3 signers have signed" in capsys.readouterr().out
-    assert ternmesh("install", release, "--config", config) == 1
-    assert "ML-DSA-44" in capsys.readouterr().err
-    assert ternmesh("sign", release, "--config", host) == 0
-    assert ternmesh("install", release, "--config", config) == 0
-    stranger = tmp_path / "state" / "identity"
-    assert ternmesh("sign", release, "--config", config, "--identity", stranger) == 1
-    assert "none of security.signers" in capsys.readouterr().err

@@ -19,7 +19,6 @@ from ternmesh.split.plan import SplitPlan
 from ternmesh.wire.control import FINISHED
 from ternmesh_cli.keys import enrol_fleet
 from ternmesh_cli.main import main
-from ternmesh_cli.process import ExitCode
 from ternmesh_service.keyring import Keyring, SecurityConfig
 from ternmesh_store.split_store import SplitStore
 from ternmesh_store.state_file import StateFile
@@ -28,12 +27,6 @@ from transports.base import Arrival
 from transports.link_config import LinkConfig
 from transports.loopback import LoopbackHub
 
-HOST_TOML = """
-state_dir = "host"
-model = "parts"
-[link]
-url = "mqtt://127.0.0.1:1"
-"""
 BOARD_TOML = """
 name = "theo"
 state_dir = "theo"
@@ -124,34 +117,6 @@ def test_enrol_reads_a_split_boards_file(
     monkeypatch.setattr("edge.enrolment.rotate_keys", ask)
     main(["enrol", action[0], "--config", str(config), *action[1:]])
     assert asked == [("mqtt://127.0.0.1:1", "theo")]
-
-
-@pytest.mark.parametrize(
-    ("end", "text", "sentence"),
-    [
-        (
-            "host",
-            HOST_TOML + '[boundary]\nmethod = "subspace"',
-            "must be one of none, resbm, learned",
-        ),
-        ("host", HOST_TOML + "[boundary]\nbits_up = 9", "boundary.bits_up must be one of"),
-        ("host", HOST_TOML, "write it with `ternmesh split export`"),
-        ("host", HOST_TOML + "[run]\nbatch = 1", "run.batch is 1"),
-        ("host", HOST_TOML + "[run]\nmin_boards = 3\nboards_max = 2", "could never begin"),
-        ("export", 'builder = "models.split.keyword:nothing"' + HOST_TOML, "makes no parts"),
-        ("board", BOARD_TOML.replace('"theo"', '"host"', 1), "name: "),
-        ("board", BOARD_TOML.replace("path", "#"), "data.path is missing"),
-        ("board", BOARD_TOML.replace("127.0.0.1", "example.org"), "[security] insecure = true"),
-    ],
-)
-def test_wrong_configurations(
-    end: str, text: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = tmp_path / "config.toml"
-    config.write_text(text)
-    insecure = [] if end == "export" else ["--insecure"]
-    assert main(["split", end, "--config", str(config), *insecure]) == ExitCode.MISUSED
-    assert sentence in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["host.toml", "board.toml"])
