@@ -11,7 +11,6 @@ from ternmesh.federated.state import NODES_AGGREGATED_MAX, HostSettings
 from ternmesh.plan import FRAME_MTU_MAX, MANIFEST_REPEATS_MAX, Plan, make_plan
 from ternmesh.wire.global_update import COUNTED_MAX
 from ternmesh_service.config_file import MODEL, PATH, anchored, load_model_package, read_config_file
-from ternmesh_service.experiment_log import ExperimentLogConfig
 from ternmesh_service.keyring import SecurityConfig
 from ternmesh_service.metrics import MetricsConfig
 from ternmesh_service.mqtt_health import HealthConfig
@@ -151,7 +150,6 @@ class HostConfig:
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     page: PageConfig = field(default_factory=PageConfig)
     health: HealthConfig = field(default_factory=HealthConfig)
-    experiment_log: ExperimentLogConfig = field(default_factory=ExperimentLogConfig)
     control_socket: str | None = field(default=None, metadata=PATH)
     log_level: str = field(default="INFO", metadata=choices(*LOG_LEVELS))
 

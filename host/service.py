@@ -39,7 +39,6 @@ from ternmesh_service.control_socket import (
     ControlServer,
     Relay,
 )
-from ternmesh_service.experiment_log import written_logs
 from ternmesh_service.keyring import Keyring, NoKeyring, choose_keyring, hop_keys, opened
 from ternmesh_service.machine import Machine
 from ternmesh_service.metrics import served_metrics
@@ -421,7 +420,6 @@ def _observed(config: HostConfig, socket: Path) -> Iterator[None]:
         served_metrics(config.metrics, socket),
         served_page(config.page, socket, Path(config.state_dir)),
         served_health(config.health, socket, link.fleet, HOST),
-        written_logs(config.experiment_log, socket),
     ):
         yield
 

@@ -19,29 +19,21 @@ _log = logging.getLogger(__name__)
 
 
 @contextmanager
-def observed(
-    socket: Path, every_s: float, take: Callable[[Observed], None], since: bool = False
-) -> Iterator[None]:
+def observed(socket: Path, every_s: float, take: Callable[[Observed], None]) -> Iterator[None]:
     """Give `take` the status of the process behind a control socket every `every_s` seconds.
 
-    With `since`, the history in it begins after the newest version that was taken before. An
-    exception of `take` is logged, once for each text, and the next status is given as before.
+    An exception of `take` is logged, once for each text, and the next status is given as before.
     """
     stop = threading.Event()
 
     def observe() -> None:
-        version, run, last_error = 0, None, ""
+        last_error = ""
         while not stop.wait(every_s):
             try:
-                status = ask_status(socket, version)
+                status = ask_status(socket)
                 assert isinstance(status, Observed)  # only hosts and boards are observed
-                if since and status.run != run:
-                    if version:  # its rounds begin anew
-                        status = ask_status(socket)
-                        assert isinstance(status, Observed)
-                    run = status.run
                 take(status)
-                version, last_error = status.version if since else 0, ""
+                last_error = ""
             except ControlError:
                 continue  # it starts, ends or is busy
             except Exception as error:  # noqa: BLE001  (of a library or a server: it must stop nothing)
