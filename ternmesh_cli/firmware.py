@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,8 +17,6 @@ from firmware_tools.errors import FirmwareError
 from firmware_tools.radios.fleet_file import RadioFleet, read_radio_fleet
 from firmware_tools.radios.provision import (
     FAILURES,
-    HIDDEN,
-    SECRET,
     Found,
     Outcome,
     probe,
@@ -40,8 +38,6 @@ BACKUPS = Path("radio-backups")
 ENDINGS = {
     "changed": "is set up",
     "unchanged": "has it all already",
-    "accepted": "takes the settings; ternmesh sets them whenever it opens the port",
-    "volatile": "keeps no settings; ternmesh sets them whenever it opens the port",
     "differs": "differs",
     "failed": "failed",
 }
@@ -90,7 +86,7 @@ def _add_fleet(parser: argparse.ArgumentParser) -> None:
 
 def _fleet(arguments: argparse.Namespace) -> tuple[RadioFleet, dict[str, str]]:
     """The fleet in the file, and the ports by name; ConfigError."""
-    fleet = read_radio_fleet(arguments.file.read_text(), os.urandom)
+    fleet = read_radio_fleet(arguments.file.read_text())
     ports = dict(fleet.ports)
     if arguments.port:
         pairs = [text.partition("=") for text in arguments.port]
@@ -135,8 +131,7 @@ def _probed(port: str) -> Found | Outcome:
 def _shown(answer: Found | Outcome) -> dict[str, Any]:
     if isinstance(answer, Outcome):
         return {"port": answer.port, "reason": answer.reason}
-    hidden = {name: HIDDEN if name in SECRET else text for name, text in answer.settings.items()}
-    return asdict(replace(answer, settings=hidden))
+    return asdict(answer)
 
 
 def _found_lines(answer: Found | Outcome) -> Iterator[str]:
@@ -144,13 +139,12 @@ def _found_lines(answer: Found | Outcome) -> Iterator[str]:
         yield answer.reason
         return
     yield f"{answer.port}: {answer.identity} ({answer.dialect}, {answer.baud} baud)"
-    for key, value in _shown(answer)["settings"].items():
+    for key, value in answer.settings.items():
         yield f"  {key:14} {value}"
 
 
 def _provision(arguments: argparse.Namespace) -> int:
     fleet, ports = _fleet(arguments)
-    kind = fleet.modem
 
     def one(item: tuple[str, str]) -> Outcome:
         name, port = item
@@ -158,9 +152,9 @@ def _provision(arguments: argparse.Namespace) -> int:
         def keep(found: Found) -> Path:
             return write_backup(arguments.backups, found, name)
 
-        wanted, baud = fleet.wanted(name), fleet.ends[name].baud if kind.keeps else 0
+        wanted, baud = fleet.wanted(name), fleet.ends[name].baud
         kept = None if arguments.dry_run else keep
-        return provision(port, name, kind, wanted, kept, baud=baud)
+        return provision(port, name, fleet.modem, wanted, kept, baud=baud)
 
     outcomes: list[Outcome] = []
     try:
@@ -188,8 +182,6 @@ def _lines(outcome: Outcome) -> Iterator[str]:
 
 def _backup(arguments: argparse.Namespace) -> int:
     modem = probe(arguments.port)
-    if not modem.settings:
-        raise FirmwareError(f"{modem.identity} keeps no settings: there is nothing to back up")
     print(write_backup(arguments.out, modem, Path(modem.port).name))
     return ExitCode.DONE
 

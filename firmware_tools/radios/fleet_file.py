@@ -12,35 +12,20 @@ board-1 = 1
 
 [ports]                     # where a modem is plugged in, unless --port tells
 host = "/dev/ttyUSB0"
-
-[channel]                   # Meshtastic alone: the fleet's own channel
-name = "ternmesh"
-key = "base64 of 32 random bytes"
 """
 
-import base64
-import binascii
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from firmware_tools.errors import FirmwareError
 from firmware_tools.radios.ebyte_registers import BANDWIDTH_KHZ, MODELS
-from firmware_tools.radios.modems import BY_DIALECT, Extras, Modem, Settings
+from firmware_tools.radios.modems import BY_DIALECT, Modem, Settings
 from ternmesh.config import ConfigError, Table, choices, read_config
 from ternmesh.link.regions import REGIONS, RadioChannel, check
 from transports.base import HOST
 from transports.serial_lora.settings import SerialLoraSettings, serial_settings
 
 MODEMS_MAX = 255
-NAME_BYTES_MAX, KEY_BYTES = 11, 32  # of a Meshtastic channel
-REGION_CODES = {"EU868": 3, "US915": 1}  # of Meshtastic's config.proto
 _NOT_HERE = ("port", "addresses", "role", "queue_max", "speed")
-
-
-@dataclass(frozen=True, slots=True)
-class _Channel:
-    name: str = "ternmesh"
-    key: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +35,6 @@ class _File:
     ebyte_model: str = field(default="", metadata=choices("", *MODELS))
     addresses: Table = field(default_factory=dict)
     ports: Table = field(default_factory=dict)
-    channel: _Channel = field(default_factory=_Channel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +43,7 @@ class RadioFleet:
 
     ends: dict[str, SerialLoraSettings]  # by name; `host` is one of them
     ports: dict[str, str]  # by name
-    extras: Extras
+    ebyte_model: str
 
     @property
     def modem(self) -> type[Modem]:
@@ -71,10 +55,10 @@ class RadioFleet:
         if name not in self.ends:
             allowed = ", ".join(self.ends)
             raise ConfigError(f"{name} is not in [addresses]: it must be one of {allowed}")
-        return self.modem.wanted(self.ends[name], self.extras)
+        return self.modem.wanted(self.ends[name], self.ebyte_model)
 
 
-def read_radio_fleet(text: str, entropy: Callable[[int], bytes]) -> RadioFleet:
+def read_radio_fleet(text: str) -> RadioFleet:
     """The fleet in a TOML text. ConfigError says what is wrong, also by the law of the region."""
     file = read_config(_File, text)
     for key in _NOT_HERE:
@@ -92,37 +76,21 @@ def read_radio_fleet(text: str, entropy: Callable[[int], bytes]) -> RadioFleet:
     own, region = ends[HOST], REGIONS[file.region]
     if not own.frequency_hz:
         raise ConfigError("radio.frequency_hz is missing: the middle of the channel, in Hz")
-    radio, extras = own.radio, Extras()
-    if own.dialect == "meshtastic":
-        extras = _channel(file.channel, region.name, entropy)
+    if own.dialect not in BY_DIALECT:
+        raise ConfigError(
+            f"radio.dialect is {own.dialect!r}, whose modems need no file: docs/firmware.md says "
+            "who sets them"
+        )
+    radio = own.radio
     if own.dialect == "ebyte":
         if not file.ebyte_model:
             allowed = ", ".join(MODELS)
             raise ConfigError(f"ebyte_model is missing: it must be one of {allowed}")
-        radio, extras = replace(radio, bandwidth_khz=BANDWIDTH_KHZ), Extras(file.ebyte_model)
+        radio = replace(radio, bandwidth_khz=BANDWIDTH_KHZ)
     check(region, RadioChannel(own.frequency_hz, radio, own.power_dbm))
-    fleet = RadioFleet(ends, file.ports, extras)
+    fleet = RadioFleet(ends, file.ports, file.ebyte_model)
     try:
         fleet.wanted(HOST)
     except FirmwareError as error:
         raise ConfigError(f"[radio]: {error}") from error
     return fleet
-
-
-def _channel(channel: _Channel, region: str, entropy: Callable[[int], bytes]) -> Extras:
-    if region not in REGION_CODES:
-        allowed = ", ".join(REGION_CODES)
-        raise ConfigError(f"Meshtastic nodes need a region that they know: {allowed}")
-    try:
-        key = base64.b64decode(channel.key, validate=True)
-    except binascii.Error:
-        key = b""
-    if len(key) != KEY_BYTES:
-        made = base64.b64encode(entropy(KEY_BYTES)).decode()
-        raise ConfigError(
-            f"channel.key must be base64 of {KEY_BYTES} bytes, the same for the whole fleet and "
-            f'secret, for example a new one: key = "{made}"'
-        )
-    if not 0 < len(channel.name.encode()) <= NAME_BYTES_MAX:
-        raise ConfigError(f"channel.name must be 1 to {NAME_BYTES_MAX} bytes")
-    return Extras("", channel.name, channel.key, REGION_CODES[region])

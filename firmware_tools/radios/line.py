@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from firmware_tools.errors import NoAnswer
-from ternmesh.errors import WireError
 from transports.serial_lora.port import SerialPort
 from transports.serial_lora.send_queue import Waker
 
@@ -36,7 +35,7 @@ class Line:
         self._waker.close()
 
     def reopen(self, baud: int) -> None:
-        """Open the port anew, at another rate or after the modem was away; PortError."""
+        """Open the port anew at another rate; PortError."""
         self._port.close()
         self.baud = baud
         self._port = SerialPort(self.path, baud, WRITE_TIMEOUT_S, self._waker)
@@ -52,25 +51,17 @@ class Line:
         answer: Callable[[M], T | None],
         what: str,
         timeout_s: float,
-        longest_s: float,
     ) -> T:
         """Write a command; the first answer that is not None. NoAnswer names `what` was asked.
 
-        `feed` finds the messages in what comes; what came before the command is no answer. An
-        answer of many messages may take `longest_s` once its first message has come.
+        `feed` finds the messages in what comes; what came before the command is no answer.
         """
         while data := self._port.read(0.0):
             feed(data)
         self._port.write(command)
-        began = time.monotonic()
-        end = began + timeout_s
+        end = time.monotonic() + timeout_s
         while (left := end - time.monotonic()) > 0:
             for message in feed(self._port.read(min(ROUND_S, left))):
-                end = max(end, began + longest_s)
-                try:
-                    result = answer(message)
-                except WireError:
-                    continue  # a damaged message, of which there may be some on any line
-                if result is not None:
+                if (result := answer(message)) is not None:
                     return result
         raise NoAnswer(f"{self.path}: the modem does not answer {what} at {self.baud} baud")

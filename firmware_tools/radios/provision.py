@@ -21,10 +21,8 @@ from ternmesh_store.files import make_private_folder
 from transports.base import TransportError
 from transports.serial_lora.port import PortError
 
-SETTLE_S = 1.0  # between two looks at a modem that may have to settle, or to restart
 BOOT_S = 2.0  # for a board to restart
 FAILURES = (TernmeshError, TransportError, OSError, ValueError)  # of one modem
-SECRET, HIDDEN = ("key",), "(secret)"  # settings that are not shown, and what stands for them
 BACKUP_BYTES_MAX = 65_536
 FORMAT, BACKUPS_MAX = 1, 10_000
 Changes = dict[str, tuple[str, str]]  # before and after, to be shown
@@ -45,8 +43,7 @@ class Found:
 class Outcome:
     """What became of one modem.
 
-    `changed`, `unchanged`, `accepted` (it keeps no settings, but takes them), `volatile` (it keeps
-    none, nothing was tried), `differs` (nothing was written) or `failed`.
+    `changed`, `unchanged`, `differs` (nothing was written) or `failed`.
     """
 
     port: str
@@ -59,7 +56,7 @@ class Outcome:
     @property
     def is_right(self) -> bool:
         """Whether the modem has now what it should have."""
-        return self.result in ("changed", "unchanged", "accepted", "volatile")
+        return self.result in ("changed", "unchanged")
 
 
 @contextmanager
@@ -106,7 +103,7 @@ def probe(port: str) -> Found:
 def differences(have: Settings, wanted: Settings) -> Changes:
     """The settings to change, with what they are and what they should be."""
     return {
-        name: (HIDDEN, HIDDEN) if name in SECRET else (have.get(name, "?"), value)
+        name: (have.get(name, "?"), value)
         for name, value in wanted.items()
         if have.get(name) != value
     }
@@ -135,16 +132,15 @@ def provision(
             if not outcome.changes:
                 return replace(outcome, result="unchanged")
             if keep is None:
-                return replace(outcome, result="differs" if kind.keeps else "volatile")
-            if kind.keeps:
-                outcome = replace(outcome, backup=str(keep(before)))
+                return replace(outcome, result="differs")
+            outcome = replace(outcome, backup=str(keep(before)))
             try:
                 _change(modem, outcome.changes, wanted)
             except PortError:
                 raise
             except FAILURES as error:
                 return _taken_back(modem, before, replace(outcome, reason=str(error)))
-        return replace(outcome, result="changed" if kind.keeps else "accepted")
+        return replace(outcome, result="changed")
     except FAILURES as error:
         hint = f"; {_restore_hint(outcome)}" if outcome.backup else ""
         return replace(outcome, reason=f"{error}{hint}")
@@ -160,33 +156,18 @@ def restore(
 
 
 def _change(modem: Modem, changes: Changes, wanted: Settings) -> None:
-    """Write, then read until the modem shows what was written; FirmwareError, PortError."""
+    """Write, then read whether the modem shows what was written; FirmwareError, PortError."""
     modem.write({name: wanted[name] for name in changes})
-    if not modem.keeps and not modem.read():
-        return  # such a modem shows nothing: it has confirmed each setting
-    end = time.monotonic() + modem.restart_s
-    while True:
-        try:
-            left = differences(modem.read(), wanted)
-        except (NoAnswer, PortError):
-            if time.monotonic() >= end:
-                raise
-            left = changes
-        if not left:
-            return
-        if time.monotonic() >= end:
-            raise FirmwareError(f"the modem has not kept {', '.join(left)}")
-        time.sleep(SETTLE_S)
-        modem.reopen()
+    if left := differences(modem.read(), wanted):
+        raise FirmwareError(f"the modem has not kept {', '.join(left)}")
 
 
 def _taken_back(modem: Modem, before: Found, failed: Outcome) -> Outcome:
     """Give the modem what it had before a change that failed, and say whether that worked."""
     try:
-        left = differences(modem.read(), before.settings)
-        if left:
+        if left := differences(modem.read(), before.settings):
             _change(modem, left, before.settings)
-        ending = "it has again what it had before" if modem.keeps else "it keeps no settings"
+        ending = "it has again what it had before"
     except FAILURES as second:
         ending = f"what it had could not be brought back ({second}): {_restore_hint(failed)}"
     return replace(failed, reason=f"{failed.reason}; {ending}")

@@ -31,7 +31,7 @@ PAYLOAD_MAX = 231
 PREAMBLE_SYMBOLS = 16  # the firmware uses at least this preamble
 HEADER = 16  # bytes on the air before the Data message
 DATA_OVERHEAD = 8  # port number, length of the payload, flags
-PRIVATE_APP, ROUTING_APP, ADMIN_APP = 256, 5, 6
+PRIVATE_APP, ROUTING_APP = 256, 5
 LOWEST_PRIORITY = 1  # ours wait for all others of a mesh
 BROADCAST = 0xFFFFFFFF
 DUTY_CYCLE_LIMIT = 9
@@ -53,7 +53,7 @@ ROOM_S, ROOM_TRIES_MAX = 2.0, 60
 # Field numbers of meshtastic/mesh.proto.
 TO_PACKET, TO_WANT_CONFIG, TO_HEARTBEAT = 1, 3, 7
 FROM_PACKET, FROM_MY_INFO, FROM_CONFIG, FROM_COMPLETE, FROM_REBOOTED = 2, 3, 5, 7, 8
-FROM_CHANNEL, FROM_QUEUE = 10, 11
+FROM_QUEUE = 11
 MY_NODE = 1
 CONFIG_ONLY = 69_420  # as the nonce of a request: without the nodes of the mesh
 PACKET_FROM, PACKET_TO, PACKET_DATA, PACKET_ID = 1, 2, 4, 6
@@ -61,11 +61,7 @@ PACKET_SNR, PACKET_HOPS, PACKET_PRIORITY, PACKET_RSSI = 8, 9, 11, 12
 DATA_PORT, DATA_PAYLOAD, DATA_REQUEST = 1, 2, 6
 QUEUE_RESULT, QUEUE_FREE, QUEUE_MAX, QUEUE_PACKET = 1, 2, 3, 4
 ROUTING_ERROR = 3
-# Of admin.proto, config.proto and channel.proto
-ADMIN_SET_CHANNEL, ADMIN_SET_CONFIG, ADMIN_BEGIN, ADMIN_COMMIT = 33, 34, 64, 65
-CONFIG_LORA = 6
-CHANNEL_INDEX, CHANNEL_SETTINGS, CHANNEL_ROLE, PRIMARY = 1, 2, 3, 1
-CHANNEL_KEY, CHANNEL_NAME = 2, 3
+CONFIG_LORA = 6  # of config.proto
 
 
 def frame(message: bytes) -> bytes:

@@ -19,7 +19,6 @@ class MeshcoreModem(EmulatedModem):
         self._unframer = KissUnframer()
         self._frequency_hz = 869_525_000
         self._radio = LoraSetting(11, 250, 1, PREAMBLE_SYMBOLS)
-        self._power = b"\x16"
 
     @property
     def tuning(self) -> Hashable:
@@ -54,27 +53,13 @@ class MeshcoreModem(EmulatedModem):
         if command == wire.SET_RADIO:
             return self._set_radio(data)
         if command == wire.SET_POWER:
-            self._power = data[:1] or self._power
             return _output(wire.OK) if data else _error(TOO_SHORT)
-        if command in self._told():
-            return _output(command | wire.ANSWER, self._told()[command])
         if command == wire.GET_AIRTIME:
             if not data:
                 return _error(TOO_SHORT)
             milliseconds = airtime_us(self._radio, data[0]) // 1000
             return _output(wire.AIRTIME, milliseconds.to_bytes(4, "little"))
         return _error(UNKNOWN)
-
-    def _told(self) -> dict[int, bytes]:
-        numbers = self._frequency_hz.to_bytes(4, "little")
-        numbers += (self._radio.bandwidth_khz * 1000).to_bytes(4, "little")
-        numbers += bytes([self._radio.spreading_factor, self._radio.coding_rate + 4])
-        return {
-            wire.GET_RADIO: numbers,
-            wire.GET_POWER: self._power,
-            wire.GET_NOISE: (-112).to_bytes(2, "little", signed=True),
-            wire.GET_NAME: b"emulated",
-        }
 
     def _set_radio(self, data: bytes) -> Action:
         if len(data) < 10:

@@ -13,6 +13,7 @@ from transports.serial_lora.emulator.modem import Action, EmulatedModem, Output,
 
 QUEUE_MAX = 16
 TOO_LARGE = 7
+LORA = protobuf.number_field(1, 1) + protobuf.number_field(8, 3)  # a preset, 3 hops
 FLAGS = b"\x48\x00"  # field 9 of Data, which the firmware adds
 LOG = b"INFO  | 00:00:00 1 [Router] %b\r\n"
 
@@ -26,9 +27,6 @@ class MeshtasticModem(EmulatedModem):
         self._radio = radio
         self._unframer = wire.MeshtasticUnframer()
         self._queue: deque[bytes] = deque()
-        self._lora = protobuf.number_field(1, 1) + protobuf.number_field(8, 3)  # a preset, 3 hops
-        self._channel = b""
-        self._edits: list[tuple[int, bytes]] = []  # of an open transaction
 
     @property
     def tuning(self) -> Hashable:
@@ -70,11 +68,10 @@ class MeshtasticModem(EmulatedModem):
     def _message(self, message: dict[int, Value]) -> list[Action]:
         if nonce := protobuf.number(message, wire.TO_WANT_CONFIG):
             node = protobuf.number_field(wire.MY_NODE, self._node)
-            lora = protobuf.bytes_field(wire.CONFIG_LORA, self._lora)
+            lora = protobuf.bytes_field(wire.CONFIG_LORA, LORA)
             return [
                 _from_radio(protobuf.bytes_field(wire.FROM_MY_INFO, node)),
                 _from_radio(protobuf.bytes_field(wire.FROM_CONFIG, lora)),
-                _from_radio(protobuf.bytes_field(wire.FROM_CHANNEL, self._channel)),
                 _from_radio(protobuf.number_field(wire.FROM_COMPLETE, nonce)),
             ]
         if protobuf.data(message, wire.TO_HEARTBEAT) is not None:
@@ -86,10 +83,6 @@ class MeshtasticModem(EmulatedModem):
     def _send(self, packet: dict[int, Value]) -> list[Action]:
         data = protobuf.data(packet, wire.PACKET_DATA) or b""
         packet_id = protobuf.number(packet, wire.PACKET_ID) & 0xFFFFFFFF
-        content = protobuf.fields(data)
-        if protobuf.number(content, wire.DATA_PORT) == wire.ADMIN_APP and not self.fail_next:
-            admin = protobuf.fields(protobuf.data(content, wire.DATA_PAYLOAD) or b"")
-            return [self._status(packet_id), *self._administer(admin)]
         payload = struct.pack("<III4x", wire.BROADCAST, self._node, packet_id) + data + FLAGS
         if len(payload) > 255:
             return self._refuse(packet_id, TOO_LARGE)
@@ -99,21 +92,6 @@ class MeshtasticModem(EmulatedModem):
             return [self._status(packet_id, 1)]
         self._queue.append(payload)
         return [*self._transmit(), self._status(packet_id)]
-
-    def _administer(self, message: dict[int, Value]) -> list[Action]:
-        """Collect edits; at their end, save them and restart."""
-        for field in (wire.ADMIN_SET_CONFIG, wire.ADMIN_SET_CHANNEL):
-            if (content := protobuf.data(message, field)) is not None:
-                self._edits.append((field, content))
-        if not protobuf.number(message, wire.ADMIN_COMMIT):
-            return []
-        for field, content in self._edits:
-            if field == wire.ADMIN_SET_CHANNEL:
-                self._channel = content
-            else:
-                self._lora = protobuf.data(protobuf.fields(content), wire.CONFIG_LORA) or b""
-        self._edits.clear()
-        return self.power_up()
 
     def _refuse(self, packet_id: int, error: int) -> list[Action]:
         """Report as the firmware does: by a routing message, and by the status of the queue."""
