@@ -90,7 +90,7 @@ PARSED = {
     "./run gateway": "needs a radio: tests/edge/gateway/test_service.py",
     "./run split": "tests/ternmesh_cli/split/test_split_programs.py",
     "./run pipeline": "tests/ternmesh_cli/test_pipeline_cli.py",
-    "./run enrol rotate --config host.toml": "a stopped host: test_new_host_key.py",
+    "./run enrol rotate --config host.toml": "a stopped host: transcripts/rotate.txt",
     "./run release progress": "a running host: tests/host/test_releases.py",
     "./run upgrade": "needs a package: tests/ternmesh_cli/test_upgrade.py",
     "./run status --config host.toml --node": "tests/ternmesh_cli/test_boards.py",

@@ -21,9 +21,6 @@ from bench.simulated_fleet import average_in_float
 from edge.onnx.session import load_model, read_adapter
 from host.config import RunConfig, plan_of
 from models.zoo import package_path
-from ternmesh.config import ConfigError
-from ternmesh.federated.rules import RULES
-from ternmesh.federated.rules import Context as RuleContext
 from tests.flower_grid import LocalGrid, run_app
 
 sys.path.append(str(Path(__file__).parents[2] / "examples" / "flower"))
@@ -93,20 +90,6 @@ def test_the_example_learns_what_averaging_in_float_does(tmp_path: Path) -> None
     assert np.abs(learned - LOADED.initial).max() > 0.01
 
 
-@pytest.mark.parametrize("name", ["mean", "median", "krum", "nnm+trimmed_mean", "geometric_median"])
-def test_a_rule_makes_the_step(name: str) -> None:
-    values = [1.0, 1.2, 1.3, 1.1, 50.0]
-    result = step_of(
-        flower_strategy.RuleStrategy(name, byzantine=1), *(reply(filled(v)) for v in values)
-    )
-    found = value_of(result)
-    if name in RULES:
-        updates = np.repeat(np.array(values, np.float32)[:, None], 10, axis=1)
-        wanted = RULES[name](updates, np.full(5, 10.0), RuleContext(1))
-        assert found == pytest.approx(wanted[0])
-    assert (found > 10) == (name == "mean")
-
-
 def test_replies_that_cannot_be_used_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
     nan, short, other = filled(9), filled(9), filled(9)
     nan["b"][0] = np.nan
@@ -149,23 +132,6 @@ def test_the_weighted_mean_stands_in_and_is_bounded(rule, counts, value, said, c
     assert said in caplog.text
     assert strategy.aggregate_train(2, []) == (None, None)
     assert strategy.aggregate_evaluate(2, []) is None
-
-
-def test_a_minority_does_not_move_the_metrics() -> None:
-    good = [RecordDict({"m": MetricRecord({"loss": v, "num-examples": 1})}) for v in (1.0, 1.1)]
-    liars = [{"loss": 1e30, "more": 3.0}, {"loss": float("nan")}, {"loss": [1.0]}, {}]
-    bad = [RecordDict({"m": MetricRecord(metrics)}) for metrics in liars]
-    assert flower_strategy.median_metrics([*good, bad[0]], "num-examples") == {"loss": 1.1}
-    assert flower_strategy.median_metrics([*good, *bad[1:2]], "num-examples") == {"loss": 1.05}
-    assert flower_strategy.median_metrics([*good, *bad[2:]], "num-examples") == {}
-    often = RecordDict({str(n): MetricRecord({"loss": 1e30}) for n in range(9)})
-    assert flower_strategy.median_metrics([*good, often], "num-examples") == {"loss": 1.1}
-
-
-@pytest.mark.parametrize("name", ["best", "root_of_trust"])
-def test_a_rule_that_cannot_work_is_refused_at_once(name: str) -> None:
-    with pytest.raises(ConfigError, match=name):
-        flower_strategy.RuleStrategy(name)
 
 
 def error_of(arrays: ArrayRecord, config: dict[str, Any], scale: float = 1.0) -> str:

@@ -38,7 +38,7 @@ def save_encoder(kind: str, folder: Path) -> str:
     return str(folder)
 
 
-@pytest.fixture(params=["bert", "distilbert"])
+@pytest.fixture(params=["bert", pytest.param("distilbert", marks=pytest.mark.nightly)])
 def encoder(request, tmp_path):
     return request.param, save_encoder(request.param, tmp_path / "encoder")
 

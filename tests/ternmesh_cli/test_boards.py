@@ -59,6 +59,7 @@ def fleet(
             yield fleet
 
 
+@pytest.mark.nightly  # tests/host/test_management.py is in one process
 def test_a_host_looks_after_its_boards(
     fleet: Fleet,
     eventually: Callable[..., None],

@@ -23,9 +23,8 @@ def answers(path) -> bool:
         return False
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.nightly)]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_whoever_ends_the_demo_ends_its_fleet(tmp_path, number, eventually):
     out = tmp_path / "out"
     sockets = [out / member / "control.sock" for member in MEMBERS]

@@ -20,7 +20,7 @@ from ternmesh.security.enrolment import (
     write_rotation_request,
 )
 from ternmesh.security.identity import Role
-from ternmesh.security.membership import HOST, ROTATED_MAX
+from ternmesh.security.membership import HOST
 from ternmesh.wire import control
 from ternmesh.wire.frame import Header, open_seal, seal_open
 from ternmesh_cli.keys import enrol_fleet
@@ -332,21 +332,6 @@ def test_a_member_changes_its_keys_once_an_hour(fleet):  # R9.6-5
         assert refusal.reason == "early"
         assert ask(service, second, now + 1 + ROTATION_MIN_S)[0] == ROTATION_ANSWER
         assert host.member_list.find("ada") == ada.own.public
-
-
-def test_who_has_rotated_as_often_as_it_may_can_still_be_revoked(fleet):
-    with fleet.open("host") as host, fleet.open("ada") as ada:
-        service, now = EnrolmentDesk(host), 0.0
-        answers = []
-        for _ in range(ROTATED_MAX + 1):
-            now += ROTATION_MIN_S
-            body = write_rotation_request(ada.begin_rotation())
-            answers.append(ask(service, seal_open(Header(0, 0), body), now))
-            ada.finish_rotation()
-        assert [answer[0] for answer in answers[:-1]] == [ROTATION_ANSWER] * ROTATED_MAX
-        assert control.read_control(answers[-1]).reason == "full"
-        [member] = membership.answer(host, {"enrol": "revoke", "name": "ada"})["members"]
-        assert member["revoked"]
 
 
 def test_a_host_that_cannot_write_keeps_its_key(fleet, monkeypatch):

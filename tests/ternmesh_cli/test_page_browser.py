@@ -260,18 +260,6 @@ def test_the_keyboard_alone_pauses_a_board_and_starts_it_again(fleet: Fleet, bro
     page.until(lambda: "good" in page.one("[data-board=nicolas] .state").get_attribute("class"))
 
 
-@pytest.mark.nightly
-def test_a_muted_board_is_shown_with_the_reason(fleet: Fleet, browse: Any) -> None:
-    page = browse(fleet.url("host"))
-    page.until(lambda: page.all("[data-board=nicolas] button.name"))
-    page.driver.execute_script("arguments[0].click()", page.one("[data-board=nicolas] button.name"))
-    page.click("Mute it", "#detail")
-    page.until(lambda: "muted by the owner" in page.text("[data-board=nicolas]"))
-    page.until(lambda: "Count it again" in page.text("#detail-acts"), "the details are renewed")
-    page.click("Count it again", "#detail")
-    page.until(lambda: "muted" not in page.text("[data-board=nicolas]"))
-
-
 def test_samples_are_labelled_with_one_key_and_undone(fleet: Fleet, browse: Any) -> None:
     page = browse(fleet.url("theo"))
     page.until(lambda: "40 wait, 20 labelled" in page.text("#label-figures"))

@@ -127,19 +127,6 @@ def test_a_full_disk_is_said_and_what_was_there_is_kept(tmp_path: Path) -> None:
     assert "check that the disk has room" in host.log
 
 
-def test_a_disk_that_became_read_only(tmp_path: Path) -> None:
-    config = write(tmp_path, HOST, f"mqtt://127.0.0.1:{free_port()}")
-    state = tmp_path / "state"
-    state.mkdir()
-    mount = f"mount --bind {state} {state} && mount -o remount,ro,bind {state}"
-    prefix = ["unshare", "--map-root-user", "--mount", "sh", "-c", f'{mount} && exec "$@"', "-"]
-    if subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode != 0:
-        pytest.skip("this machine does not let us mount")
-    with Supervisor(tmp_path, "host", "--insecure", "--config", config, prefix=prefix) as host:
-        assert "Read-only file system" in host.listen("STATUS=cannot")
-        assert host.process.wait(PATIENCE_S) == ExitCode.REFUSED
-
-
 @dataclass(frozen=True)
 class Fleet:
     """What was written while a board enrolled with a code and a run was done."""
