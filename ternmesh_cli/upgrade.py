@@ -49,10 +49,10 @@ exit codes:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     rows = Subcommands(parser, EXIT_CODES)
-    sign = rows.add("sign", "sign a .deb or .whl with the key of the host or another signer", _sign)
+    sign = rows.add("sign", "sign a .deb with the key of the host or another signer", _sign)
     sign.add_argument("file", type=Path, metavar="FILE")
     release.add_signer(sign)
-    install = rows.add("install", "install a .deb or .whl, and go back where it fails", _install)
+    install = rows.add("install", "install a .deb, and go back where it fails", _install)
     install.add_argument("file", type=Path, metavar="FILE")
     what = "node.toml, host.toml or gateway.toml; again for each program of this machine"
     install.add_argument(

@@ -117,36 +117,13 @@ def roll_back(folder: Path, why: str) -> str:
     return sentence
 
 
-def copy(source: Path, target: Path) -> None:
-    """Copy a file, a link or a folder, in place of what is there."""
-    remove(target)
-    if source.is_dir() and not source.is_symlink():
-        shutil.copytree(source, target, symlinks=True)
-    else:
-        shutil.copy2(source, target, follow_symlinks=False)
-
-
-def remove(path: Path) -> None:
-    """Remove a file or a folder, if it is there."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-
-
 def _bring_program_back(marker: Mapping[str, Any]) -> None:
-    if marker["previous"] is not None:
-        try:
-            dpkg("--install", marker["previous"])
-        except Failed as error:
-            syslog.syslog(syslog.LOG_WARNING, str(error))
-            dpkg("--configure", "-a")
-            dpkg("--install", marker["previous"])
-        return
-    for path in (*marker["added"], *Path(marker["site"]).glob("~*")):  # pip's, while it replaces
-        remove(Path(path))
-    for name, kept in marker["files"].items():
-        copy(Path(kept), Path(name))
+    try:
+        dpkg("--install", marker["previous"])
+    except Failed as error:
+        syslog.syslog(syslog.LOG_WARNING, str(error))
+        dpkg("--configure", "-a")
+        dpkg("--install", marker["previous"])
 
 
 def _make_room(folder: Path) -> None:

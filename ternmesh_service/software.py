@@ -1,19 +1,14 @@
-"""A version of ternmesh as a file, .deb or .whl: does it fit here, and what goes back to before?"""
+"""A version of ternmesh as a .deb: does it fit here, and what goes back to before?"""
 
-import importlib.util
-import json
 import os
 import re
 import shutil
 import sys
-import zipfile
-import zlib
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ternmesh_service.rollback import Failed, copy, dpkg, run
+from ternmesh_service.rollback import Failed, dpkg, run
 
 NAME = "ternmesh"
 DEB_FIELDS = "${Package}\n${Version}\n${Architecture}\n${Installed-Size}\n${Depends}"
@@ -27,23 +22,10 @@ class Package:
     path: Path
     version: str
     installed: str  # the version that it replaces
-    needed: int  # bytes on the disk, with those of the way back
-    names: tuple[str, ...] = ()  # of a wheel: what it puts into site-packages
 
 
 def read_package(path: Path) -> Package:
-    """What is in a file; Failed where it is damaged, is not for this machine, or is too old."""
-    package = _read_wheel(path) if path.suffix == ".whl" else _read_deb(path)
-    free = shutil.disk_usage(path.parent).free
-    if package.needed > free:
-        raise Failed(
-            f"{path.name} needs {package.needed >> 20} MiB with the way back, and {free >> 20} MiB "
-            "are free: make room"
-        )
-    return package
-
-
-def _read_deb(path: Path) -> Package:
+    """What is in a .deb; Failed where it is damaged, is not for this machine, or is too old."""
     try:
         run("dpkg-deb", "--contents", path)  # it reads all
         about = run("dpkg-deb", "--show", f"--showformat={DEB_FIELDS}", path).split("\n", 4)
@@ -61,66 +43,35 @@ def _read_deb(path: Path) -> Package:
     try:
         versions = run("dpkg-query", "--show", "--showformat=${Version} ${Installed-Size}", NAME)
     except Failed as error:
-        raise Failed(f"{NAME} was not installed from a .deb here: give a .whl ({error})") from error
+        raise Failed(
+            f"{NAME} was not installed from a .deb here: upgrade it with pip ({error})"
+        ) from error
     installed, _, installed_size = versions.partition(" ")
     try:
         run("dpkg", "--compare-versions", version, "ge", installed)
     except Failed as error:
-        raise _older(path, version, installed) from error
-    return Package(path, version, installed, (int(size or 0) + 2 * int(installed_size or 0)) << 10)
-
-
-def _read_wheel(path: Path) -> Package:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            entries = tuple({name.split("/")[0] for name in archive.namelist()})
-            size = sum(entry.file_size for entry in archive.infolist())
-            damaged = archive.testzip()
-    except (zipfile.BadZipFile, zlib.error, ValueError, EOFError) as error:
-        raise Failed(f"{path.name} is damaged, or no wheel: copy it again ({error})") from error
-    _require(path, damaged is None, "is damaged: copy it again")
-    if f"{NAME}/__init__.py" not in map(str, metadata.files(NAME) or ()):
-        raise Failed(f"{NAME} was not installed from a wheel here: give a .deb, or use git")
-    if importlib.util.find_spec("pip") is None:
-        raise Failed(f"pip is not in {sys.prefix}: install it there (`python -m ensurepip`)")
-    from pip._vendor.packaging.version import Version
-
-    # pip refuses a wheel for another system or Python.
-    [planned] = json.loads(_pip("--quiet", "--dry-run", "--report", "-", path))["install"]
-    name, version = planned["metadata"]["name"], planned["metadata"]["version"]
-    _require(path, name == NAME, f"is {name}, and not {NAME}")
-    installed = metadata.version(NAME)
-    if Version(version) < Version(installed):
-        raise _older(path, version, installed)
-    return Package(path, version, installed, 3 * size, entries)
-
-
-def _pip(*options: object) -> str:
-    pip = (sys.executable, "-I", "-m", "pip", "--disable-pip-version-check", "install")
-    return run(*pip, "--no-index", "--no-deps", "--force-reinstall", *options)
+        raise Failed(
+            f"{path.name} is {version}, and {installed} here is newer: an older one may not read "
+            "its state; see docs/backup.md"
+        ) from error
+    needed = (int(size or 0) + 2 * int(installed_size or 0)) << 10
+    free = shutil.disk_usage(path.parent).free
+    _require(
+        path,
+        needed <= free,
+        f"needs {needed >> 20} MiB with the way back, and {free >> 20} MiB are free: make room",
+    )
+    return Package(path, version, installed)
 
 
 def keep(package: Package, folder: Path) -> dict[str, Any]:
     """Keep what is installed in `folder`. Returns what a marker says of it."""
-    about = {"old": package.installed, "new": package.version, "previous": None}
-    if package.path.suffix != ".whl":
-        return {**about, "previous": str(_repack(folder))}
-    site = Path(str(metadata.distribution(NAME).locate_file("")))
-    parts = [file.parts for file in metadata.files(NAME) or ()]
-    names = {p[0] if p[0] != ".." else os.path.normpath(site.joinpath(*p)) for p in parts}
-    kept = {str(site / name): str(folder / f"{number}") for number, name in enumerate(names)}
-    for name, place in kept.items():
-        copy(Path(name), Path(place))
-    added = [str(site / name) for name in set(package.names) - names]
-    return {**about, "files": kept, "added": added, "site": str(site)}
+    return {"old": package.installed, "new": package.version, "previous": str(_repack(folder))}
 
 
 def install(package: Package) -> None:
     """Replace what is installed."""
-    if package.path.suffix == ".whl":
-        _pip(package.path)
-    else:
-        dpkg("--install", package.path)
+    dpkg("--install", package.path)
 
 
 def _repack(folder: Path) -> Path:
@@ -136,7 +87,7 @@ def _repack(folder: Path) -> Path:
             target.mkdir(exist_ok=True)
             shutil.copymode(source, target)
         elif os.path.lexists(source):  # a setting of dpkg may leave out documents
-            copy(source, target)
+            shutil.copy2(source, target, follow_symlinks=False)
     about = run("dpkg-query", "--status", NAME).splitlines(keepends=True)
     left_out = ("Status:", "Config-Version:")
     texts = {"control": "".join(line for line in about if not line.startswith(left_out))}
@@ -153,10 +104,3 @@ def _repack(folder: Path) -> Path:
 def _require(path: Path, holds: bool, else_it: str) -> None:
     if not holds:
         raise Failed(f"{path.name} {else_it}: nothing was changed")
-
-
-def _older(path: Path, version: str, installed: str) -> Failed:
-    return Failed(
-        f"{path.name} is {version}, and {installed} here is newer: an older one may not read its "
-        "state; see docs/backup.md"
-    )
