@@ -72,7 +72,7 @@ def measure(*, quick: bool, resume: Path | None = None) -> Result:
     finished = Finished(resume)
     folder = Path(tempfile.mkdtemp(prefix="ternmesh-mixed-"))
     for name in ARCHITECTURES[1:]:
-        command = ["-m", "models.pretrain_keyword", "--architecture", name, "--out"]
+        command = ["-m", "examples.voice.pretrain_keyword", "--architecture", name, "--out"]
         subprocess.run([sys.executable, *command, str(folder / "models" / name)], check=True)
     jobs = [
         Job(f"{bearer} {seed}", ("bench.mixed", bearer, str(seed), str(ROUNDS), str(folder)))

@@ -1,6 +1,6 @@
 """Pre-train a model of the ten digits that has room for words of your own, and export it.
 
-    python examples/voice/export_model.py --words stop go --out voice_bundle
+    python -m examples.voice.export_model --words stop go --out voice_bundle
 
 It never hears the words: boards learn them. The adapter includes the head, so a board can train it.
 """
@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 from torch.nn import functional
 
+from examples.voice.pretrain_keyword import BATCH_ON_BOARD, pretrain
 from models.export import export
 from models.keyword import SPEAKERS, WORDS, add_keyword_lora, load_clips
-from models.pretrain_keyword import BATCH_ON_BOARD, pretrain
 from models.zoo import fsdd_path
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")

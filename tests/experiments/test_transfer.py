@@ -68,9 +68,9 @@ def test_missing_data_says_what_to_fetch(tmp_path: Path, monkeypatch: Any) -> No
 
 @pytest.mark.nightly
 def test_one_transfer_has_all_arms(tmp_path: Path, monkeypatch: Any) -> None:
+    from examples.voice.pretrain_keyword import pretrain
     from experiments.transfer import arms, learners, tasks
     from experiments.transfer.distillation import LearningSettings
-    from models.pretrain_keyword import pretrain
 
     def learner(name: str, *rest: Any) -> learners.Learner:
         made = learners.keyword_learner(name, *rest)

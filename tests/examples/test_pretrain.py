@@ -1,7 +1,7 @@
 import torch
 
+from examples.voice.pretrain_keyword import augment, pretrain
 from models.keyword import SPEAKERS, load_clips
-from models.pretrain_keyword import augment, pretrain
 from models.zoo import fsdd_path
 
 

@@ -1,7 +1,7 @@
 """Pre-train a keyword model on three speakers and export its model package.
 
-    python -m models.pretrain_keyword --data CLIPS.npz --out models/zoo/keyword
-    python -m models.pretrain_keyword --architecture keyword-cnn --out FOLDER
+    python -m examples.voice.pretrain_keyword --data CLIPS.npz --out models/zoo/keyword
+    python -m examples.voice.pretrain_keyword --architecture keyword-cnn --out FOLDER
 
 CLIPS.npz is by default the copy in models/zoo/fsdd. Only the clips of three speakers are used, so
 that the boards have something to learn from the other three.
