@@ -18,7 +18,6 @@ from typing import Any
 from edge.config import NodeConfig, check_config, warn_of_shared
 from edge.data.labels import PresentModel, answer_data, finish_data
 from edge.data.node_data import open_data
-from edge.enrolment import finish_rotation
 from edge.node import Node
 from edge.onnx.session import LoadedModel, load_model
 from edge.releases.incoming import Incoming
@@ -66,8 +65,6 @@ def run_node(config: NodeConfig, stop: threading.Event, *, insecure: bool = Fals
     keyring = choose_keyring(state, config.security, config.link, insecure=insecure)
     manager = ServiceManager()
     with opened(state, keyring, config.link.fleet):
-        if isinstance(keyring, Keyring):
-            finish_rotation(config.link, config.name, keyring, stop, manager.beat)
         if config.releases.dir is None:
             loaded = load_model(package_folder(config.model))
             _serve(config, loaded, state, keyring, stop, manager, None)

@@ -1,4 +1,4 @@
-"""The fleet of the targets; enrolment and rotation of keys at their receivers.
+"""The fleet of the targets; enrolment and the rotation of a host's key at their receivers.
 
 Where a proof stands in front of the content, the target makes a valid one: no fuzzer guesses a
 signature, and the reader behind it is what is tested.
@@ -20,11 +20,9 @@ from ternmesh.federated.registry import NodeRegistry
 from ternmesh.federated.state import RegisteredNode
 from ternmesh.security import enrolment, identity, membership
 from ternmesh.security.authenticator import OPEN
-from ternmesh.security.enrolment import write_rotation_request
 from ternmesh.security.host_keys import write_host_rotation
-from ternmesh.security.identity import PublicIdentity, Role
+from ternmesh.security.identity import Role
 from ternmesh.security.notices import RotationReader, rotation_frames
-from ternmesh.security.primitives import statement
 from ternmesh.security.signatures import Signers
 from ternmesh.wire.frame import UNASSIGNED, Header, seal_open
 
@@ -55,7 +53,7 @@ def _check_desk(data: bytes) -> None:
     """Requests of members and strangers; some carry the proof that a lying member can make."""
     known = membership.MemberList(fleet())
     keyring: Any = SimpleNamespace(own=_HOST, member_list=known, is_strange=lambda _peer: False)
-    keyring.keep_member_list = keyring.keep_rotation = keyring.rekey = lambda: None
+    keyring.keep_member_list = keyring.rekey = lambda: None
     channel = Channel[object](run=bytes(8), counter=0, security=OPEN)
     desk, handlers = EnrolmentService(keyring, channel), Handlers(of_node={}, of_peer={})
     desk.register(handlers)
@@ -80,25 +78,14 @@ def _desk_frame(kind: int, body: bytes) -> bytes:
     if kind == 1:
         proof = enrolment._proof(_CODE, "enrol request", body)
         body = bytes((enrolment.REQUEST,)) + _CODE.label + body + proof
-    elif kind == 2:
-        message = statement("rotation", fleet().fleet, body)
-        signatures = (end.sign(message) for end in (_MEMBER, _OTHER))
-        body = write_rotation_request(body + b"".join(signatures))
     elif kind == 3:
         return body
     return seal_open(Header(UNASSIGNED, 0), body or b"\0")
 
 
 def _to_desk() -> Iterator[bytes]:
-    rotates = b"\x02" + _new_keys()
     enrols = b"\x05" + identity.write_identity(_OTHER.public)
     yield joined([enrols, b"\x45" + enrols[1:], b"\x00hello", b"\x03hello"])
-    yield joined([rotates, b"\x42" + rotates[1:], b"\x46" + rotates[1:], enrols])
-
-
-def _new_keys() -> bytes:
-    new = PublicIdentity("ada", Role.NODE, _OTHER.public.verify, _OTHER.public.exchange)
-    return _MEMBER.public.fingerprint + identity.write_identity(new)
 
 
 def _check_rotation(data: bytes) -> None:

@@ -1,6 +1,6 @@
-"""The host's service for enrolment with a code, new keys and the list of members (SPEC.md 9.6).
+"""The host's service for enrolment with a code and the list of members (SPEC.md 9.6).
 
-It handles for a host what comes without a seal: three kinds of request, and proofs that the host's
+It handles for a host what comes without a seal: two kinds of request, and proofs that the host's
 key has a successor. It also gives boards the notices of the host: that they were revoked, or that
 the host has a new key.
 """
@@ -19,9 +19,7 @@ from ternmesh.security import enrolment
 from ternmesh.security.enrolment import (
     ENTROPY_SIZE,
     LIST_REQUEST,
-    ROTATION_REQUEST,
     EnrolmentCodes,
-    accept_rotation,
     make_code,
     read_list_request,
 )
@@ -42,7 +40,6 @@ from ternmesh.wire.control import Refusal
 from ternmesh.wire.frame import FRAME_MAX, open_seal, seal_open
 from ternmesh_service.keyring import SUPERSEDED, Keyring
 
-ROTATION_MIN_S = 3600.0  # between two rotations of a member; the membership keeps each for ever
 ANSWER_MIN_S = 1.0  # between two answers, and between two refusals, to a peer
 CHECK_MIN_S = 0.02  # between two requests of all members that cost a check of signatures
 LIST_MIN_S = 10.0  # between two lists for a gateway
@@ -65,7 +62,6 @@ class EnrolmentService:
         self._unproved = RateLimiter(ANSWER_MIN_S)
         self._checks = RateLimiter(CHECK_MIN_S)
         self._lists = RateLimiter(LIST_MIN_S)
-        self._rotated_at: dict[str, float] = {}  # by member
         self._notices = RateLimiter(NOTICE_FIRST_S, NOTICE_LONGEST_S)  # by kind and fingerprint
         self._rotations = RotationReader()
         self._refusals = RefusalLog()  # requests from strangers must not fill the log
@@ -74,7 +70,6 @@ class EnrolmentService:
         """Handle these messages of a host from now on."""
         handlers.in_clear |= {
             enrolment.REQUEST: partial(self._answer, self._enrol),
-            ROTATION_REQUEST: partial(self._answer, self._rotate),
             LIST_REQUEST: partial(self._answer, self._list),
             HOST_ROTATED: self._hear_rotation,
         }
@@ -127,7 +122,7 @@ class EnrolmentService:
         except WireError as error:
             self._channel.refused[error.reason] += 1
             if self._refusals.is_news(peer, error.reason):
-                _log.warning("refused to enrol or to rotate keys of %s: %s", peer, error)
+                _log.warning("refused to enrol %s: %s", peer, error)
             if self._unproved.allow(peer, now):
                 answers = (control.write_control(Refusal(0, error.reason)),)
         if answers:
@@ -140,22 +135,6 @@ class EnrolmentService:
         self._keyring.keep_member_list()  # on disk before the answer is sent
         _log.info("%s is enrolled as a %s", public.name, public.role.name.lower())
         return (answer,)
-
-    def _rotate(self, peer: str, body: bytes, now: float) -> Sequence[bytes]:
-        keyring = self._keyring
-        before = keyring.member_list.find(peer)
-        if not self._checks.allow("", now):
-            return ()  # it asks again
-        last = self._rotated_at.get(peer)
-        is_early = last is not None and now < last + ROTATION_MIN_S
-        if is_early and keyring.member_list.rotated(body[1:]) is None:
-            raise WireError("early", "its keys have changed within the last hour")
-        public, answer = accept_rotation(body, keyring.member_list, keyring.own, peer)
-        if public != before:
-            self._rotated_at[peer] = now
-            keyring.keep_rotation()
-            _log.info("%s has new keys: %s", peer, public.fingerprint.hex())
-        return (answer,) if self._proved.allow(peer, now) else ()
 
     def _list(self, peer: str, body: bytes, now: float) -> Sequence[bytes]:  # noqa: ARG002
         """The membership list for a gateway, which asks in the name of one of its boards."""

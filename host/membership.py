@@ -6,7 +6,7 @@ from typing import Any
 from host.enrolment import EnrolmentService
 from ternmesh.errors import SecurityError, TernmeshError
 from ternmesh.security.host_keys import host_text
-from ternmesh.security.identity import Role, parse_identity, parse_rotation
+from ternmesh.security.identity import Role, parse_identity
 from ternmesh.security.membership import MemberList, fleet_text, write_fleet
 from ternmesh_service.keyring import Keyring, NoKeyring
 
@@ -38,9 +38,6 @@ def answer(
                 keyring.member_list.revoke(str(request.get("name", "")))
                 keyring.keep_member_list()
                 keyring.rekey()
-            case "rotate":
-                keyring.member_list.rotate(parse_rotation(str(request.get("rotation", ""))))
-                keyring.keep_rotation()
             case "export":
                 fleet = write_fleet(keyring.own, keyring.member_list.state)
                 return {**members(keyring), "fleet_list": fleet_text(fleet)}

@@ -176,14 +176,10 @@ class HostService:
             release = self.releases.status()
             return {"said": said, "release": release and to_json(release)}
         answer = membership.answer(self._keyring, request, self.enrolment, self._clock())
-        if "error" not in answer:
-            match request[membership.ASK]:
-                case "revoke":
-                    assert self.enrolment is not None  # else there are no members
-                    self.enrolment.tell(str(request["name"]), self._clock())
-                    self.protocol.exclude(str(request["name"]), self._clock())
-                case "rotate":  # there is a new group key, which the others must get
-                    self.protocol.handle_timeout(self._clock())
+        if "error" not in answer and request[membership.ASK] == "revoke":
+            assert self.enrolment is not None  # else there are no members
+            self.enrolment.tell(str(request["name"]), self._clock())
+            self.protocol.exclude(str(request["name"]), self._clock())
         return answer
 
     def _mute(self, names: set[str], mute: bool) -> None:

@@ -12,7 +12,6 @@ from ternmesh.config import ConfigError
 from ternmesh.errors import SecurityError
 from ternmesh.security.host_keys import HostKeys, host_text, parse_host
 from ternmesh.security.identity import (
-    FINGERPRINT_SIZE,
     HOST_MARK,
     PUBLIC_MARK,
     ROTATION_MARK,
@@ -49,12 +48,6 @@ or, with a code to type instead of lines to copy:
 a gateway between radios and a broker has keys like a board; its boards get its keys from a file:
   ternmesh enrol export --config host.toml FILE    on the host: its members, signed
   ternmesh enrol import --config node.toml FILE    on the boards of a gateway
-to change the keys of a board:
-  ternmesh enrol rotate --config node.toml         on the board: tells the host over the link
-or, where radios or a gateway stand between them:
-  ternmesh enrol rotate --config node.toml --line  on the board: prints its line
-  ternmesh enrol rotate --config host.toml TM1-ROTATION:...     likewise on its gateway
-  ternmesh enrol rotate --config node.toml --finish             on the board, at the end
 to change the key of the host, while it is stopped:
   ternmesh enrol rotate --config host.toml         its boards and gateways follow
   ternmesh enrol rotate --config node.toml TM1-ROTATION:...     or by hand, on each of them
@@ -73,11 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("import", _import, "on a gateway, or a board behind one: read the list of members"),
         ("code", _code, "on a running host: make a one-time code with which a board can join"),
         ("join", _join, "on a board that is not running: join with the host's one-time code"),
-        (
-            "rotate",
-            _rotate,
-            "new keys for a board or host that does not run, signed by its old ones",
-        ),
+        ("rotate", _rotate, "a new key for a host that does not run, signed by its old one"),
     ):
         row = rows.add(name, summary, run)
         row.set_defaults(action=action)
@@ -96,11 +85,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             row.add_argument("--role", choices=roles, default="node", help="of the new member")
             add_option(row, "--minutes", real(0.1, 1440.0), 15.0, "how long it is valid")
         if name == "rotate":
-            what = f"accept another end's line that begins with {ROTATION_MARK}, or its file"
+            what = f"on a board: follow the host's line that begins with {ROTATION_MARK}, or a file"
             one = row.add_mutually_exclusive_group()
             one.add_argument("rotation", nargs="?", help=what)
-            one.add_argument("--line", action="store_true", help="print the line, use no link")
-            one.add_argument("--finish", action="store_true", help="the host has accepted the line")
+            one.add_argument("--line", action="store_true", help="print the last lines again")
         if name == "revoke":
             row.add_argument("name", help="of the board")
         if name == "identity":
@@ -241,38 +229,14 @@ def join_fleet(path: Path, text: str) -> dict[str, Any]:
 
 
 def _rotate(arguments: argparse.Namespace) -> dict[str, Any]:
-    if arguments.rotation is not None:
-        for text in _texts(arguments.rotation, ROTATION_MARK).values():
-            answer = _take_rotation(arguments, text)
-            if "error" in answer:
-                break
-        return answer
     config = read(arguments.config)
-    if config.role is Role.HOST:
-        return _rotate_host(arguments, config)
-    link = None if arguments.line or arguments.finish else _open_link(arguments.config, config)
-    with keyring_of(config) as keyring:
-        if arguments.finish:
-            if keyring.rotation is None:
-                raise SecurityError(f"{config.name} has no new keys: make them with --line first")
-            keyring.finish_rotation()
-            return _shown(keyring.own.public)
-        line = rotation_text(keyring.begin_rotation())
-        note = "each time the board starts, it asks the host to accept its new keys"
-        if link is not None:
-            from edge.enrolment import rotate_keys
-
-            _tell_wait(link)
-            if rotate_keys(link, config.name, keyring):
-                return _shown(keyring.own.public)
-            note = f"the host does not answer: {note}"
-        return {"name": config.name, "rotation": line, "note": note}
-
-
-def _rotate_host(arguments: argparse.Namespace, config: End) -> dict[str, Any]:
-    """Change the key of a host; with --line show its last rotations, for radios and by hand."""
-    if arguments.finish:
-        raise ConfigError("--finish is for boards: a host uses its new key at its next start")
+    if arguments.rotation is not None:
+        return _follow_host(config, arguments.rotation)
+    if config.role is not Role.HOST:
+        raise ConfigError(
+            f"{arguments.config} is of a board: for new keys `enrol revoke` it, rename its file "
+            "`identity`, and enrol it again"
+        )
     if not arguments.line and config.ask({"command": "status"}) is not None:
         raise SecurityError("the host runs: stop it, and change its key then")
     with keyring_of(config) as keyring:
@@ -288,38 +252,19 @@ def _rotate_host(arguments: argparse.Namespace, config: End) -> dict[str, Any]:
         return {**shown, "rotation": "\n".join(lines), **notes}
 
 
+def _follow_host(config: End, argument: str) -> dict[str, Any]:
+    if config.role is Role.HOST:
+        raise ConfigError("a host has its key already: give the file of a board or gateway")
+    with keyring_of(config) as keyring:
+        for text in _texts(argument, ROTATION_MARK).values():
+            keyring.follow_host(parse_rotation(text))
+        return _shown(keyring.member_list.host)
+
+
 def _tell_wait(link: LinkConfig) -> None:
     """Say on stderr who is asked, and for how long."""
     where = parse_url(link.url) if link.url else "this link"
     print(f"asking the host over {where}, for at most two minutes ...", file=sys.stderr)
-
-
-def _open_link(path: Path, config: End) -> LinkConfig:
-    """The link over which a board can ask the host; SecurityError where radios are in between."""
-    from transports.factory import is_linked
-
-    link = link_of(path, config) if config.role is Role.NODE else None
-    if link is None or is_linked(link):
-        raise SecurityError(
-            "radios and gateways still use the old keys, so the line must be copied by hand: "
-            "see --line and --finish"
-        )
-    return link
-
-
-def _take_rotation(arguments: argparse.Namespace, text: str) -> dict[str, Any]:
-    config = read(arguments.config)
-    if config.role is Role.HOST:
-        return ask_host(arguments.config, {"enrol": "rotate", "rotation": text})
-    with keyring_of(config) as keyring:
-        rotation = parse_rotation(text)
-        hosts = keyring.member_list.hosts
-        if rotation[:FINGERPRINT_SIZE] in {hosts.present.fingerprint, *hosts.before}:
-            keyring.follow_host(rotation)
-            return _shown(keyring.member_list.host)
-        new = keyring.member_list.rotate(rotation)
-        keyring.keep_rotation()
-        return _shown(new)
 
 
 def ask_host(path: Path, request: dict[str, Any]) -> dict[str, Any]:

@@ -13,13 +13,7 @@ from typing import Any
 from ternmesh.errors import SecurityError
 from ternmesh.security.identity import Identity, Role
 from ternmesh_service.control_socket import BACKUP
-from ternmesh_service.identity_file import (
-    IDENTITY,
-    IDENTITY_MAX,
-    NEXT,
-    check_owner,
-    parse_identity_file,
-)
+from ternmesh_service.identity_file import IDENTITY, IDENTITY_MAX, check_owner, parse_identity_file
 from ternmesh_store.database import DamagedError, FormatError, StoreError
 from ternmesh_store.files import create_private_file, read_file
 from ternmesh_store.state_file import STATE, StateContent, StateFile
@@ -31,13 +25,10 @@ def make_backup(state: StateFile, identity: Path, folder: Path) -> list[str]:
     Returns the names of the copies. Raises StoreError where they cannot be written, or exist.
     """
     state.back_up(folder / STATE)
-    names = [STATE]
-    for suffix in ("", NEXT):  # the second is there while keys are being changed
-        file = identity.with_name(identity.name + suffix)
-        if file.exists():
-            _copy_identity(file, folder / (IDENTITY + suffix))
-            names.append(IDENTITY + suffix)
-    return names
+    if not identity.exists():
+        return [STATE]
+    _copy_identity(identity, folder / IDENTITY)
+    return [STATE, IDENTITY]
 
 
 def answer_backup(state: StateFile, identity: Path, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -65,12 +56,11 @@ def restore_backup(
     kept = source / STATE
     if not kept.is_file():
         raise StoreError(f"{source} holds no {STATE}: name a folder that `ternmesh backup` wrote")
-    keys = {}
-    for suffix in ("", NEXT):
-        if (source / (IDENTITY + suffix)).exists():
-            keys[suffix] = parse_identity_file(source / (IDENTITY + suffix))
-            check_owner(source / (IDENTITY + suffix), keys[suffix], name, role)
-    if "" in keys and not force and _holds_other(identity, keys[""]):
+    own = None
+    if (source / IDENTITY).exists():
+        own = parse_identity_file(source / IDENTITY)
+        check_owner(source / IDENTITY, own, name, role)
+    if own is not None and not force and _holds_other(identity, own):
         raise SecurityError(
             f"{identity} is another identity than that in {source}: move it away, or give --force"
         )
@@ -83,14 +73,12 @@ def restore_backup(
             raise StoreError(f"{source} holds no fleet and no run: take another, or give --force")
         if state.path.exists():
             _check_age(state, content, source, force=force)
-        for suffix, own in keys.items():
-            _bring_back(
-                source / (IDENTITY + suffix), own, identity.with_name(identity.name + suffix)
-            )
+        if own is not None:
+            _bring_back(source / IDENTITY, own, identity)
         state.replace_by(copy)
     finally:
         copy.unlink(missing_ok=True)
-    return "" in keys
+    return own is not None
 
 
 def _check_age(state: StateFile, kept: StateContent, source: Path, *, force: bool) -> None:

@@ -23,7 +23,6 @@ from ternmesh_store.files import create_private_file, read_text, replace_private
 
 IDENTITY = "identity"  # the name of the identity file
 IDENTITY_MAX = 1 << 15  # bytes of it, with the rotations of a host
-NEXT = ".next"  # suffix of the identity file that replaces the present one in a key rotation
 CREDENTIALS = "CREDENTIALS_DIRECTORY"
 
 

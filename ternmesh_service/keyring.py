@@ -36,7 +36,6 @@ from ternmesh.security.membership import (
     MemberListState,
     MembersBehindGateway,
     found_fleet,
-    write_rotation,
 )
 from ternmesh.security.sealing import Change
 from ternmesh.security.session import EPHEMERAL_SIZE
@@ -46,14 +45,11 @@ from ternmesh_service.config_file import anchored
 from ternmesh_service.identity_file import (
     CREDENTIALS,
     IDENTITY,
-    NEXT,
-    make_identity_file,
     read_host_file,
     read_identity_file,
     replace_host_file,
 )
 from ternmesh_service.status import SecurityStatus
-from ternmesh_store.files import sync_folder
 from ternmesh_store.security_store import SecurityStore
 from ternmesh_store.state_file import SECURITY, StateFile
 from ternmesh_store.store import END, HOP
@@ -139,9 +135,7 @@ class Keyring:
         self.store = SecurityStore(state)
         self._config = config
         self._path = config.path(state.folder)
-        self._next_path = self._path.with_name(self._path.name + NEXT)
         self._own: Identity | None = None
-        self._next: Identity | None = None
         self._member_list: MemberList | None = None
         self._sealings: dict[str, KeyedSealing] = {}  # by layer
 
@@ -149,7 +143,6 @@ class Keyring:
         """Read the identity and the fleet. Raises SecurityError or StoreError."""
         self._own = read_identity_file(self._path)
         self._member_list = self.store.member_list()
-        self._next = read_identity_file(self._next_path) if self._next_path.exists() else None
         self._take_over()
 
     @property
@@ -274,37 +267,9 @@ class Keyring:
         """
         if not self.member_list.learn(data):
             return False
-        self.keep_rotation()
+        self.keep_member_list()
+        self.rekey()
         return True
-
-    # Key rotation: both keys are kept until the host has accepted the new one.
-
-    @property
-    def rotation(self) -> bytes | None:
-        """The signed change to the next keys (SPEC.md section 9.5); None if there are none."""
-        if self._next is None:
-            return None
-        return write_rotation(self.own, self._next, self.member_list.fleet)
-
-    def begin_rotation(self) -> bytes:
-        """Make the next keys if there are none, and return `rotation`. Raises SecurityError."""
-        self._check_path()
-        public, fleet = self.own.public, self.member_list.fleet  # without a fleet no key is made
-        if self._next is None:
-            self._next = make_identity_file(self._next_path, public.name, public.role)
-        return write_rotation(self.own, self._next, fleet)
-
-    def finish_rotation(self) -> None:
-        """Change to the next keys, and delete the old ones."""
-        assert self._next is not None, "begin the rotation first"
-        # The sessions of the old key are useless. Delete these sessions first: if the process is
-        # killed before the rename, only this deletion is repeated.
-        self.store.forget_peers()
-        self.store.commit()
-        self._next_path.replace(self._path)
-        sync_folder(self._path.parent)
-        self._own = self._next
-        self._next = None
 
     def _check_path(self) -> None:
         if str(self._path.parent) == os.environ.get(CREDENTIALS):
@@ -351,11 +316,6 @@ class Keyring:
         """Save the membership list to disk."""
         self.store.keep_member_list(self.member_list.state)
         self.state.checkpoint()  # damage to the WAL must not bring a revoked member back
-
-    def keep_rotation(self) -> None:
-        """Save a member's new keys to disk. Its old keys cannot open later broadcasts."""
-        self.keep_member_list()
-        self.rekey()
 
     def rekey(self) -> None:
         """Seal broadcasts with a new key, which revoked members do not receive."""

@@ -37,30 +37,24 @@ class SecurityStore(Store):
         [(fleet, host, number)] = fleets
         members = rows("SELECT identity FROM security_member ORDER BY name")
         revoked = [row for (row,) in rows("SELECT fingerprint FROM security_revoked ORDER BY 1")]
-        rotated = rows("SELECT name, fingerprint FROM security_rotated ORDER BY 1, 2")
         state = MemberListState(
             fleet,
             read_host_keys(host),
             tuple(read_identity(identity) for (identity,) in members),
             tuple(revoked),
             number,
-            tuple(rotated),
         )
         return MemberList(state)
 
     def keep_member_list(self, state: MemberListState) -> None:
         """Write the membership in place of the last one."""
         insert = self._database.insert
-        self._database.clear(
-            "security_fleet", "security_member", "security_revoked", "security_rotated"
-        )
+        self._database.clear("security_fleet", "security_member", "security_revoked")
         insert("security_fleet", state.fleet, write_host_keys(state.hosts), state.number)
         for member in state.members:
             insert("security_member", member.name, write_identity(member))
         for fingerprint in state.revoked:
             insert("security_revoked", fingerprint)
-        for row in state.rotated:
-            insert("security_rotated", *row)
 
     def sealing(self, layer: str) -> SealingState:
         """The state of a layer's seals at the last commit."""

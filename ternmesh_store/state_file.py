@@ -27,7 +27,6 @@ _SECURITY = (
     "CREATE TABLE security_fleet (fleet BLOB, host BLOB, number INTEGER NOT NULL)",
     "CREATE TABLE security_member (name TEXT PRIMARY KEY, identity BLOB NOT NULL)",
     "CREATE TABLE security_revoked (fingerprint BLOB PRIMARY KEY)",
-    "CREATE TABLE security_rotated (name TEXT NOT NULL, fingerprint BLOB PRIMARY KEY)",
     """CREATE TABLE security_peer (
         layer TEXT, name TEXT, state BLOB NOT NULL, PRIMARY KEY (layer, name)
     )""",
@@ -127,7 +126,7 @@ _SPLIT = (
 )
 SCHEMA = Schema(
     application=0x544D5354,  # "TMST"
-    version=9,
+    version=10,
     statements=(*_SECURITY, *_LINK, *_NODE, *_REPLAY, *_GATEWAY, *_HOST, *_SPLIT),
     advice="bring back a backup of this format (`ternmesh restore --force`), or rename that file "
     "and enrol again",

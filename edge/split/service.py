@@ -9,13 +9,12 @@ from typing import Any
 
 from edge.config import warn_of_shared
 from edge.data.sources import open_folder
-from edge.enrolment import finish_rotation
 from edge.split.config import SplitBoardConfig
 from edge.split.node import SplitNode, with_labels
 from edge.split.part import load_parts
 from ternmesh_service.config_file import control_path
 from ternmesh_service.control_socket import ControlServer, Relay
-from ternmesh_service.keyring import Keyring, choose_keyring, hop_keys, opened
+from ternmesh_service.keyring import choose_keyring, hop_keys, opened
 from ternmesh_service.status import SplitBoardStatus, to_json
 from ternmesh_store.split_store import SplitStore
 from ternmesh_store.state_file import StateFile
@@ -50,8 +49,6 @@ def run_split_board(
     keys = hop_keys(keyring, config.name, config.link.gateway)
     transport = make_transport(config.link, config.name, state, keys)
     with opened(state, keyring, config.link.fleet), closing(transport):
-        if isinstance(keyring, Keyring):
-            finish_rotation(config.link, config.name, keyring, stop)
         wrapped = around(transport)
         pace = pace_of(transport)
         node = SplitNode(

@@ -64,7 +64,6 @@ _ALIKE = {
     ),
     "label space": f"the packet is about other classes: {_MODEL}",
     "code": "this code is not valid: it has expired, was used, or is from another host",
-    "early": "the board's keys were changed within the last hour: try again later",
     "shape": "the parts of a split training differ: export them again, and copy both",
     "payload": _SPLIT,
     "scale": _SPLIT,
@@ -104,11 +103,8 @@ SENTENCES = {reason: (sentence, sentence) for reason, sentence in _ALIKE.items()
         "the key of this board was revoked: to take it back, make it a new identity and enrol that",
     ),
     "full": (
-        "the host takes no more boards (run.nodes_max); or this board has changed its keys as "
-        "often as is allowed: if `ternmesh enrol list` on the host still shows its present "
-        "fingerprint, stop it and rename identity.next, else enrol it under another name",
-        "there are as many boards as run.nodes_max: raise it; or a name has changed its keys as "
-        "often as it may",
+        "the host takes no more boards (run.nodes_max)",
+        "there are as many boards as run.nodes_max: raise it",
     ),
     "ahead": (
         "this board holds a newer global update than the host: see the host's log",
@@ -132,8 +128,8 @@ SENTENCES = {reason: (sentence, sentence) for reason, sentence in _ALIKE.items()
         "a status of a release that has ended or was replaced: normal for a while",
     ),
     "enrolment": (
-        "an enrolment or new keys that break a rule: see the host's log",
-        "a name keeps its key until that is rotated or revoked",
+        "an enrolment that breaks a rule: see the host's log",
+        "a name keeps its key until that is revoked",
     ),
 }
 NO_ANSWER = (

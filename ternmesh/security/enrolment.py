@@ -1,12 +1,9 @@
-"""Enrolment with a one-time code, and rotation of keys, over the link. SPEC.md 9.6.
+"""Enrolment with a one-time code over the link. SPEC.md 9.6.
 
 Enrolment: the host shows a code of 96 random bits, and an operator types it into the node. Node and
 host prove to each other that they know the code, so each gets the right key of the other. These two
 bodies are the only ones that an end with keys accepts under suite 0, and only while a code is
 valid.
-
-Rotation: a member announces its new keys, and the host confirms them. The old and the new key sign
-the request, so it needs no seal; the host signs the answer. A member keeps both keys until then.
 
 A gateway asks for the host's membership list with a request that it signs. The list is signed.
 """
@@ -32,7 +29,6 @@ from ternmesh.security.primitives import hkdf, statement, verify
 from ternmesh.wire.update import SIGNATURE_SIZE
 
 REQUEST, ANSWER = 0x0C, 0x0D
-ROTATION_REQUEST, ROTATION_ANSWER = 0x0F, 0x10
 LIST_REQUEST = 0x13
 _NUMBER = struct.Struct("<I")
 ENTROPY_SIZE = 12
@@ -165,38 +161,6 @@ def _letters(entropy: bytes) -> str:
     """The letters of a code; the last one also holds a check of all others."""
     check = hashlib.sha256(b"ternmesh code" + entropy).digest()[0] & 0xF0
     return base64.b32encode(entropy + bytes((check,))).decode()[:_LETTERS]
-
-
-def write_rotation_request(rotation: bytes) -> bytes:
-    """The body that carries a rotation (`membership.write_rotation`): at most 244 bytes."""
-    return bytes((ROTATION_REQUEST,)) + rotation
-
-
-def accept_rotation(
-    body: bytes, member_list: MemberList, host: Identity, peer: str
-) -> tuple[PublicIdentity, bytes]:
-    """The member's new identity and the answering body; after a WireError nothing has changed.
-
-    Store the member list before the answer is sent. A rotation in force is answered again.
-    """
-    rotation = body[1:]
-    new = member_list.rotated(rotation)
-    key = rotation[:FINGERPRINT_SIZE] if new is None else new.fingerprint
-    if member_list.find(peer).fingerprint != key:
-        raise WireError("unknown key", f"this rotation is of a key that {peer} does not have")
-    new = new or member_list.rotate(rotation)
-    return new, bytes((ROTATION_ANSWER,)) + host.sign(_answer(member_list.fleet, rotation))
-
-
-def check_rotation_answer(body: bytes, host: PublicIdentity, fleet: bytes, rotation: bytes) -> None:
-    """Check the host's confirmation of a rotation; WireError."""
-    if len(body) != 1 + SIGNATURE_SIZE or body[0] != ROTATION_ANSWER:
-        raise WireError("length", "an answer to a rotation has a wrong size")
-    verify(host.verify, body[1:], _answer(fleet, rotation))
-
-
-def _answer(fleet: bytes, rotation: bytes) -> bytes:
-    return statement("rotated", fleet, rotation[: -2 * SIGNATURE_SIZE])
 
 
 def write_list_request(own: Identity, fleet: bytes, number: int) -> bytes:

@@ -131,7 +131,7 @@ def parse_private(text: str) -> Identity:
 
 
 def rotation_text(rotation: bytes) -> str:
-    """One line for a file, with the bytes of `ternmesh.security.membership.write_rotation`."""
+    """One line for a file, with the bytes of `ternmesh.security.host_keys.write_host_rotation`."""
     return to_text(ROTATION_MARK, rotation)
 
 

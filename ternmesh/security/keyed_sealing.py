@@ -267,7 +267,7 @@ class KeyedSealing:
             return False
 
     def _session(self, name: str) -> PeerSession:
-        """The session with a peer, a new one after a rotation; WireError if it is not a member."""
+        """The session with a peer, a new one for another key; WireError if it is not a member."""
         other = self._member_list.find(name)
         session = self._sessions.get(name)
         if session is not None and session.other == other:

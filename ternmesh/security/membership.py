@@ -1,7 +1,7 @@
-"""The members of a fleet, and their keys: enrolled, rotated, revoked. SPEC.md section 9.5.
+"""The members of a fleet, and their keys: enrolled, and revoked. SPEC.md section 9.5.
 
-A known key is never replaced on first contact: only its owner's signature rotates it, and only the
-host's list revokes it. A host of several fleets has one member list for each.
+A known key is never replaced: the host revokes it, and enrols another under the same name. A host
+of several fleets has one member list for each.
 
 The host also signs a list of the whole fleet. With it a gateway knows its boards, and a board its
 gateway. Anybody may carry it. An old one does no harm: a revoked key stays revoked.
@@ -33,8 +33,6 @@ from ternmesh.wire.update import SIGNATURE_SIZE
 HOST, ALL = "host", "all"  # names that no member may have
 MEMBERS_MAX = 16_384
 REVOKED_MAX = 4096
-ROTATED_MAX = 12  # rotations of one member; all old keys are kept, as a gateway may still know them
-OVER_MAX = 0xFFFF  # revoked and rotated keys, with room for all that may be revoked
 MARK = "TM1-FLEET:"  # the begin of the line with the whole fleet
 TEXT_MAX = 1 << 22
 CLAIM_JUMP_MAX = 1 << 16  # a board may claim a number so much above the host's: it could lie
@@ -52,7 +50,6 @@ class MemberListState:
     members: tuple[PublicIdentity, ...] = ()
     revoked: tuple[bytes, ...] = ()  # fingerprints
     number: int = 0  # rises with every change; on a board, the highest that the host has announced
-    rotated: tuple[tuple[str, bytes], ...] = ()  # member's name and the fingerprint of its old keys
 
     @property
     def host(self) -> PublicIdentity:
@@ -83,15 +80,13 @@ class MemberList:
         self.hosts = state.hosts
         self._members = {member.name: member for member in state.members}
         self._revoked = set(state.revoked)
-        self._rotated = {fingerprint: name for name, fingerprint in state.rotated}
 
     @property
     def state(self) -> MemberListState:
         """The state to store; its lists are sorted."""
         members = tuple(sorted(self._members.values(), key=lambda member: member.name))
         revoked = tuple(sorted(self._revoked))
-        rotated = tuple(sorted((name, old) for old, name in self._rotated.items()))
-        return MemberListState(self.fleet, self.hosts, members, revoked, self.number, rotated)
+        return MemberListState(self.fleet, self.hosts, members, revoked, self.number)
 
     @property
     def host(self) -> PublicIdentity:
@@ -116,17 +111,15 @@ class MemberList:
         """Add a member; False if it is a member already. SecurityError, also for another key."""
         if public.name in (HOST, ALL) or public.role is Role.HOST:
             raise SecurityError("a member cannot have the names host or all, or the role host")
-        if self._is_over(public.fingerprint):
-            raise SecurityError(
-                f"the key of {public.name} was revoked or rotated: make it a new identity"
-            )
+        if public.fingerprint in self._revoked:
+            raise SecurityError(f"the key of {public.name} was revoked: make it a new identity")
         known = self._members.get(public.name)
         if known == public:
             return False
         if known is not None and known.fingerprint not in self._revoked:
             raise SecurityError(
-                f"{public.name} is enrolled with another key: only a rotation signed by that key "
-                "replaces it"
+                f"{public.name} is enrolled with another key: `ternmesh enrol revoke` it, and then "
+                "add this one"
             )
         others = (self.host, *self._members.values())
         if any(public.verify == o.verify or public.exchange == o.exchange for o in others):
@@ -136,36 +129,6 @@ class MemberList:
         self._members[public.name] = public
         self._changed()
         return True
-
-    def rotate(self, data: bytes) -> PublicIdentity:
-        """Apply a member's rotation (`write_rotation`); its new identity. WireError."""
-        old, new = read_rotation(data, self.fleet, self.owner_of(data[:FINGERPRINT_SIZE]))
-        if self._is_over(new.fingerprint):
-            raise WireError("revoked", f"{new.name} cannot return to a revoked or rotated key")
-        others = [self.host, *self._members.values()]
-        others.remove(old)
-        if any(new.verify == o.verify or new.exchange == o.exchange for o in others):
-            raise WireError("enrolment", f"the new key of {new.name} belongs to another member")
-        if list(self._rotated.values()).count(new.name) >= ROTATED_MAX:
-            raise WireError(
-                "full", f"{new.name} has changed its keys {ROTATED_MAX} times: give it a new name"
-            )
-        if len(self._rotated) >= OVER_MAX - REVOKED_MAX:
-            raise WireError("full", "this fleet has changed too many keys: found a new one")
-        self._rotated[old.fingerprint] = new.name
-        self._members[new.name] = new
-        self._changed()
-        return new
-
-    def rotated(self, data: bytes) -> PublicIdentity | None:
-        """The member's new identity if this rotation is already in force."""
-        try:
-            new = read_identity(data[FINGERPRINT_SIZE : -2 * SIGNATURE_SIZE])
-        except SecurityError:
-            return None
-        is_in_force = self._members.get(new.name) == new
-        has_old_key = self._rotated.get(data[:FINGERPRINT_SIZE]) == new.name
-        return new if is_in_force and has_old_key else None
 
     def follow_host(self, rotation: bytes, signers: Signers) -> bool:
         """Follow the host to its next key; False where this changes nothing. WireError."""
@@ -205,9 +168,8 @@ class MemberList:
             number, members, revoked = _read(content)
         except (WireError, struct.error, IndexError) as error:
             raise SecurityError("this list of a fleet is not signed by this end's host") from error
-        own = {fingerprint for _, fingerprint in before.rotated}
-        gone = {*before.revoked, *revoked, *own}
-        merged = MemberList(replace(before, revoked=tuple(sorted(gone - own))))
+        gone = {*before.revoked, *revoked}
+        merged = MemberList(replace(before, revoked=tuple(gone)))
         for member in members:
             if member.fingerprint not in gone:
                 merged.enrol(member)
@@ -221,9 +183,6 @@ class MemberList:
 
     def _changed(self) -> None:
         self.number = min(NUMBER_MAX, max(self.number, self._claimed) + 1)
-
-    def _is_over(self, fingerprint: bytes) -> bool:
-        return fingerprint in self._revoked or fingerprint in self._rotated
 
     def owner_of(self, fingerprint: bytes) -> PublicIdentity:
         """The member with this key; WireError "unknown key" or "revoked"."""
@@ -239,32 +198,6 @@ def receive_identity(data: bytes) -> PublicIdentity:
         return read_identity(data)
     except SecurityError as error:
         raise WireError("enrolment", str(error)) from error
-
-
-def write_rotation(old: Identity, new: Identity, fleet: bytes) -> bytes:
-    """The bytes that change the keys of an identity, signed by the old and the new key."""
-    if (old.public.name, old.public.role) != (new.public.name, new.public.role):
-        raise ValueError("a rotation must keep name and role")
-    content = old.public.fingerprint + write_identity(new.public)
-    message = statement("rotation", fleet, content)
-    return content + old.sign(message) + new.sign(message)
-
-
-def read_rotation(
-    data: bytes, fleet: bytes, old: PublicIdentity
-) -> tuple[PublicIdentity, PublicIdentity]:
-    """`old` and its new identity; WireError."""
-    content, signatures = data[: -2 * SIGNATURE_SIZE], data[-2 * SIGNATURE_SIZE :]
-    new = receive_identity(content[FINGERPRINT_SIZE:])
-    if content[:FINGERPRINT_SIZE] != old.fingerprint or (new.name, new.role) != (
-        old.name,
-        old.role,
-    ):
-        raise WireError("enrolment", "a rotation must keep name and role, and name the old key")
-    message = statement("rotation", fleet, content)
-    verify(old.verify, signatures[:SIGNATURE_SIZE], message)
-    verify(new.verify, signatures[SIGNATURE_SIZE:], message)
-    return old, new
 
 
 class MembersBehindGateway:
@@ -298,12 +231,11 @@ Members = MemberList | MembersBehindGateway
 
 
 def write_fleet(host: Identity, state: MemberListState) -> bytes:
-    """The host's signed list of members and of revoked and rotated keys."""
-    gone = {*state.revoked, *(fingerprint for _, fingerprint in state.rotated)}
-    members = [write_identity(m) for m in state.members if m.fingerprint not in gone]
+    """The host's signed list of members and of revoked keys."""
+    members = [write_identity(m) for m in state.members if m.fingerprint not in state.revoked]
     content = _NUMBER.pack(state.number)
     content += _COUNT.pack(len(members)) + b"".join(bytes((len(m),)) + m for m in sorted(members))
-    content += _COUNT.pack(len(gone)) + b"".join(sorted(gone))
+    content += _COUNT.pack(len(state.revoked)) + b"".join(sorted(state.revoked))
     return content + host.sign(statement("members", state.fleet, content))
 
 
@@ -334,7 +266,7 @@ def _read(content: bytes) -> tuple[int, list[PublicIdentity], list[bytes]]:
         end = at + 1 + content[at]
         members.append(read_identity(content[at + 1 : end]))
         at = end
-    count = _count(content, at, OVER_MAX)
+    count = _count(content, at, REVOKED_MAX)
     at += _COUNT.size
     if len(content) != at + count * FINGERPRINT_SIZE:
         raise IndexError

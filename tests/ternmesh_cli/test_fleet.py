@@ -3,7 +3,6 @@
 That no promise breaks while all of them and the broker are killed shows tests/bench/test_crash.py.
 """
 
-import json
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +12,6 @@ from typing import Any
 import pytest
 
 from ternmesh_cli.keys import enrol_fleet
-from ternmesh_cli.main import main
 from ternmesh_service.config_file import load_model_package
 from ternmesh_service.control_socket import ask
 from ternmesh_store.host_store import HostStore
@@ -124,39 +122,4 @@ def test_a_host_that_is_killed_goes_on_in_the_same_round_and_leaves_when_all_is_
             assert after[key] == before[key]
         assert delivered(after) == delivered(before), "updates with a receipt are on its disk"
         fleet.boards["theo"].send(signal.SIGCONT)
-        fleet.finish(before["run"])
-
-
-@pytest.mark.nightly
-def test_a_board_changes_its_keys_in_the_middle_of_a_run(new_fleet, capsys):
-    def rotate(board: Process, *options: str) -> int:
-        return main(["enrol", "rotate", "--config", str(board.config), "--json", *options])
-
-    with new_fleet() as fleet:
-        before = fleet.hold_open("nicolas")
-        theo, other = fleet.boards["theo"], fleet.boards["yweweler"]
-        theo.kill9()  # with an update that the host has under the old key
-        old = fleet.keys()["theo"]
-        assert rotate(theo, "--line") == 0
-        assert json.loads(capsys.readouterr().out)["name"] == "theo"
-        assert (theo.folder / "identity.next").exists()
-        theo.start()  # it asks the host by itself
-        fleet.wait_for(theo, lambda status: status["joined"])
-        addresses = [
-            {n["name"]: n["address"] for n in s["nodes"]} for s in (before, fleet.host.status())
-        ]
-        assert addresses[0] == addresses[1]
-        assert fleet.keys()["theo"] == theo.status()["security"]["fingerprint"] != old
-        fleet.boards["nicolas"].send(signal.SIGCONT)
-        fleet.wait_for(fleet.host, lambda status: status["version"] > before["version"])
-        theo.kill9()
-        assert rotate(theo) == 1
-        assert "(early)" in capsys.readouterr().err
-        (theo.folder / "identity.next").unlink()  # or it would ask until the hour is over
-        theo.start()
-        other.kill9()
-        assert rotate(other) == 0  # over the link
-        new = json.loads(capsys.readouterr().out)["fingerprint"]
-        assert fleet.keys()["yweweler"] == new
-        other.start()
         fleet.finish(before["run"])

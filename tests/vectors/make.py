@@ -291,7 +291,6 @@ def group() -> bytes:
 def trust_objects() -> Entries:
     """Identities, codes, and everything that is signed."""
     host, node, fleet = trusted()
-    new = identity.make_identity("theo", identity.Role.NODE, bytes(range(64, 128)))
     place = signatures.SigningContext(fleet.fleet, RUN, MODEL)
     chunks, head = packet()
     text = enrolment.make_code(bytes(range(12)))
@@ -308,7 +307,6 @@ def trust_objects() -> Entries:
         "identity of a node": identity.write_identity(node.public),
         "fingerprint": node.public.fingerprint,
         "fleet": fleet.fleet,
-        "rotation": membership.write_rotation(node, new, fleet.fleet),
         "membership list": membership.write_fleet(host, fleet.state),
         "list request": enrolment.write_list_request(node, fleet.fleet, 2),
         "enrolment request": request,

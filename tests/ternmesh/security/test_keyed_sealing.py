@@ -5,7 +5,6 @@ import pytest
 from ternmesh.errors import WireError
 from ternmesh.security.identity import Role, make_identity
 from ternmesh.security.keyed_sealing import OPENING_SIZE, SYNC_OVERHEAD
-from ternmesh.security.membership import write_rotation
 from ternmesh.security.peer_session import ASK_MAX_S, BAD_ASK
 from ternmesh.security.session import (
     ANSWER,
@@ -263,7 +262,8 @@ def test_each_fleet_layer_and_key_has_sessions_of_its_own() -> None:
     frame[0] = 1 << 5 | 1 << 2 | frame[0] & 2
     assert host.hear("theo", bytes(frame)) == "seal"
     new = make_identity("theo", Role.NODE, entropy("next"))
-    host.member_list.rotate(write_rotation(node.identity, new, host.member_list.fleet))
+    host.member_list.revoke("theo")
+    host.member_list.enrol(new.public)
     assert host.hear("theo", node.say("host", UP, b"x")) == "seal"
 
 

@@ -181,15 +181,6 @@ def spec_verify(who: str, signature: bytes, *parts: bytes) -> None:
     key.verify(signature, spec_statement(*parts))
 
 
-def test_rotation() -> None:
-    data = kept("rotation")
-    content, old, new = data[:-128], data[-128:-64], data[-64:]
-    assert content[:16] == spec_fingerprint("theo")
-    spec_verify("theo", old, b"rotation", spec_fleet(), content)
-    successor = Ed25519PublicKey.from_public_bytes(content[16:][3 + 4 :][:32])
-    successor.verify(new, spec_statement(b"rotation", spec_fleet(), content))
-
-
 def test_membership_list() -> None:
     data = kept("membership list")
     theo = kept("identity of a node")

@@ -6,12 +6,11 @@ from typing import Any, cast
 
 import pytest
 
-from edge.enrolment import rotate_keys
 from edge.split.config import read_split_board_config
 from host.split.config import read_split_host_config
 from host.split.service import SplitService
 from host.split.stage import TorchStage
-from ternmesh.errors import SecurityError, TernmeshError
+from ternmesh.errors import TernmeshError
 from ternmesh.federated.registry import NodeRegistry
 from ternmesh.split.host import Board, SplitSettings
 from ternmesh.split.messages import ActivationReassembler
@@ -23,7 +22,6 @@ from ternmesh_service.keyring import Keyring, SecurityConfig
 from ternmesh_store.split_store import SplitStore
 from ternmesh_store.state_file import StateFile
 from tests.ternmesh_cli.split.split_training import NUMBERS, Clock, make_cut
-from transports.base import Arrival
 from transports.link_config import LinkConfig
 from transports.loopback import LoopbackHub
 
@@ -38,9 +36,7 @@ path = "clips.npz"
 """
 
 
-def test_rotation_codes_and_revocations_end_at_a_split_host(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_codes_and_revocations_end_at_a_split_host(tmp_path: Path) -> None:
     enrol_fleet("garden", tmp_path / "host", {n: tmp_path / n for n in ("theo", "nora")})
     files = {name: StateFile(tmp_path / name) for name in ("host", "theo")}
     rings = {name: Keyring(file, SecurityConfig()) for name, file in files.items()}
@@ -62,33 +58,6 @@ def test_rotation_codes_and_revocations_end_at_a_split_host(
         assert len(service.enrol({"enrol": "list"})["members"]) == 2
         assert service.enrol({"enrol": "code", "role": "node", "minutes": 1.0})["code"]
 
-        class Served:
-            """A board's transport, with the host in the same thread."""
-
-            def __init__(self) -> None:
-                self._board = hub.node("theo")
-                self.open, self.close, self.send = (
-                    self._board.open,
-                    self._board.close,
-                    self._board.send,
-                )
-
-            def receive(self, _timeout_s: float) -> Arrival | None:
-                service.poll(0.0)
-                return self._board.receive(0.0)
-
-        monkeypatch.setattr("edge.enrolment.make_transport", lambda *_: Served())
-        board = rings["theo"]
-        rotation = board.begin_rotation()
-        assert rotate_keys(LinkConfig(fleet="garden"), "theo", board)
-        assert board.rotation is None
-        assert rotation is not None
-        assert ring.member_list.find("theo") == board.own.public
-        board.begin_rotation()
-        clock.now += 10.0
-        with pytest.raises(SecurityError, match="within the last hour"):
-            rotate_keys(LinkConfig(fleet="garden"), "theo", board)
-        assert service.status().refused == {"early": 1}
         boards = (
             Board(1, "theo", 40, ActivationReassembler(plan), is_done=True),
             Board(2, "nora", 0, ActivationReassembler(plan)),
@@ -100,10 +69,7 @@ def test_rotation_codes_and_revocations_end_at_a_split_host(
         assert service.host._phase_told == FINISHED, "the others are told at once"
 
 
-@pytest.mark.parametrize("action", [["join", "AAAA"], ["rotate"]])
-def test_enrol_reads_a_split_boards_file(
-    action: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_enrol_reads_a_split_boards_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     enrol_fleet("garden", tmp_path / "host", {"theo": tmp_path / "theo"})
     config, asked = tmp_path / "board.toml", []
     config.write_text(BOARD_TOML + "[training]\ncheckpoint = 5\n")
@@ -114,8 +80,7 @@ def test_enrol_reads_a_split_boards_file(
         raise TernmeshError("nobody is there")
 
     monkeypatch.setattr("edge.enrolment.join", ask)
-    monkeypatch.setattr("edge.enrolment.rotate_keys", ask)
-    main(["enrol", action[0], "--config", str(config), *action[1:]])
+    main(["enrol", "join", "--config", str(config), "AAAA"])
     assert asked == [("mqtt://127.0.0.1:1", "theo")]
 
 
