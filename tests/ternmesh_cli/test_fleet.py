@@ -13,7 +13,6 @@ import pytest
 
 from ternmesh_cli.keys import enrol_fleet
 from ternmesh_service.config_file import load_model_package
-from ternmesh_service.control_socket import ask
 from ternmesh_store.host_store import HostStore
 from ternmesh_store.node_store import NodeStore
 from ternmesh_store.state_file import StateFile
@@ -88,11 +87,6 @@ class Fleet:
             file.close()
             assert (ours.version, ours.global_hash) == (ROUNDS, theirs.global_hash)
             assert ours.model_q24.tobytes() == theirs.model_q24.tobytes()
-
-    def keys(self) -> dict[str, str]:
-        """The members' fingerprints at the running host."""
-        answer = ask(self.host.folder / "control.sock", {"enrol": "list"}, PATIENCE_S)
-        return {row["name"]: row["fingerprint"] for row in answer["members"]}
 
 
 def delivered(status: dict[str, Any]) -> set[str]:

@@ -212,3 +212,10 @@ def test_answers_go_before_frames_and_frames_before_objects() -> None:
     air.node.handle_timeout(air.now)
     assert said(air.send(NODE, room=9)) == ["receipt", "frame", "offer", "0!"]
     assert air.of(HOST, FrameArrived) == [FrameArrived(NODE, frame)], "as it is"
+
+
+def test_frames_end_where_the_reserved_counters_do() -> None:
+    air = Air(settings=replace(SETTINGS, mtu=MTU_MIN))
+    air.host.send(NODE, bytes(15 * 9000))
+    air.take()
+    assert sum(len(air.host.frames_to_send(0.0)) for _ in range(40)) == 4096

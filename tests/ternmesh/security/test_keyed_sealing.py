@@ -6,6 +6,7 @@ from ternmesh.errors import WireError
 from ternmesh.security.identity import Role, make_identity
 from ternmesh.security.keyed_sealing import OPENING_SIZE, SYNC_OVERHEAD
 from ternmesh.security.peer_session import ASK_MAX_S, BAD_ASK
+from ternmesh.security.sealing import OpenSealing
 from ternmesh.security.session import (
     ANSWER,
     QUESTION,
@@ -17,7 +18,7 @@ from ternmesh.security.session import (
     write_keys,
     write_peer,
 )
-from ternmesh.wire.frame import Header, seal_open
+from ternmesh.wire.frame import Header, open_seal, seal_open
 from tests.ternmesh.security.trust_ends import (
     ALL,
     DOWN,
@@ -294,3 +295,10 @@ def test_forged_frames_make_nobody_talk_much() -> None:  # R9.3-10
     gaps = [late - early for early, late in pairwise(times)]
     assert gaps[:4] == [2.0, 4.0, 8.0, 16.0]
     assert max(gaps) == ASK_MAX_S
+
+
+def test_the_open_form_is_that_of_the_wire() -> None:
+    sealing = OpenSealing()
+    frame = sealing.seal("host", 3, 4, b"x")
+    assert sealing.open("host", frame) == open_seal(frame)
+    assert not sealing.is_own(0, QUESTION)
