@@ -10,7 +10,7 @@ import sys
 import time
 from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ from experiments.transfer.distillation import (
 from experiments.transfer.learners import Learner, make_learner
 from experiments.transfer.pairs import PAIRS, Pair
 from experiments.transfer.report import efficiency, published_ratio
-from experiments.transfer.soft_labels import code_bytes, quantise, to_probabilities
+from experiments.transfer.soft_labels import quantise
 from experiments.transfer.tasks import TASKS, Samples, Split, split
 from ternmesh.codec.entropy_coder import encode_trits
 from ternmesh.federated.knowledge import UNKNOWN, KnowledgeReceiver
@@ -56,15 +56,6 @@ RELATIONAL = 1.0
 FRAME_MTU, RADIO_MTU = 1024, 184  # of frames over a network, and over a radio link
 ROWS_HEAD = 7  # bytes before the trits of a part: dimension, count and coding
 HALF = 0.5  # of the parts, lost in one arm
-
-
-@dataclass(frozen=True, slots=True)
-class Received:
-    """What arrives of a packet, and its bytes on the wire: frames, signatures, tags."""
-
-    labels: Labels  # in the order of the probe set; UNKNOWN where nothing came
-    wire_bytes: int
-    parts: int
 
 
 class Run:
@@ -136,30 +127,28 @@ class Run:
         task, classes = self.task, len(self.samples.labels)
         topic = topic_of({"rows": self.split.probe}, self.samples.labels)
         best = logits.argmax(1).numpy()
-        labels = self._send(topic, best, quality)
-        units = quantise(logits.softmax(1).numpy())
+        labels, wire_bytes = self._send(topic, best, quality)
+        soft = quantise(logits.softmax(1).numpy())
         learned = learned_hypervectors(hidden, task.hypervector)
-        bundles = prototypes(learned, to_probabilities(units))
+        bundles = prototypes(learned, soft)
         sizes = {
             "bytes": {
-                "labels": labels.wire_bytes,
-                "labels_radio": self._send(topic, best, quality, mtu=RADIO_MTU).wire_bytes,
-                "soft_labels": code_bytes(units),
+                "labels": wire_bytes,
+                "labels_radio": self._send(topic, best, quality, mtu=RADIO_MTU)[1],
                 "hypervectors": trits_bytes(learned),
                 "prototypes": trits_bytes(bundles),
                 "logits_fp32": 4 * logits.numel(),
                 "labelled_data": round(self.samples.sample_bytes * len(self.split.probe)),
                 "published_hypervectors": len(self.split.probe) * 2500,
-            },
-            "parts": labels.parts,
+            }
         }
-        received = functional.one_hot(torch.from_numpy(labels.labels), classes).float()
+        received = functional.one_hot(torch.from_numpy(labels), classes).float()
         truth = functional.one_hot(self.target[self.split.probe], classes).float()
         targets = {"fp32": logits.softmax(1), "packet": received, "true_labels": truth}
-        targets["soft_labels"] = torch.from_numpy(to_probabilities(units))
+        targets["soft_labels"] = torch.from_numpy(soft)
         if not self.pair.is_long:
             published = random_hypervectors(hidden)
-            bundled = prototypes(published, to_probabilities(units))
+            bundled = prototypes(published, soft)
             targets["published_hypervectors"] = self._by_prototype(published, bundled)
         targets["hypervectors"] = self._by_prototype(learned, bundles)
         modules = {}
@@ -168,8 +157,8 @@ class Run:
             found[name] = self._accuracy(self.student, modules[name])
             self.show(f"student by {name} {found[name]:.1%}")
         if not self.pair.is_long:
-            lossy = self._send(topic, best, quality, mtu=RADIO_MTU, lost=HALF)
-            came = np.flatnonzero(lossy.labels != UNKNOWN)
+            lossy, _ = self._send(topic, best, quality, mtu=RADIO_MTU, lost=HALF)
+            came = np.flatnonzero(lossy != UNKNOWN)
             found |= self._short_arms(received, learned, came)
         if self.pair.task == "digits":
             few, test = (
@@ -182,7 +171,7 @@ class Run:
                 self.samples.labels,
                 few,
                 self._of(self.student, self.split.probe)[0].numpy(),
-                labels.labels,
+                labels,
                 test,
             )
         return sizes
@@ -233,8 +222,8 @@ class Run:
 
     def _send(
         self, topic: Topic, labels: Labels, quality: float, *, mtu: int = FRAME_MTU, lost: float = 0
-    ) -> Received:
-        """Cut labels into parts, lose some, and read the others as a receiver does."""
+    ) -> tuple[Labels, int]:
+        """What a receiver has of labels, whose parts may be lost, and the bytes of all frames."""
         classes, most = len(self.samples.labels), mtu - FRAME_OVERHEAD - SIGNED_HEAD
         parts = cut_labels(topic, self.seed, round(quality * 255), labels, classes, most)
         bodies = [write_part(part) for part in parts]
@@ -244,7 +233,7 @@ class Run:
             if rng.random() >= lost:
                 receiver.take(body)
         wire = sum(len(body) + SIGNED_HEAD + FRAME_OVERHEAD for body in bodies)
-        return Received(receiver.labels, wire, len(bodies))
+        return receiver.labels, wire
 
     # An attack
 

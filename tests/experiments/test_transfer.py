@@ -93,7 +93,6 @@ def test_one_transfer_has_all_arms(tmp_path: Path, monkeypatch: Any) -> None:
     assert arms_of_all <= set(student)
     assert student["board"] == pytest.approx(student["packet"])  # onnxruntime agrees with torch
     assert found["bytes"]["labels"] <= found["bytes"]["labels_radio"] < 27_000
-    assert 40 < found["bytes"]["soft_labels"] < 100  # 100 rows of 10 classes
     assert any("by packet" in line for line in shown)
     split = tasks.split(tasks.TASKS["digits"], tasks.read_digits(tmp_path), 0)
     parts = [split.teacher, split.probe, split.test]

@@ -61,6 +61,9 @@ def test_a_board_says_what_it_thinks_of_each_sample_in_a_file(
     assert (answers[0]["label"], answers[0]["version"], answers[0]["ms"] > 0) == ("zero", 5, True)
     assert main(ask) == 0
     assert capsys.readouterr().out.startswith("clips.npz:0: zero 100.0%, ")
+    for name, sentence in (("a.mp3", "it may be .wav, .npy"), ("a.npz", "check that it exists")):
+        assert main([*ask[:3], name]) == 1
+        assert sentence in capsys.readouterr().err
 
 
 def test_follow_shows_live_predictions_until_the_node_ends(
