@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from edge.config import DataConfig, EvaluateConfig, TrainingConfig
+from edge.config import DataConfig, EvaluateConfig
 from edge.data.sources import Label, Sample
 from edge.errors import DataError, ModelError
 from edge.node import RELEASE_AFTER_S, Node
@@ -98,18 +98,6 @@ def test_the_status_is_json_and_says_where_it_stands(world: World) -> None:
     assert min(after.bytes_up, after.bytes_down, after.rss_mib or 0) > 0
     assert sum(after.refused.values()) == 1
     assert after.samples == 40
-
-
-def test_traffic_is_served_between_two_batches(world: World) -> None:
-    node = world.add("ada")
-    world.until(lambda: node.trainer.progress[0] == 1)
-    frames = node.driver.traffic["host"].frames_in
-    world.now += 100.0  # an announcement is due
-    world.host.protocol.handle_timeout(world.now)
-    world.host.turn()
-    node.turn(3600.0)  # does not wait
-    assert node.driver.traffic["host"].frames_in > frames
-    assert node.trainer.progress[0] == 2
 
 
 def update_of_round(world: World, number: int) -> bytes:
@@ -243,16 +231,6 @@ def test_without_an_end_a_node_learns_its_news_and_is_silent(world: World, caplo
     before = again.protocol.version
     again.news.add(32)
     world.until(lambda: again.protocol.version == before + 3)
-
-
-def test_without_an_end_new_labels_are_news(world: World, monkeypatch) -> None:
-    world.new_host(replace(new_plan(), rounds=0, news_rounds=2))
-    training = TrainingConfig(samples_min=8, news_min=9)
-    node = add_with_source(world, monkeypatch, training=training)
-    world.until(lambda: node.wanted == 0 and len(node.data.training) > 0)
-    assert (node.protocol.silent, len(node.data.training) < 8) == (False, True)  # it only waits
-    world.until(lambda: node.protocol.version > 9)
-    assert 0 < node.silent_rounds < node.protocol.version
 
 
 def test_another_run_begins_from_nothing(world: World) -> None:

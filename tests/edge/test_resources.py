@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from edge.config import ResourcesConfig
 from edge.errors import OutOfMemory
@@ -88,14 +86,6 @@ def test_the_hottest_zone_and_the_higher_pressure_count(tmp_path: Path) -> None:
     assert measure(tmp_path).memory_pressure == 2.5
 
 
-@given(st.binary(max_size=80), st.binary(max_size=80))
-def test_no_content_of_the_kernel_stops_a_node(tmp_path_factory, temp, text) -> None:
-    root = tmp_path_factory.getbasetemp() / "any"
-    tree(root, {"sys/class/thermal/thermal_zone0/temp": temp, "proc/pressure/memory": text})
-    found = measure(root)
-    assert found.temperature_c is None or -40 <= found.temperature_c < 150
-
-
 def test_readings_are_rare_and_a_change_is_said_once(caplog) -> None:
     caplog.set_level(logging.INFO)
     throttle, seen = Throttle(LIMITS), []
@@ -114,17 +104,6 @@ def test_readings_are_rare_and_a_change_is_said_once(caplog) -> None:
         "training is paused: 81 C, waits for 75 C",
         "training goes on",
     ]
-
-
-def test_a_share_of_the_time_is_kept() -> None:
-    throttle = Throttle(ResourcesConfig(cpu_share=0.2))
-    assert throttle.wait_s(100.0) == 0.0
-    throttle.worked(100.0, 101.5)
-    assert throttle.wait_s(101.5) == pytest.approx(6.0)
-    assert throttle.wait_s(107.5) == pytest.approx(0.0, abs=1e-9)
-    whole = Throttle(LIMITS)
-    whole.worked(100.0, 101.5)
-    assert whole.wait_s(101.5) == 0.0
 
 
 def test_a_batch_grows_until_it_takes_its_time_and_shrinks_for_good_without_memory() -> None:
@@ -174,20 +153,6 @@ def test_a_hot_board_rests_in_its_round_and_goes_on_in_it(world, monkeypatch) ->
     world.finish()
     assert status(node).held_back == ""
     assert [entry.version for entry in node.evaluation.history][-1] == node.protocol.version
-
-
-def test_what_was_learned_before_a_pause_counts_when_the_round_ends(world: World) -> None:
-    readings = [Readings(60.0, 0.0)]
-    ada, bob = add(world, readings), world.add("bob")
-    world.until(lambda: ada.trainer.progress[0] == 2)
-    readings.append(Readings(90.0, 0.0))
-    world.now += 1.0
-    version = ada.protocol.version
-    assert not ada.protocol.residual.any()
-    world.until(lambda: min(ada.protocol.version, bob.protocol.version) > version)
-    assert ada.protocol.residual.any(), "a later update carries it"
-    evaluated = {entry.version for entry in ada.evaluation.history}
-    assert ada.protocol.version not in evaluated, "an evaluation waits, too"
 
 
 def test_a_step_without_memory_is_tried_again_and_then_seldom(world, caplog, monkeypatch) -> None:

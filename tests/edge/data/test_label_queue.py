@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from edge.data import labels
 from edge.data.buffer import ReplayBuffer
@@ -152,27 +150,6 @@ def test_what_does_not_fit_is_refused_whole(buffer, what, values, sentence) -> N
     assert "are files" in ask(None, what, **values)
 
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=9)
-    | st.sampled_from(["0", "one", "\ud800", "x" * 200]),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner),
-    max_leaves=6,
-)  # fmt: skip
-
-
-@given(
-    st.sampled_from(["queue", "labelled", "unlabel", "worst"]) | JSON,
-    st.fixed_dictionaries({}, optional={"limit": JSON, "keys": JSON, "label": JSON}),
-)
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_request_has_an_answer_or_a_sentence(buffer, what, values) -> None:
-    if what in ("list", "label", "forget"):
-        what = "queue"
-    buffer.add(clips(1))
-    assert isinstance(ask(buffer, what, **values), dict | str)
-    ask(buffer, "label", keys=values.get("keys"), label=values.get("label"))
-
-
 def test_what_is_undone_is_kept_and_asked_for_next(new_buffer) -> None:
     buffer = new_buffer(LOADED.package, 4)
     buffer.add([Sample("wrong", {"features": np.zeros((50, 32))}), target("wrong", 1)])
@@ -211,15 +188,6 @@ def test_the_thread_of_the_node_leaves_the_model_to_one_other(buffer, model, mon
     assert finish_data(begun) == {"error": "no memory is free"}
     assert "ask again" in others[0]["error"]
     assert finish_data({"data": []}) == {"data": []}
-
-
-def test_a_slow_model_rates_what_it_can(buffer, model, monkeypatch) -> None:
-    monkeypatch.setattr(labels, "WORK_S", 0.0)
-    buffer.add(clips(40))
-    rows = ask(buffer, "queue", model)["rows"]
-    sure = [row["certainty"] for row in rows]
-    assert sure.index(None) == LOADED.package.batch
-    assert len(rows) == 41
 
 
 @pytest.mark.parametrize("scores", [np.full((2, 10), np.inf), np.zeros((2, 5, 10))])

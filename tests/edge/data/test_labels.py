@@ -155,31 +155,6 @@ def test_a_flood_is_cut_and_counted(classes, new_buffer) -> None:
     assert (buffer.waiting, feed.floods) == (ITEMS_MAX, 1)
 
 
-def test_what_is_stored_is_counted_by_label(buffer, clock) -> None:
-    buffer.add([sample("a"), sample("b"), sample("c"), label("a", 1), label("b", 1)])
-    clock.now += 60
-    buffer.add([sample("d")])
-    waiting, ones = ask(buffer, "list")
-    assert waiting == {
-        "label": None, "samples": 2, "bytes": 48, "newest": "d", "newest_s": 0, "oldest_s": 60
-    }  # fmt: skip
-    assert (ones["label"], ones["samples"], ones["bytes"], ones["newest"]) == ("1", 2, 64, "b")
-
-
-def test_labels_by_name_or_number(buffer, monkeypatch) -> None:
-    buffer.add([sample("a"), sample("b")])
-    assert ask(buffer, "label", key="a", label="2") == "a"
-    assert ask(buffer, "label", key=None, label="1") == "b"
-    assert ask(buffer, "label", key=None, label="1") == "no sample waits for a label"
-    assert ask(buffer, "label", key="c", label="1") is None
-    assert buffer.counters.unmatched == 1
-    sentence = "'stop' is no label of tiny: it has 0, 1, 2"
-    assert ask(buffer, "label", key="a", label="stop") == sentence
-    monkeypatch.setattr(ModelPackage, "labels", ("go", "stop"), raising=False)
-    assert ask(buffer, "label", key="a", label="stop") == "a"
-    assert [group["label"] for group in ask(buffer, "list")] == ["stop"]
-
-
 def test_a_model_without_classes_is_not_labelled_by_hand(tiny, new_buffer) -> None:
     buffer = new_buffer(tiny.package)
     buffer.add([sample("a"), Label("a", {"t": np.zeros(3)}), sample("b")])
@@ -238,25 +213,3 @@ def test_what_was_deleted_is_in_no_file(state, classes, tmp_path, size, new_buff
     assert len(buffer) + buffer.waiting == 100
     state.close()
     state.open()  # which compares all checksums
-
-
-def test_requests_do_not_read_all_rows(state, classes, new_buffer) -> None:
-    """The loop of the node answers: a walk over a million rows would stop its traffic."""
-    buffer = new_buffer(classes, 1000)
-    for start in range(0, 600, 200):
-        items: list[Sample | Label] = [sample(str(start + n)) for n in range(200)]
-        buffer.add(items + [label(str(start + n), n % 3) for n in range(100)])
-    read = 0
-    ask_database = state.rows
-
-    def rows(sql: str, *values: object) -> list[Any]:
-        nonlocal read
-        found = ask_database(sql, *values)
-        read += len(found)
-        return found
-
-    state.rows = rows
-    assert sum(group["samples"] for group in ask(buffer, "list")) == 600
-    assert ask(buffer, "label", key=None, label="0") == "599"
-    assert buffer.add([]).size == 1
-    assert read < 30

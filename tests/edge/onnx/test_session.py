@@ -1,7 +1,6 @@
 import hashlib
 import json
 import os
-import re
 import resource
 import subprocess
 import sys
@@ -22,7 +21,6 @@ from edge.onnx.session import (
     adapter_version,
     choose_providers,
     load_model,
-    trim_memory,
     write_adapter,
 )
 from models.zoo import package_path
@@ -114,38 +112,6 @@ def test_the_train_step_gives_loss_and_gradient(tiny: LoadedModel, tiny_data) ->
     step.release()
     again, _ = step.run(vector, batch)
     assert again == loss
-
-
-def resident(pattern: str) -> int:
-    """The resident KiB of this process's mappings whose first line fits `pattern`."""
-    blocks = re.split(r"^(?=\w+-\w+ )", Path("/proc/self/smaps").read_text(), flags=re.MULTILINE)
-    found = "".join(block for block in blocks if re.match(pattern, block))
-    return sum(map(int, re.findall(r"^Rss: +(\d+)", found, re.MULTILINE)))
-
-
-def test_a_node_at_rest_needs_no_code_of_onnxruntime(tiny: LoadedModel) -> None:
-    code = r"\S+ r-xp .*onnxruntime_pybind11_state"
-    inference = Inference(tiny.folder, tiny.package)
-    x = np.ones((1, 6), dtype=np.float32)
-    before = inference.predict({"x": x})["y"]
-    used = resident(code)
-    inference.release()
-    trim_memory()
-    assert resident(code) < used / 2
-    np.testing.assert_array_equal(inference.predict({"x": x})["y"], before)
-
-
-def test_freed_memory_stays_for_the_next_run_until_it_is_trimmed() -> None:
-    script = (
-        "import numpy as np; from edge.onnx.session import keep_memory, trim_memory\n"
-        "def rss(): return int(open('/proc/self/statm').read().split()[1])\n"
-        "keep_memory(); before = rss(); np.ones(2_000_000); kept = rss() - before\n"
-        "trim_memory(); print(kept * 4096 > 15_000_000, rss() < before)"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
-    command = [sys.executable, "-c", script]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    assert done.stdout == "True True\n"
 
 
 def test_inputs_that_do_not_fit_are_one_sentence(tiny: LoadedModel) -> None:

@@ -180,19 +180,6 @@ def test_there_is_a_most_of_clients(client: Client, server: PredictionServer, tm
     assert server.status().clients_refused == 1
 
 
-def test_swaps_lose_no_request(client: Client, write, server: PredictionServer) -> None:
-    versions = []
-    for version in range(2, 40):
-        client.send(*({"id": n, "inputs": GOOD} for n in range(10)))
-        write(version) if version % 5 else write(version, np.nan)
-        found = [client.answer() for _ in range(10)]
-        assert [one["id"] for one in found] == list(range(10))
-        versions += [one["version"] for one in found]
-    assert versions == sorted(versions)
-    assert len(set(versions)) > 5
-    assert not {5, 10, 35} & set(versions)  # the bad ones
-
-
 def test_followers_get_live_predictions(client: Client, server: PredictionServer) -> None:
     published: list[Any] = []
     server.on_live = published.append

@@ -150,14 +150,6 @@ def test_it_is_tried_and_then_installed_when_the_host_says_so(board, new_release
     assert not board.incoming.waits
 
 
-def test_a_late_board_tries_it_too_before_it_runs_it(board: Board, new_release: Release) -> None:
-    board.offer(new_release(2), stage=ACTIVE)
-    board.symbols()
-    while board.settle().state != "running":
-        pass
-    assert board.trials == 1
-
-
 def test_a_release_that_a_person_installs_is_seen_when_the_node_is_told(
     board: Board, new_release: Release, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -174,17 +166,6 @@ def test_a_release_that_a_person_installs_is_seen_when_the_node_is_told(
     board.incoming.survey()
     assert not board.incoming.waits
     assert board.incoming.installed.current == 2
-
-
-def test_a_folder_that_cannot_be_read_for_a_while_ends_nothing(board, caplog) -> None:
-    before = board.incoming.installed
-    away = board.releases.folder.rename(board.releases.folder.with_name("away"))
-    board.releases.folder.write_bytes(b"")
-    board.incoming.survey()
-    assert "no new release can be seen: " in caplog.text
-    assert board.incoming.installed == before
-    board.releases.folder.unlink()
-    away.rename(board.releases.folder)
 
 
 def test_a_fault_of_the_board_is_forgiven_at_its_next_start(board, new_release, tmp_path) -> None:

@@ -175,36 +175,6 @@ def test_a_node_reads_a_built_in_source_and_closes_it(tiny, tmp_path, eventually
         read_node_config(path)
 
 
-class Broker:
-    """A client with a full queue."""
-
-    connected = True
-
-    def __init__(self, *_: Any) -> None:
-        self.messages = [("a", b"1,2\n" * 3000), ("l", b'{"key": 0, "label": "yes"}')] * 20
-
-    def open(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-    def drain(self) -> list[tuple[str, bytes]]:
-        found, self.messages = self.messages, []
-        return found
-
-
-def test_a_flood_of_a_broker_is_read_in_parts(source, package, monkeypatch) -> None:
-    monkeypatch.setattr("edge.data.live.mqtt.TopicClient", Broker)
-    broker = {"url": "mqtt://localhost", "topic": "a", "label_topic": "l"}
-    sensor = source("mqtt", package(2), columns=COLUMNS, rate_max=1000, **broker)
-    polls = [sensor.poll(float(second)) for second in range(5)]
-    read = sensor.left_out["more than rate_max"] + sum(len(keys(i)) for i in polls)
-    assert 0 < read <= 30_000  # of 60,000
-    polls += [sensor.poll(100.0) for _ in range(40)]
-    assert sum(isinstance(item, Label) for items in polls for item in items) == 20
-
-
 def test_a_topic_of_labels_has_no_wildcards(source, package) -> None:
     with pytest.raises(DataError, match="only subscriptions may have them"):
         source("mqtt", package(2), columns=COLUMNS, url="mqtt://a", topic="a/+", label_topic="l/+")
