@@ -98,19 +98,14 @@ class TrainingConfig:
     news_min: int = field(default=32, metadata=limits(1, 1_000_000))
     keep_moments: bool = False
     clip_norm: float = field(default=0.0, metadata=limits(0.0, 1e6))
-    weight_decay: float = field(default=0.0, metadata=limits(0.0, 1.0))
 
 
 @dataclass(frozen=True, slots=True)
 class ResourcesConfig:
-    """`[resources]`: training waits above a temperature or memory pressure (percent); 0: no limit.
-
-    It runs for at most `cpu_share` of the time.
-    """
+    """`[resources]`: training waits above a temperature or memory pressure (percent); 0: never."""
 
     temperature_max_c: float = field(default=80.0, metadata=limits(0.0, 150.0))
     memory_pressure_max: float = field(default=10.0, metadata=limits(0.0, 100.0))
-    cpu_share: float = field(default=1.0, metadata=limits(0.01, 1.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,19 +127,17 @@ class PredictConfig:
     """`[predict]`: predictions with the newest global adapter, while the node learns.
 
     They are served on a Unix socket, by default predict.sock in the state_dir, and under the MQTT
-    `topic` on the broker of [link]. An answer names the `top_k` most probable labels, and none as
-    its `label` below `threshold`. At most `batch_max` requests run together.
+    `topic` on the broker of [link]. An answer names the three most probable labels, and none as its
+    `label` below `threshold`.
 
-    >>> PredictConfig(enabled=True, threshold=0.6).top_k
-    3
+    >>> PredictConfig(enabled=True, threshold=0.6).topic is None
+    True
     """
 
     enabled: bool = False
     socket: str | None = field(default=None, metadata=PATH | needs("enabled"))
     topic: str | None = field(default=None, metadata=needs("enabled"))
-    top_k: int = field(default=3, metadata=limits(1, 100) | needs("enabled"))
     threshold: float = field(default=0.0, metadata=limits(0.0, 1.0) | needs("enabled"))
-    batch_max: int = field(default=16, metadata=limits(1, 1024) | needs("enabled"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -195,7 +195,7 @@ class Node:
     def _patience_s(self, wait_s: float, now: float) -> float:
         """How long to wait for traffic."""
         if self._has_work:
-            return min(wait_s, self.throttle.wait_s(now))
+            return 0.0
         return wait_s if self.data.feed is None else min(wait_s, self.data.feed.wait_s(now))
 
     def _moved_bytes(self) -> tuple[int, int]:
@@ -303,19 +303,16 @@ class Node:
 
         New labels that come while it is not are left out of the evaluation.
         """
-        began = self._clock()
         if self.throttle.causes or not (self._has_work or labelled.size):
             self._rest()
             return False
-        if self.throttle.wait_s(began):
-            return False
-        self._busy_at = began
+        self._busy_at = self._clock()
         if labelled.size:
             self.evaluation.evaluate_labelled(self.data.training, labelled)
         self.evaluation.advance()
         if self.is_training:
             self._train()
-        self.throttle.worked(began, self._clock())
+        self.throttle.worked()
         return True
 
     def _train(self) -> None:
@@ -406,7 +403,7 @@ def _settings(
 def _trainer(
     training: TrainingConfig, step: TrainStep, data: NodeData, package: ModelPackage
 ) -> Trainer:
-    adam = AdamSettings(weight_decay=training.weight_decay, clip_norm=training.clip_norm)
+    adam = AdamSettings(clip_norm=training.clip_norm)
     return Trainer(step, data.samples, package.batch, adam, keep_moments=training.keep_moments)
 
 

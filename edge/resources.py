@@ -93,7 +93,8 @@ class Throttle:
         self.readings = Readings()  # the last
         self.causes: Mapping[str, str] = {}
         self._settings = settings
-        self._measure_at = self._step_at = self._retry_at = -math.inf
+        self._measure_at = -math.inf
+        self._retry_at = -math.inf
         self._failures = 0  # in a row, for lack of memory
 
     @property
@@ -120,14 +121,9 @@ class Throttle:
         if is_news:
             _log.warning("training %s", f"is paused: {self.reason}" if causes else "goes on")
 
-    def wait_s(self, now: float) -> float:
-        """The time until the next step may begin, by `cpu_share`."""
-        return max(0.0, self._step_at - now)
-
-    def worked(self, began: float, now: float) -> None:
-        """Note a step that took from `began` to `now`."""
+    def worked(self) -> None:
+        """Note a step that succeeded."""
         self._failures = 0
-        self._step_at = now + (now - began) * (1 / self._settings.cpu_share - 1)
 
     def failed(self, error: Exception, now: float) -> None:
         """Note a step that failed for lack of memory."""

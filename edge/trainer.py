@@ -2,8 +2,7 @@
 
 Adam is in numpy, with optax's interface: `init_adam` returns the state, `adam_update` the change of
 the vector and the next state. Kingma and Ba, "Adam: a method for stochastic optimization", ICLR
-2015; weight decay is decoupled as in Loshchilov and Hutter, "Decoupled weight decay
-regularization", ICLR 2019.
+2015.
 """
 
 import hashlib
@@ -24,12 +23,11 @@ Arrays = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class AdamSettings:
-    """The constants of Adam; 0 switches `weight_decay` and `clip_norm` off."""
+    """The constants of Adam; 0 switches `clip_norm` off."""
 
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-8
-    weight_decay: float = 0.0
     clip_norm: float = 0.0
 
 
@@ -49,9 +47,9 @@ def init_adam(dimension: int) -> AdamState:
 
 
 def adam_update(
-    state: AdamState, gradient: Vector, vector: Vector, learning_rate: float, settings: AdamSettings
+    state: AdamState, gradient: Vector, learning_rate: float, settings: AdamSettings
 ) -> tuple[Vector, AdamState]:
-    """The change to add to `vector` for `gradient` (all float32, D), and the next state."""
+    """The change of the vector for `gradient` (both float32, D), and the next state."""
     gradient = clip_gradient(gradient, settings.clip_norm)
     one = np.float32(1)
     beta1 = np.float32(settings.beta1)
@@ -62,10 +60,7 @@ def adam_update(
     rate = np.float32(learning_rate / (1 - settings.beta1**steps))
     shrink = np.float32(1 / math.sqrt(1 - settings.beta2**steps))
     root: Vector = np.sqrt(square) * shrink + np.float32(settings.epsilon)
-    change = -rate * mean / root
-    if settings.weight_decay:
-        change -= np.float32(learning_rate * settings.weight_decay) * vector
-    return change, AdamState(steps, mean, square)
+    return -rate * mean / root, AdamState(steps, mean, square)
 
 
 def clip_gradient(gradient: Vector, norm_max: float) -> Vector:
@@ -196,9 +191,7 @@ class Trainer:
         assert moments is not None
         batch = self._data.batch(work.draw(self._batch_size, len(self._data)))
         loss, gradient = self._step.run(work.vector, batch)
-        change, self._moments = adam_update(
-            moments, gradient, work.vector, work.learning_rate, self._settings
-        )
+        change, self._moments = adam_update(moments, gradient, work.learning_rate, self._settings)
         work.vector = work.vector + change
         work.losses += loss
         work.steps_done += 1

@@ -14,8 +14,6 @@ from ternmesh_service.control_socket import DATA, ControlError
 from ternmesh_store.state_file import STATE
 
 HEADS = ("label", "samples", "bytes", "newest", "its age", "age of the oldest")
-WORST = ("key", "label", "guess", "loss")
-WORST_MAX = 20  # rows that are shown
 CONFIG = "the configuration of the board"
 DAY_S = 86_400.0
 
@@ -23,9 +21,6 @@ DAY_S = 86_400.0
 def add_data_arguments(parser: argparse.ArgumentParser) -> None:
     rows = process.Subcommands(parser)
     row = rows.add("list", "show what is stored under each label", run_list)
-    process.add_config(row, CONFIG)
-    process.add_json(row)
-    row = rows.add("worst", "show which labelled samples the model learns worst", run_worst)
     process.add_config(row, CONFIG)
     process.add_json(row)
     row = rows.add("forget", "delete the samples that fit all that is given", run_forget)
@@ -56,20 +51,6 @@ def run_list(arguments: argparse.Namespace) -> int:
         for label, samples, size, newest, *ages in map(dict.values, groups)
     ]
     print(json.dumps(groups) if arguments.json else "\n".join(table(HEADS, cells)))
-    return process.ExitCode.DONE
-
-
-def run_worst(arguments: argparse.Namespace) -> int:
-    answer = _ask(arguments, {DATA: "worst"})
-    if arguments.json:
-        print(json.dumps(answer))
-        return process.ExitCode.DONE
-    cells = [
-        (repr(row["key"]), row["label"], row["guess"], f"{row['loss']:.4g}")
-        for row in answer["rows"][:WORST_MAX]
-    ]
-    print("\n".join(table(WORST, cells)))
-    print(f"by loss of {answer['samples']} of {answer['of']} labelled samples")
     return process.ExitCode.DONE
 
 

@@ -15,7 +15,7 @@ from edge.errors import ModelError, OutOfMemory
 from edge.evaluation import softmax
 from edge.onnx.session import Arrays, Inference, LoadedModel, read_adapter
 
-TOP_K, BATCH_MAX = 3, 16
+TOP_K = 3  # labels of a prediction
 
 _log = logging.getLogger(__name__)
 
@@ -60,14 +60,12 @@ class Predictor:
         adapter: Path,
         *,
         threads: int = 1,
-        top_k: int = TOP_K,
         threshold: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.package = loaded.package
         self.bad_adapters = 0
         self.last_error = ""  # of an adapter
         self._path = adapter
-        self._top_k = top_k
         self._threshold = threshold
         self._inference = Inference(loaded.folder, loaded.package, threads)
         self._active: tuple[int, Arrays] | None = None  # with its version; exchanged as one
@@ -144,7 +142,7 @@ class Predictor:
 
     def _named(self, version: int, row: NDArray[np.float64]) -> Prediction:
         labels = self.package.labels
-        best = np.argsort(-row, kind="stable")[: self._top_k]
+        best = np.argsort(-row, kind="stable")[:TOP_K]
         top = tuple((labels[at] if labels else str(at), float(row[at])) for at in best)
         label, probability = top[0]
         return Prediction(version, label if probability >= self._threshold() else None, top)

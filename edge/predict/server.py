@@ -24,12 +24,12 @@ import numpy as np
 from edge.data.sources import Arrays, Sample, input_specs
 from edge.errors import DataError, ModelError
 from edge.predict.messages import BUSY, ID_MAX, Answer, answer, read_request, read_sample
-from edge.predict.predictor import BATCH_MAX, Prediction, Predictor
+from edge.predict.predictor import Prediction, Predictor
 from ternmesh_service.control_socket import listen_privately
 from ternmesh_service.status import PredictStatus, from_json
 from transports.loop_thread import STOP_S, LoopThread
 
-CLIENTS_MAX = 16
+CLIENTS_MAX, BATCH_MAX = 16, 16  # connections; requests that run together
 QUEUE_MIN, QUEUE_MAX, QUEUE_BYTES_MAX = 16, 256, 32 << 20  # requests that wait, and their arrays
 SHARE = 4  # one client has at most one of so many parts of the queue
 POSTED_MAX = 64  # messages of other threads on their way
@@ -65,7 +65,7 @@ class _Waiting:
 class PredictionServer:
     """Answers from `start` to `close`. `on_live` gets each live prediction, in our thread."""
 
-    def __init__(self, path: Path, predictor: Predictor, batch_max: int = BATCH_MAX) -> None:
+    def __init__(self, path: Path, predictor: Predictor) -> None:
         self.counts = dict.fromkeys(COUNTS, 0)  # written in our thread
         self.clients: set[_Client] = set()
         self.predictor = predictor
@@ -74,7 +74,6 @@ class PredictionServer:
         self._unposted = 0  # live samples; written in the thread of the source
         self._seconds: deque[float] = deque(maxlen=RECENT_MAX)  # from a request to its answer
         self._path = path
-        self._batch_max = batch_max
         self._specs = input_specs(predictor.package)
         numbers = sum(math.prod(spec.shape[1:]) for spec in self._specs)
         self.line_max = LINE_BYTES + NUMBER_BYTES * numbers
@@ -110,8 +109,8 @@ class PredictionServer:
         """
         self._unposted += max(0, len(samples) - LIVE_MAX)
         certainties = {}
-        for start in range(0, len(samples := samples[-LIVE_MAX:]), self._batch_max):
-            for key, seconds, result in self._predicted(samples[start : start + self._batch_max]):
+        for start in range(0, len(samples := samples[-LIVE_MAX:]), BATCH_MAX):
+            for key, seconds, result in self._predicted(samples[start : start + BATCH_MAX]):
                 if isinstance(result, Prediction) and result.top:
                     certainties[key] = result.top[0][1]
                 content = answer(key, result, seconds)
@@ -212,7 +211,7 @@ class PredictionServer:
 
     def _predict(self) -> None:
         """Run one batch and send its answers."""
-        batch = [self._queue.popleft() for _ in range(min(len(self._queue), self._batch_max))]
+        batch = [self._queue.popleft() for _ in range(min(len(self._queue), BATCH_MAX))]
         if self._queue:
             asyncio.get_running_loop().call_soon(self._predict)
         for waiting, result in zip(batch, self._run([one.sample for one in batch]), strict=True):

@@ -31,10 +31,9 @@ def predicting(config: NodeConfig, loaded: LoadedModel, node: Node) -> Iterator[
         loaded,
         config.adapter_path,
         threads=config.training.threads,
-        top_k=settings.top_k,
         threshold=lambda: node.management.settings.get("threshold", settings.threshold),
     )
-    server = PredictionServer(config.predict_path, predictor, settings.batch_max)
+    server = PredictionServer(config.predict_path, predictor)
     topics = None if settings.topic is None else _Topics(config, server)
     with ExitStack() as stack:
         server.start()

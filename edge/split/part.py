@@ -78,7 +78,7 @@ class SplitPart:
         settings = AdamSettings(clip_norm=clip_norm)
         with np.errstate(over="ignore"):  # a gradient whose norm overflows counts as zero
             change, self._moments = adam_update(
-                self._moments, own_gradient, self.vector, learning_rate, settings
+                self._moments, own_gradient, learning_rate, settings
             )
         self.vector = self.vector + change
         return loss, input_gradient

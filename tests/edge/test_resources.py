@@ -182,24 +182,6 @@ def test_a_step_without_memory_is_tried_again_and_then_seldom(world, caplog, mon
     assert node.diverged == 0
 
 
-def test_a_share_of_the_time_leaves_the_loop_free(world, monkeypatch) -> None:
-    def slow(run: Callable[..., Any], *given: Any) -> Any:
-        world.now += 2.0
-        return run(*given)
-
-    replace_step(monkeypatch, slow)
-    node = add(world, [Readings(60.0, 0.0)], cpu_share=0.25)
-    world.until(lambda: node.trainer.progress[0] == 1)
-    began, turns = world.now, 0
-    while node.trainer.progress[0] == 1:
-        world.turn()
-        world.now += 0.5
-        turns += 1
-    assert 6.0 <= world.now - began - 2.0 <= 7.0
-    assert turns > 10, "the loop turns in the pause"
-    assert status(node).activity == "training"
-
-
 def test_an_evaluation_leaves_the_loop_free_and_keeps_its_adapter(world, monkeypatch) -> None:
     predict, parts = Inference.predict, list[int]()
 

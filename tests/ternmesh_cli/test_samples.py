@@ -82,21 +82,6 @@ def test_a_running_node_is_asked(config, capsys) -> None:
             assert "no board of this version" in capsys.readouterr().err
 
 
-def test_the_worst_samples_as_a_table(config, capsys) -> None:
-    assert run("data", "worst", "--config", config) == 1
-    assert "needs a node that runs" in capsys.readouterr().err
-    row = {"key": "a", "label": "three", "guess": "nine", "loss": 1.23456}
-    found = {"samples": 30, "of": 99, "rows": [row] * 30}
-    with ControlServer(config.parent / "state" / "control.sock", lambda _: {"data": found}):
-        assert run("data", "worst", "--config", config) == 0
-        head, *rows, last = capsys.readouterr().out.splitlines()
-        assert run("data", "worst", "--config", config, "--json") == 0
-    assert head.split() == ["key", "label", "guess", "loss"]
-    assert [line.split() for line in rows] == [["'a'", "three", "nine", "1.235"]] * 20
-    assert last == "by loss of 30 of 99 labelled samples"
-    assert json.loads(capsys.readouterr().out) == found
-
-
 def test_labels_of_scripts(config, capsys) -> None:
     assert run("label", "--config", config, "--last", "7") == 0
     assert run("label", "--config", config, "a", "7") == 0

@@ -24,12 +24,12 @@ def bare(loaded: LoadedModel, adapter: Path) -> np.ndarray:
 
 
 def test_a_classifier_gives_labels_and_probabilities(classifier, adapter, write) -> None:
-    predictor = Predictor(classifier, adapter, top_k=2)
+    predictor = Predictor(classifier, adapter)
     logits = bare(classifier, adapter).astype(np.float64)
     expected = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     np.testing.assert_allclose(predictor.predict_now(X), expected, rtol=1e-6)
     for row, found in zip(expected, predictor.predict(X), strict=True):
-        names = [classifier.package.labels[at] for at in np.argsort(-row)[:2]]
+        names = [classifier.package.labels[at] for at in np.argsort(-row)]
         assert [label for label, _ in found.top] == names
         assert (found.label, found.version, found.output) == (names[0], 1, None)
         assert found.top[0][1] == pytest.approx(row.max())
@@ -55,7 +55,7 @@ def test_a_regression_gives_its_output_and_classes_may_have_no_names(
         np.testing.assert_array_equal(found.output, row)
         assert (found.label, found.top) == (None, ())
     plain = replace(classifier, package=replace(classifier.package, labels=()))
-    (first, _) = Predictor(plain, adapter, top_k=9).predict(X)
+    (first, _) = Predictor(plain, adapter).predict(X)
     assert sorted(label for label, _ in first.top) == ["0", "1", "2"]
 
 

@@ -14,8 +14,7 @@ import pytest
 from edge.data.sources import Sample
 from edge.errors import ModelError
 from edge.predict import server as module
-from edge.predict.predictor import BATCH_MAX
-from edge.predict.server import Asker, PredictionServer
+from edge.predict.server import BATCH_MAX, Asker, PredictionServer
 from ternmesh_service.control_socket import ControlError
 from ternmesh_service.status import to_json
 from tests.edge.predict.conftest import Client
