@@ -30,6 +30,7 @@ from transports.serial_lora.framing import CobsUnframer, KissUnframer, cobs_fram
 pytestmark = pytest.mark.skipif(not shutil.which("cc"), reason="cc is not installed")
 CASES, SEED = 3000, 24
 SANITIZERS = "-O1 -fsanitize=address,undefined -fno-sanitize-recover=all"
+DAILY = ("x86", "cortex_m0")  # the others by night
 BOARDS = firmware.BOARDS | {"clang": ("clang", SANITIZERS, "conformance", "{}")}
 
 
@@ -55,7 +56,10 @@ def test_the_constants_are_those_of_python() -> None:
     assert HEADER.read_text() == header(), "run `python -m firmware_tools.constants`"
 
 
-@pytest.mark.parametrize("board", BOARDS)
+@pytest.mark.parametrize(
+    "board",
+    [pytest.param(board, marks=() if board in DAILY else pytest.mark.nightly) for board in BOARDS],
+)
 def test_a_board_answers_every_case_as_python_does(board: str, cases: bytes, tmp_path) -> None:
     compiler, flags, target, command = BOARDS[board]
     for name in (compiler, command.split()[0]):
@@ -132,7 +136,7 @@ def test_whole_counters(library: CLibrary, near: int, low: int) -> None:
     assert library.whole_counter(near, low) == whole_counter(near, low)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(3))
 def test_a_session_opens_replays_and_clones_as_python_does(library: CLibrary, seed: int) -> None:
     rng = np.random.default_rng(seed)
     highest = int(rng.integers(1 << 40)) if seed else (1 << 64) - 1500

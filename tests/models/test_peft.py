@@ -149,6 +149,7 @@ def test_files_that_are_none_are_a_sentence(exported, files, name: str, content:
         read_peft(files, exported.package, exported.folder)
 
 
+@pytest.mark.nightly
 def test_another_adapter_space_has_no_form_in_peft(tmp_path: Path) -> None:
     package, _ = exported_with(lambda module: add_scale_shift(module, ("mix",)), tmp_path / "p")
     vector = np.zeros(package.dimension, np.float32)

@@ -76,7 +76,13 @@ def test_a_space_has_the_size_it_states_and_starts_at_the_base_model(
     assert np.array_equal(adapter.join(dict(module.named_parameters())), adapter.vector())
 
 
-@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize(
+    "space",
+    [
+        pytest.param(space, marks=() if space in ("lora", "one_vector") else pytest.mark.nightly)
+        for space in SPACES
+    ],
+)
 def test_a_package_of_a_space_does_on_a_board_what_torch_does(space: str, tmp_path: Path) -> None:
     module, adapter = adapted(space, whole=("4",))
     x, targets = torch.randn(BATCH, 6), torch.randint(0, 4, (BATCH,))
