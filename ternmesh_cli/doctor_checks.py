@@ -14,7 +14,6 @@ from typing import Any
 
 from ternmesh.security.identity import Role
 from ternmesh.security.membership import found_fleet
-from ternmesh_cli.keys import fleet_of
 from ternmesh_cli.setup import SERIAL, SETTINGS, SYSTEMD
 from ternmesh_service.alarms import BAD, alarms
 from ternmesh_service.config_file import load_model_package, package_folder
@@ -226,16 +225,6 @@ def model(subject: Subject) -> Iterator[Result]:
 
         load_model(package_folder(subject.config.model))
     yield OK, f"{package.name}, {package.model_hash().hex()[:12]}: the same on host and boards"
-    releases = getattr(subject.config, "releases", None)
-    if releases is not None and releases.dir is not None:
-        from edge.releases.store import Releases, accept_unsigned, signed_by
-
-        fleet = None if releases.insecure else fleet_of(subject.path)
-        verify = signed_by(fleet.signers, fleet.name) if fleet else accept_unsigned
-        signed, refused = Releases(Path(releases.dir), verify).survey(0)
-        yield OK, f"{len(signed)} signed releases in {releases.dir}"
-        for version, reason in refused.items():
-            yield WRONG, f"release {version}: {reason}"
 
 
 def data(subject: Subject) -> Iterator[Result]:

@@ -26,7 +26,7 @@ from ternmesh.security.membership import MARK as FLEET_MARK
 from ternmesh.security.membership import TEXT_MAX as FLEET_MAX
 from ternmesh.security.membership import found_fleet, parse_fleet
 from ternmesh.security.signatures import quantum_key
-from ternmesh_cli.keys import End, host_of, keyring_of, link_of, read
+from ternmesh_cli.keys import End, host_of, keyring_of, link_of, read, read_host
 from ternmesh_cli.process import Subcommands, add_config, add_json, add_option, path, real
 from ternmesh_service.control_socket import ask
 from ternmesh_service.identity_file import read_host_file, read_identity_file
@@ -271,9 +271,7 @@ def ask_host(path: Path, request: dict[str, Any]) -> dict[str, Any]:
     """The answer of the running host, or from its files where it does not run; TernmeshError."""
     from host import membership
 
-    config = read(path)
-    if config.role is not Role.HOST:
-        raise ConfigError(f"{path} is of a board: give the file of a host")
+    config = read_host(path)
     answer = config.ask(request)
     if answer is not None:
         return answer

@@ -109,6 +109,15 @@ def read(path: Path) -> End:
     )
 
 
+def read_host(path: Path) -> End:
+    """The host that a configuration describes; ConfigError where it is of another end."""
+    end = read(path)
+    if end.role is not Role.HOST:
+        found = "gateway" if end.role is Role.GATEWAY else "board"
+        raise ConfigError(f"{path} is of a {found}: give the file of a host")
+    return end
+
+
 def link_of(path: Path, end: End) -> LinkConfig:
     """The link of a board, or of a board of a split training; ConfigError."""
     from transports.factory import check_link
@@ -142,9 +151,7 @@ def fleet_of(path: Path) -> FleetKeys:
 
 def host_of(path: Path) -> tuple[Identity, FleetKeys]:
     """The private identity of the host with this configuration, and its fleet; SecurityError."""
-    end = read(path)
-    if end.role is not Role.HOST:
-        raise ConfigError(f"{path} is of a board: give the file of a host")
+    end = read_host(path)
     return read_identity_file(end.security.path(end.folder)), fleet_of(path)
 
 

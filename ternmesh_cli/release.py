@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from ternmesh.config import ConfigError
 from ternmesh.errors import SecurityError, WireError
-from ternmesh.security.identity import Role
 from ternmesh.security.signatures import (
     RELEASE,
     SOFTWARE,
@@ -270,9 +269,7 @@ def _ask_host(arguments: argparse.Namespace) -> int:
 
 
 def _host(path: Path) -> keys.End:
-    host = keys.read(path)
-    if host.role is not Role.HOST:
-        raise ConfigError(f"{path} is of a {host.role.name.lower()}: give the file of a host")
+    host = keys.read_host(path)
     content = keys.read_end(path)
     if content["link"].get("radios") and not content.get("releases", {}).get("radio_bytes_s"):
         raise ConfigError(

@@ -9,8 +9,7 @@ from typing import Any
 
 from ternmesh.config import ConfigError
 from ternmesh.federated.management import settings_text
-from ternmesh.security.identity import Role
-from ternmesh_cli.keys import read, read_end, socket_of
+from ternmesh_cli.keys import read_end, read_host, socket_of
 from ternmesh_cli.process import add_json, as_run
 from ternmesh_cli.status_text import NO_REPORT, describe
 from ternmesh_service.control_socket import BOARDS, ControlError, ask
@@ -51,9 +50,7 @@ def ask_boards(
     wait_s: float,
 ) -> tuple[ManagedBoard, ...]:
     """What the running host says of one board, or all; a later answer, until all are done."""
-    end = read(path)
-    if end.role is not Role.HOST:
-        raise ConfigError(f"{path} is of a {end.role.name.lower()}: give the file of a host")
+    end = read_host(path)
     give_up_at = time.monotonic() + wait_s
     answer = ask(end.socket, {BOARDS: name, **request})
     if "role" in answer:

@@ -28,10 +28,6 @@ from models.bottleneck.config import BottleneckConfig
 from ternmesh.config import ConfigError
 from tests.host.pipeline_ranks import STEPS, in_one_process, reports, run_ranks, write_config
 
-HUGGING_FACE = (
-    '{"vocab_size": 300, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}'
-)
-
 
 def sentences(log: str) -> list[str]:
     return [text for text in log.splitlines() if text.startswith("ternmesh: ")]
@@ -246,26 +242,6 @@ def test_an_error_that_no_rank_has_put_into_a_sentence_is_told(
         reports_of(script, write_config(tmp_path), monkeypatch)
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"stages": 3}, "model.layers must be at least"),
-        ({"micro_batches": 1}, "1f1b needs one for each stage"),
-        ({"boundary__bits": 5}, "boundary.bits is 5"),
-        ({"boundary__latent": 17}, "boundary.latent is 17"),
-        ({"model__heads": 3}, "model.width is 16"),
-        ({"model__vocabulary": 100}, "at least 256"),
-        ({"boundary__method": "magic"}, "must be one of"),
-        ({"replicas__count": 2, "replicas__every_steps": 3}, "checkpoint_steps is 2: it must be"),
-    ],
-)
-def test_settings_that_do_not_fit_are_one_sentence(
-    tmp_path: Path, change: dict[str, Any], said: str
-) -> None:
-    with pytest.raises(ConfigError, match=said):
-        read_pipeline_config(write_config(tmp_path, **change))
-
-
 def test_a_hugging_face_model_by_folder(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     from tokenizers import Tokenizer, models
@@ -289,25 +265,6 @@ def test_a_hugging_face_model_by_folder(tmp_path: Path) -> None:
         tokenizer(Path(config.model_folder))
     (tmp_path / "llama" / "config.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"config\.json cannot be used"):
-        read_pipeline_config(path)
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("{}", "cannot be used"),
-        ("[" * 9999, "cannot be used"),
-        (HUGGING_FACE.replace("64", "9" * 5000), "cannot be used"),
-        (HUGGING_FACE.replace("64", "1e999"), "model.width is inf: it must be a whole number"),
-        (HUGGING_FACE.replace('heads": 4', 'heads": 0'), "model.heads is 0: it must be 1 to"),
-        (HUGGING_FACE.replace('heads": 4', 'heads": 5'), "multiple of 2 model.heads"),
-    ],
-)
-def test_a_model_folder_without_usable_sizes_is_one_sentence(tmp_path, text, said) -> None:
-    path = write_config(tmp_path)
-    path.write_text('model_folder = "."\n' + path.read_text())
-    (tmp_path / "config.json").write_text(text)
-    with pytest.raises(ConfigError, match=said):
         read_pipeline_config(path)
 
 
