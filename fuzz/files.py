@@ -189,7 +189,7 @@ def _arrays() -> Iterator[bytes]:
 
 @cache
 def _packets() -> Packets:
-    return Packets(_DIMENSION, ReplicasConfig(2, "packets", 1, 0.5), "stage")
+    return Packets(_DIMENSION, ReplicasConfig(2, 1, 0.5), "stage")
 
 
 def _pipeline_messages() -> list[bytes]:

@@ -119,7 +119,7 @@ def _replicas(config: "PipelineConfig", last: Row) -> str:
         return ""
     return (
         f" A replica sends each other one {last['replica_bytes_per_token']:.4g} bytes a token "
-        f"({config.replicas.method}, every {config.replicas.every_steps} steps)."
+        f"(every {config.replicas.every_steps} steps)."
     )
 
 

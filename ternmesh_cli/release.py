@@ -1,4 +1,4 @@
-"""`ternmesh release`: make, sign, check, install, list and publish releases of a model."""
+"""`ternmesh release`: make, sign, check, install and publish releases of a model."""
 
 import argparse
 import json
@@ -76,9 +76,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         row.set_defaults(asked=name)
         add_config(row, "host.toml")
         add_json(row)
-    listing = rows.add("list", "show the releases that a board has", _list)
-    add_config(listing, "node.toml")
-    add_json(listing)
 
 
 def add_signer(parser: argparse.ArgumentParser) -> None:
@@ -277,37 +274,6 @@ def _host(path: Path) -> keys.End:
             "write how many bytes a second their slowest radio may send (`ternmesh radio estimate`)"
         )
     return host
-
-
-def _list(arguments: argparse.Namespace) -> int:
-    from edge.releases.rollout import passed_over, report
-    from ternmesh_service.status import to_json
-
-    config, releases = _board(arguments.config)
-    standing = releases.standing()
-    installed = releases.installed()
-    refused = releases.survey(standing.floor)[1]
-    if arguments.json:
-        more = {"installed": installed, "passed_over": passed_over(standing, installed)}
-        print(json.dumps(to_json(report(standing, refused)) | more, indent=1))
-        return 0
-    bad = dict(standing.bad)
-    for version in sorted({0, *installed, *bad}):
-        words = [f"the model package {config.model}"] if version == 0 else []
-        if version == standing.current:
-            words.append("on trial" if standing.on_trial else "current")
-        if version == standing.last_good:
-            words.append("last good")
-        if version in refused:
-            words.append(f"not taken: {refused[version]}")
-        elif version > standing.floor:
-            words.append("not tried yet")
-        if version in passed_over(standing, installed):
-            words.append("skipped: a newer one was taken")
-        if version in bad:
-            words.append(f"bad: {bad[version]}")
-        print(f"{version:>4}  {', '.join(words)}".rstrip())
-    return 0
 
 
 def _board(path: Path) -> "tuple[NodeConfig, Releases]":

@@ -6,7 +6,7 @@ board or of its data does not make a release bad.
 """
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -158,9 +158,3 @@ def report(standing: ReleaseStanding, refused: Mapping[int, str]) -> InstalledRe
         bad=tuple(standing.bad),
         not_taken=tuple(refused.items()),
     )
-
-
-def passed_over(standing: ReleaseStanding, installed: Collection[int]) -> list[int]:
-    """Installed versions that were never tried because a newer one was installed first."""
-    others = {standing.current, standing.last_good, *(version for version, _ in standing.bad)}
-    return [version for version in installed if version <= standing.floor and version not in others]

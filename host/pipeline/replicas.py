@@ -122,19 +122,11 @@ class Replica:
                 "the change of a replica's weights is not finite: lower the learning rate, or "
                 "continue from an older checkpoint"
             )
-        if self._config.method == "deltas":
-            mean = self._peers.mean(unsent)
-            sent = unsent
-        else:
-            mean, sent = self._exchange_updates(unsent, number)
-        self._global += mean
-        self._vector.write(weights + (mean - sent))
-
-    def _exchange_updates(self, unsent: Tensor, number: int) -> tuple[Tensor, Tensor]:
-        """The mean of all updates, and what the own one carries of `unsent`: float32 [D]."""
         message = self._updates.write(unsent.numpy(), number)
         deltas = [self._updates.read(each, number) for each in self._peers.gather(message)]
-        return mean_of(deltas), torch.from_numpy(to_vector(deltas[self._peers.own]))
+        mean, sent = mean_of(deltas), torch.from_numpy(to_vector(deltas[self._peers.own]))
+        self._global += mean
+        self._vector.write(weights + (mean - sent))
 
 
 def mean_of(deltas: Sequence[DeltaQ24]) -> Tensor:

@@ -40,13 +40,10 @@ class LocalPeers:
         self._barrier.wait(60.0)
         return everyone
 
-    def mean(self, tensor: torch.Tensor) -> torch.Tensor:
-        return torch.stack(self.gather(tensor.clone())).mean(0)
 
-
-def pairs(method: str, count: int = 2) -> list[tuple[nn.Linear, Replica]]:
+def pairs(count: int = 2) -> list[tuple[nn.Linear, Replica]]:
     """Replicas of a small layer, all alike."""
-    config = PipelineConfig("", replicas=ReplicasConfig(count, method, 1, 0.9))
+    config = PipelineConfig("", replicas=ReplicasConfig(count, 1, 0.9))
     messages, barrier, made = [b""] * count, threading.Barrier(count), list[Any]()
     for own in range(count):
         torch.manual_seed(0)
@@ -64,9 +61,8 @@ def at_once(actions: list[Callable[[], None]]) -> None:
         thread.join()
 
 
-@pytest.mark.parametrize("method", ["packets", "deltas"])
-def test_an_exchange_moves_learning_and_loses_none(method: str) -> None:
-    made = pairs(method)
+def test_an_exchange_moves_learning_and_loses_none() -> None:
+    made = pairs()
     start = StageVector(made[0][0], None).read()
     for step in range(1, 4):
         for number, (layer, _) in enumerate(made):
@@ -80,19 +76,15 @@ def test_an_exchange_moves_learning_and_loses_none(method: str) -> None:
         assert torch.equal(first, second)
         assert torch.allclose(torch.stack(weights).mean(0), before, atol=1e-7)
     moved = float((first - start).norm() / (before - start).norm())
-    if method == "deltas":
-        assert torch.allclose(first, weights[0], atol=1e-7)
-        assert moved == pytest.approx(1.0, abs=1e-3)
-    else:
-        assert 0.5 < moved < 1.0  # the rest is in the weights, for a later update
-        assert not torch.equal(weights[0], weights[1])
+    assert 0.5 < moved < 1.0  # the rest is in the weights, for a later update
+    assert not torch.equal(weights[0], weights[1])
     with made[0][1].agreed():
         assert torch.equal(StageVector(made[0][0], None).read(), first)
     assert torch.equal(StageVector(made[0][0], None).read(), weights[0])
 
 
 def test_what_is_not_finite_is_refused() -> None:
-    (layer, replica), _ = pairs("packets")
+    (layer, replica), _ = pairs()
     with torch.no_grad():
         layer.weight[0, 0] = float("nan")
     with pytest.raises(PipelineError, match="is not finite"):
@@ -102,18 +94,18 @@ def test_what_is_not_finite_is_refused() -> None:
 def test_updates_are_for_one_exchange(monkeypatch: pytest.MonkeyPatch) -> None:  # R11.2-1
     monkeypatch.setattr("host.pipeline.packets.PART_MAX", 1000)
     vector = np.random.default_rng(0).standard_normal(NUMBERS).astype(np.float32)
-    packets = Packets(NUMBERS, ReplicasConfig(2, "packets", 1, 0.5), "a")
+    packets = Packets(NUMBERS, ReplicasConfig(2, 1, 0.5), "a")
     message = packets.write(vector, 7)
     arrived = packets.read(message, 7) * UNIT
     energy = np.square(vector).sum()
     assert np.square(vector - arrived).sum() / energy < 0.25
-    small = Packets(NUMBERS, ReplicasConfig(2, "packets", 1, 0.5, up_bytes=600), "a")
+    small = Packets(NUMBERS, ReplicasConfig(2, 1, 0.5, up_bytes=600), "a")
     assert 450 < len(small.write(vector, 7)) <= 600 < len(message)
     with pytest.raises(PipelineError, match="up_bytes is 20: 6 bytes are too few for 1000"):
-        Packets(NUMBERS, ReplicasConfig(2, "packets", 1, 0.5, up_bytes=20), "a")
+        Packets(NUMBERS, ReplicasConfig(2, 1, 0.5, up_bytes=20), "a")
     others = [
         (packets, message, 8),
-        (Packets(NUMBERS, ReplicasConfig(2, "packets", 1, 0.5), "b"), message, 7),
+        (Packets(NUMBERS, ReplicasConfig(2, 1, 0.5), "b"), message, 7),
         (packets, message[:-1], 7),
         (packets, message[:-1] + bytes([message[-1] ^ 1]), 7),
         (packets, b"", 7),

@@ -101,7 +101,7 @@ def test_a_history_forgets_what_was_done_again_and_stays_small(tmp_path: Path) -
 
 
 def test_a_report_reloads_while_the_training_runs() -> None:
-    replicas = ReplicasConfig(2, "packets", 50)
+    replicas = ReplicasConfig(2, 50)
     config = PipelineConfig("state", model=Shape(width=64), replicas=replicas)
     history = TrainingHistory()
     history.add({**REPORT, "replica_bytes_per_token": 3.5})
@@ -110,7 +110,7 @@ def test_a_report_reloads_while_the_training_runs() -> None:
     assert 'http-equiv="refresh"' in page
     assert "Running. 1.5 min left." in page
     assert "loss 2.5000, on held-out text 2.2500" in page
-    assert "sends each other one 3.5 bytes a token (packets, every 50 steps)" in page
+    assert "sends each other one 3.5 bytes a token (every 50 steps)" in page
     assert "6.45%" in page  # (17 + 16) / 512
     assert 'http-equiv="refresh"' not in write_report(config, history, "finished")
 

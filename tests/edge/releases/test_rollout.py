@@ -14,10 +14,10 @@ import pytest
 from edge.config import DataConfig, EvaluateConfig, NodeConfig, ReleasesConfig, TrainingConfig
 from edge.errors import BoardFault, ModelError, NoData, NotSigned
 from edge.onnx.session import LoadedModel
-from edge.releases.rollout import passed_over, report, settle
+from edge.releases.rollout import report, settle
 from edge.releases.store import Releases, accept_unsigned
 from ternmesh.model_package import FORWARD, TRAIN_STEP
-from ternmesh.release import ATTEMPTS_MAX, ReleaseStanding
+from ternmesh.release import ATTEMPTS_MAX
 from transports.link_config import LinkConfig
 
 Release = Callable[..., Path]
@@ -295,9 +295,3 @@ def test_kill_9_in_a_trial_is_forgiven_and_then_leads_back_without_a_visit(
     standing = releases.standing()
     assert (standing.current, standing.last_good, standing.attempts) == (1, 1, 0)
     assert standing.bad == ((2, f"the node died in {ATTEMPTS_MAX} trials of it"),)
-
-
-def test_versions_that_a_newer_one_has_passed_over_are_named() -> None:
-    standing = ReleaseStanding(current=5, last_good=4, floor=5, bad=((2, "slow"),))
-    assert passed_over(standing, [1, 2, 3, 4, 5, 6]) == [1, 3]
-    assert passed_over(ReleaseStanding(), [1]) == []
