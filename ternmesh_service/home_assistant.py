@@ -1,20 +1,27 @@
-"""What Home Assistant's MQTT discovery needs to show a fleet: one payload for each device.
+"""What is published of a fleet and its boards, and what Home Assistant needs to show it.
 
-The payloads are those of device discovery, which Home Assistant has since version 2024.11.
+One table has both: each value with its place in a JSON document and with its entity. The payloads
+are those of MQTT device discovery, which Home Assistant has since version 2024.11.
 """
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
+from datetime import UTC, datetime
 from typing import Any
 
 from ternmesh import __version__
-from transports.base import HOST
+from ternmesh_service.alarms import is_over
+from ternmesh_service.status import BoardStatus, HostedBoard, HostStatus, newest_reports
+from transports.base import HOST, check_node
 
-BIRTH = "homeassistant/status"  # where it says that it has started, unless it is told otherwise
-STATES = ("on", "silent", "paused", "revoked", "finished")
+PREFIX = "homeassistant"  # of the topics of discovery
+BOARDS_MAX = 1000
+STATES = ["on", "silent", "paused", "revoked", "finished"]
 NAME_MAX = 64  # characters of a name that a model gives
+TEXT_MAX = 100  # characters of a label
+HEARD_S = 60  # the unit of `last_heard`, which changes at each frame otherwise
 
 Document = dict[str, Any]
 
@@ -26,111 +33,168 @@ class Topics:
     fleet: str
     name: str
 
+    @property
     def available(self) -> str:
-        return f"{self._of('')}/available"
+        return f"{self._own}/available"
 
     def state(self, board: str = "") -> str:
-        return f"{self._of(board)}/state"
+        return f"{self._own}/boards/{board}/state" if board else f"{self._own}/state"
 
-    def set(self, board: str = "") -> str:
-        return f"{self._of(board)}/set"
-
-    def _of(self, board: str) -> str:
-        own = f"ternmesh/{self.fleet}/health/{self.name}"
-        return f"{own}/boards/{board}" if board else own
+    @property
+    def _own(self) -> str:
+        return f"ternmesh/{self.fleet}/health/{self.name}"
 
 
-def _show(platform: str, name: str, value: str, **options: str | int | list[str]) -> Document:
-    return {"platform": platform, "name": name, "value_template": f"{{{{ {value} }}}}", **options}
+@dataclass(frozen=True, slots=True)
+class Entity:
+    """A value under `key` of a document; `shown` is its entity, if Home Assistant shows it."""
+
+    key: str
+    value: Any
+    shown: Document | None = None
 
 
-def _text(name: str, key: str, **options: str | list[str]) -> Document:
-    return _show("sensor", name, f"value_json.{key}", **options)
+def document_of(entities: Iterable[Entity]) -> Document:
+    """The JSON document that is published."""
+    return {entity.key: entity.value for entity in entities}
 
 
-def _number(name: str, key: str, **options: str | int) -> Document:
-    return _show("sensor", name, f"value_json.{key}", state_class="measurement", **options)
+def _text(key: str, value: Any, name: str, template: str = "", **options: Any) -> Entity:
+    shown = template or f"value_json.{key}"
+    about = {"platform": "sensor", "name": name, "value_template": f"{{{{ {shown} }}}}"}
+    return Entity(key, value, {**about, **options})
 
 
-def _percent(name: str, key: str, **options: str) -> Document:
-    value = f"None if value_json.{key} is none else (100 * value_json.{key}) | round(1)"
-    unit = {"state_class": "measurement", "unit_of_measurement": "%"}
-    return _show("sensor", name, value, **unit, **options)
+def _number(key: str, value: float | None, name: str, template: str = "", **options: Any) -> Entity:
+    known = None if value is None or not math.isfinite(value) else round(value, 4)
+    return _text(key, known, name, template, state_class="measurement", **options)
 
 
-def _binary(name: str, key: str, device_class: str) -> Document:
-    value = f"'ON' if value_json.{key} else 'OFF'"
-    return _show("binary_sensor", name, value, device_class=device_class)
+def _percent(key: str, value: float | None, name: str, **options: Any) -> Entity:
+    template = f"None if value_json.{key} is none else (100 * value_json.{key}) | round(1)"
+    return _number(key, value, name, template, unit_of_measurement="%", **options)
+
+
+def _loss(value: float | None, name: str = "Loss") -> Entity:
+    return _number("loss", value, name, suggested_display_precision=3)
+
+
+def _binary(key: str, value: bool, name: str, device_class: str) -> Entity:
+    template = f"'ON' if value_json.{key} else 'OFF'"
+    own = {"platform": "binary_sensor", "device_class": device_class}
+    return _text(key, value, name, template, **own)
 
 
 _ASIDE = {"entity_category": "diagnostic"}
-_loss = partial(_number, suggested_display_precision=3)
-_FLEET = {
-    "phase": _text("Phase", "phase"),
-    "version": _number("Global adapter", "version"),
-    "boards": _number("Boards", "boards"),
-    "boards_active": _number("Active boards", "boards_active"),
-    "accuracy": _percent("Accuracy", "accuracy"),
-    "loss": _loss("Loss", "loss"),
-    "connected": _binary("Connected", "connected", "connectivity"),
-}
-_BOARD = {
-    "state": _text("State", "state", device_class="enum", options=list(STATES)),
-    "active": _binary("Takes part", "active", "running"),
-    "accuracy": _percent("Accuracy", "accuracy"),
-    "loss": _loss("Loss", "loss"),
-    "samples": _number("Samples", "samples", **_ASIDE),
-    "weight": _percent("Weight", "weight", **_ASIDE),
-    "last_heard": _text("Last heard", "last_heard", device_class="timestamp", **_ASIDE),
-}
-_BUTTONS = {
-    "train": {"platform": "button", "name": "Train now", "payload_press": "train"},
-    "pause": {"platform": "button", "name": "Pause", "payload_press": "pause"},
-}
 
 
-def _own(document: Document) -> Document:
-    """What a board tells of itself; its host may tell of the same device."""
-    score = _percent if document["metric"] == "accuracy" else _number
-    shown = {
-        "activity": _text("Activity", "activity"),
-        "version": _number("Global adapter", "version"),
-        "score": score(f"Own {document['metric']}".replace("_", " ")[:NAME_MAX], "score"),
-        "loss": _loss("Own loss", "loss"),
-        "samples": _number("Own samples", "samples", **_ASIDE),
-        "connected": _binary("Connected", "connected", "connectivity"),
+def health(status: HostStatus | BoardStatus, now: float) -> dict[str, list[Entity]]:
+    """What is published of a status by board, "" for the process itself; `now` in s since 1970.
+
+    Boards whose names may not stand in a topic are left out, and those after `BOARDS_MAX`.
+    """
+    about = [
+        Entity("software", __version__),
+        _number("version", status.version, "Global adapter"),
+        _binary("connected", status.transport.connected, "Connected", "connectivity"),
+    ]
+    if isinstance(status, BoardStatus):
+        return {"": [*about, *_own(status)]}
+    reports = newest_reports(status.history)
+    loss, accuracy = reports.get("", (None, None))
+    fleet = [
+        *about,
+        _text("phase", status.phase, "Phase"),
+        _number("boards", len(status.nodes), "Boards"),
+        _number("boards_active", sum(board.active for board in status.nodes), "Active boards"),
+        _percent("accuracy", accuracy, "Accuracy"),
+        _loss(loss),
+    ]
+    known = [board for board in status.nodes if _may_be_in_a_topic(board.name)][:BOARDS_MAX]
+    boards = {
+        board.name: _board(board, reports.get(board.name, (None, None)), now, over=is_over(status))
+        for board in known
     }
-    if "prediction" in document:
-        shown["prediction"] = _text("Prediction", "prediction")
-        shown["confidence"] = _percent("Confidence", "confidence")
-    return shown
+    return {"": fleet, **boards}
+
+
+def _board(
+    board: HostedBoard, report: tuple[float | None, float | None], now: float, *, over: bool
+) -> list[Entity]:
+    loss, accuracy = report
+    state = "on" if board.active else "finished" if over else "silent"
+    if board.board.in_force.get("pause") == 1:
+        state = "paused"
+    if board.revoked:
+        state = "revoked"
+    heard = None
+    if (ago_s := board.heard_s_ago) is not None:
+        heard = datetime.fromtimestamp((now - ago_s) // HEARD_S * HEARD_S, UTC).isoformat()
+    return [
+        Entity("software", board.board.software),
+        _text("state", state, "State", device_class="enum", options=STATES),
+        _binary("active", board.active, "Takes part", "running"),
+        _percent("accuracy", accuracy, "Accuracy"),
+        _loss(loss),
+        _number("samples", board.samples, "Samples", **_ASIDE),
+        _percent("weight", board.weight, "Weight", **_ASIDE),
+        _text("last_heard", heard, "Last heard", device_class="timestamp", **_ASIDE),
+    ]
+
+
+def _own(status: BoardStatus) -> list[Entity]:
+    """What a board knows of itself, and its newest live prediction."""
+    losses = [entry.loss for entry in status.history if entry.loss is not None]
+    score = _percent if status.metric_name == "accuracy" else _number
+    entities = [
+        _text("activity", status.activity, "Activity"),
+        Entity("metric", status.metric_name),
+        score("score", status.metric, f"Own {status.metric_name}".replace("_", " ")[:NAME_MAX]),
+        _loss(losses[-1] if losses else None, "Own loss"),
+        _number("samples", status.samples, "Own samples", **_ASIDE),
+    ]
+    if status.predict is not None:
+        live = status.predict.live or {}
+        label, top = live.get("label"), live.get("top")
+        shown = None if label is None else str(label)[:TEXT_MAX]
+        entities.append(_text("prediction", shown, "Prediction"))
+        entities.append(_percent("confidence", top[0][1] if top else None, "Confidence"))
+    return entities
+
+
+def _may_be_in_a_topic(name: str) -> bool:
+    try:
+        return bool(check_node(name))
+    except ValueError:
+        return False
 
 
 def discovery(
-    topics: Topics, prefix: str, model: str, board: str, document: Mapping[str, Any], buttons: bool
+    topics: Topics, model: str, board: str, entities: Iterable[Entity]
 ) -> tuple[str, Document]:
-    """The topic under `prefix` and the payload for the device that a document is about.
+    """The topic and the payload for the device that `entities` are about.
 
     It is a `board` of the host, or with "" the process itself, which trains `model`.
     """
     is_host = topics.name == HOST
     device = _id(topics.fleet, board or topics.name)
     own = device if is_host else f"{device}__own"  # of this payload: the host has one for it too
-    shown = _BOARD if board else _FLEET if is_host else _own(dict(document))
-    components = shown | (_BUTTONS if is_host and buttons else {})
     name = f"Fleet {topics.fleet}" if is_host and not board else board or topics.name
     about = {"identifiers": [device], "name": name, "manufacturer": "ternmesh", "model": model}
-    if document["software"] is not None:
-        about["sw_version"] = document["software"]
+    components = {}
+    for entity in entities:
+        if entity.shown is not None:
+            components[entity.key] = {**entity.shown, "unique_id": f"{own}__{entity.key}"}
+        elif entity.key == "software" and entity.value is not None:
+            about["sw_version"] = entity.value
     if board:
         about["via_device"] = _id(topics.fleet, HOST)
-    return f"{prefix}/device/{own}/config", {
+    return f"{PREFIX}/device/{own}/config", {
         "device": about,
         "origin": {"name": "ternmesh", "sw_version": __version__},
-        "availability": [{"topic": topics.available()}],
+        "availability": [{"topic": topics.available}],
         "state_topic": topics.state(board),
-        "command_topic": topics.set(board),
-        "components": {k: {**part, "unique_id": f"{own}__{k}"} for k, part in components.items()},
+        "components": components,
     }
 
 

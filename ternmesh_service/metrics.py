@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from ternmesh.config import ConfigError, limits
 from ternmesh_service.control_socket import ControlError
-from ternmesh_service.observer import newest_reports
 from ternmesh_service.status import (
     BoardStatus,
     GatewayStatus,
@@ -21,6 +20,7 @@ from ternmesh_service.status import (
     HostStatus,
     Status,
     ask_status,
+    newest_reports,
 )
 
 if TYPE_CHECKING:

@@ -1,10 +1,10 @@
 """What a program says of itself: one tree of values, which its control socket carries as JSON.
 
 All that shows a program reads these attributes: `ternmesh status`, the page, the alarms, the
-metrics, the health over MQTT, the experiment log, `ternmesh doctor` and the demo.
+metrics, the health over MQTT, `ternmesh doctor` and the demo.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -441,6 +441,22 @@ def read_status(answer: Mapping[str, Any]) -> Status:
             "the program that answers is none of this ternmesh, or runs another version: start it "
             f"again ({error})"
         ) from error
+
+
+def newest_reports(history: Sequence[StoredRound]) -> dict[str, tuple[float | None, float | None]]:
+    """The newest loss and accuracy by board in a host's history, and of the fleet as "".
+
+    A report may lack either: it has another value in place of the accuracy in some rounds.
+    """
+    newest: dict[str, tuple[float | None, float | None]] = {}
+    for row in history:
+        for name, (loss, accuracy) in {**row.reports, "": (row.loss, row.accuracy)}.items():
+            old = newest.get(name, (None, None))
+            newest[name] = (
+                old[0] if loss is None else loss,
+                old[1] if accuracy is None else accuracy,
+            )
+    return newest
 
 
 def to_json(value: object) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Retained health on a real broker: what Home Assistant finds there, and what its buttons do."""
+"""Retained health on a real broker, and what Home Assistant finds there."""
 
 import json
 import logging
@@ -18,8 +18,8 @@ from paho.mqtt.enums import CallbackAPIVersion
 from ternmesh.config import ConfigError, read_config
 from ternmesh_service import mqtt_health
 from ternmesh_service.control_socket import ControlServer
-from ternmesh_service.home_assistant import Topics, discovery
-from ternmesh_service.mqtt_health import BOARDS_MAX, HealthConfig, health, served_health
+from ternmesh_service.home_assistant import BOARDS_MAX, Topics, discovery, document_of, health
+from ternmesh_service.mqtt_health import HealthConfig, served_health
 from ternmesh_service.status import HistoryEntry, to_json
 from tests.mosquitto import free_port
 from tests.statuses import DOWN, board, board_status, host_status, made_round, predict_status
@@ -65,17 +65,13 @@ class Reader:
 
 
 class Process:
-    """A control socket that gives `status`, and keeps the other requests."""
+    """A control socket that gives `status`."""
 
     def __init__(self) -> None:
         self.status = HOST
         self.asked = 0
-        self.requests: list[dict[str, object]] = []
 
-    def answer(self, request):
-        if "boards" in request:
-            self.requests.append(request)
-            return {"boards": []}
+    def answer(self, _request):
         self.asked += 1
         return to_json(self.status)
 
@@ -83,7 +79,6 @@ class Process:
 @pytest.fixture(autouse=True)
 def fast(monkeypatch) -> None:
     monkeypatch.setattr(mqtt_health, "TURN_S", 0.02)
-    monkeypatch.setattr(mqtt_health, "PRESS_S", 0.0)
     monkeypatch.setattr(mqtt_health, "ANSWER_S", 0.5)
 
 
@@ -182,37 +177,6 @@ def test_without_an_answer_and_at_its_end_it_says_offline(
         eventually(lambda: reader.found[f"{OWN}/available"] == "offline")
 
 
-def test_a_button_becomes_a_request_and_a_birth_message_brings_discovery(
-    served, process, new_reader, eventually
-) -> None:
-    reader = new_reader()
-    eventually(lambda: FOUND in reader.found)
-    payload = reader.json(FOUND)
-    press = payload["components"]["pause"]["payload_press"]
-    for topic in (f"{OWN}/boards/eve/set", f"{OWN}/boards//set"):
-        reader.client.publish(topic, press)
-    reader.client.publish(f"{ADA}/set", b"\xff")
-    reader.client.publish(f"{ADA}/set", press)
-    eventually(lambda: process.requests == [{"boards": "ada", "set": {"pause": 1}}])
-    reader.client.publish(f"{OWN}/set", "train")
-    eventually(lambda: process.requests[1:] == [{"boards": "all", "set": {"pause": None}}])
-    states = reader.count[f"{OWN}/state"]
-    for word in ("offline", "online"):  # Home Assistant starts anew
-        reader.client.publish("homeassistant/status", word)
-    eventually(lambda: reader.count[FOUND] == 2)
-    assert reader.count[f"{OWN}/state"] == states, "Home Assistant finds it retained"
-
-
-def test_a_retained_press_is_none(mosquitto, process, tmp_path, new_reader, eventually) -> None:
-    reader = new_reader()
-    reader.client.publish(f"{ADA}/set", "pause", 1, retain=True).wait_for_publish(20.0)
-    config = HealthConfig(mosquitto.url, interval_s=0.05, home_assistant=True)
-    with served_health(config, tmp_path / "c.sock", "barn", "host"):
-        eventually(lambda: FOUND in reader.found)
-        reader.client.publish(f"{ADA}/set", "train")
-        eventually(lambda: process.requests == [{"boards": "ada", "set": {"pause": None}}])
-
-
 def test_a_broker_that_comes_back_gets_all_again(
     mosquitto, served, process, new_reader, eventually
 ) -> None:
@@ -235,17 +199,20 @@ def test_without_a_broker_nothing_waits(process, tmp_path, eventually, caplog) -
     assert "hushed" not in caplog.text + repr(config)
 
 
+def documents(status: Any) -> dict[str, Any]:
+    return {name: document_of(entities) for name, entities in health(status, 0.0).items()}
+
+
 def test_a_node_tells_of_itself_and_its_prediction() -> None:
-    found = health(OWN_STATUS, 0.0)[""]
+    found = documents(OWN_STATUS)[""]
     assert (found["score"], found["loss"], found["connected"]) == (0.5, 0.25, False)
     assert (found["prediction"], found["confidence"]) == ("three", 0.97)
-    topic, payload = discovery(Topics("barn", "ada"), "ha", "keyword", "", found, buttons=True)
-    assert topic == "ha/device/ternmesh__barn__ada__own/config"
-    assert {"prediction", "confidence"} <= payload["components"].keys()
-    assert "pause" not in payload["components"], "a board takes orders of its host only"
-    assert "prediction" not in health(replace(OWN_STATUS, predict=None), 0.0)[""]
+    topic, payload = discovery(Topics("barn", "ada"), "keyword", "", health(OWN_STATUS, 0.0)[""])
+    assert topic == "homeassistant/device/ternmesh__barn__ada__own/config"
+    assert {"prediction", "confidence", "score"} <= payload["components"].keys()
+    assert "prediction" not in documents(replace(OWN_STATUS, predict=None))[""]
     unsure = predict_status(live={"label": None, "top": [["three", 0.2]]})
-    assert health(replace(OWN_STATUS, predict=unsure), 0.0)[""]["prediction"] is None
+    assert documents(replace(OWN_STATUS, predict=unsure))[""]["prediction"] is None
 
 
 @pytest.mark.parametrize(
@@ -259,14 +226,14 @@ def test_a_node_tells_of_itself_and_its_prediction() -> None:
 )
 def test_states_of_a_board(changes, state) -> None:
     status = replace(HOST, nodes=(board("ada", **changes),))
-    assert health(status, 0.0)["ada"]["state"] == state
+    assert documents(status)["ada"]["state"] == state
     if state == "silent":
-        assert health(replace(status, phase="finished"), 0.0)["ada"]["state"] == "finished"
+        assert documents(replace(status, phase="finished"))["ada"]["state"] == "finished"
 
 
 def test_of_a_large_fleet_the_first_boards_are_shown() -> None:
     boards = tuple(replace(BOARD, name=f"b{number:04}") for number in range(BOARDS_MAX + 5))
-    found = health(replace(HOST, nodes=boards), 0.0)
+    found = documents(replace(HOST, nodes=boards))
     assert len(found) == 1 + BOARDS_MAX
     assert found[""]["boards"] == BOARDS_MAX + 5
 
@@ -275,7 +242,7 @@ def test_of_a_large_fleet_the_first_boards_are_shown() -> None:
 def test_no_name_makes_a_wrong_topic(names) -> None:
     found = health(replace(HOST, nodes=tuple(replace(BOARD, name=name) for name in names)), 0.0)
     topics = Topics("barn", "host")
-    made = [discovery(topics, "ha", "m", *item, buttons=True) for item in found.items()]
+    made = [discovery(topics, "m", *item) for item in found.items()]
     ids = [part["unique_id"] for _, payload in made for part in payload["components"].values()]
     assert len(set(ids)) == len(ids)
     assert len({topic for topic, _ in made}) == len(found)
@@ -289,9 +256,7 @@ def test_no_name_makes_a_wrong_topic(names) -> None:
     [
         ('url = "mqtt://ada:hushed@192.0.2.1"', "in the clear"),
         ('url = "http://x"', r"\[health\]: .*mqtt://host:port"),
-        ('url = "mqtt://localhost"\nhome_assistant = true\ndiscovery_prefix = "a/+"', "level of"),
         ("home_assistant = true", "no effect without url"),
-        ('url = "mqtt://localhost"\nbuttons = false', "no effect without home_assistant"),
     ],
 )
 def test_wrong_settings_are_sentences(text, said, tmp_path) -> None:
