@@ -33,8 +33,7 @@ from bench.simulated_fleet import (
 )
 from edge.onnx.session import load_model
 from experiments.data import Clips
-from host.config import RunConfig, plan_of
-from host.rules import load_rule
+from host.config import RunConfig, load_rule, plan_of
 from models.zoo import package_path
 from ternmesh.codec.scale import to_float, to_vector
 from ternmesh.federated.aggregation import encode_update, update_delta_q24

@@ -1,12 +1,20 @@
 """The host's settings: its TOML file as frozen dataclasses, and the plan made from it."""
 
+import importlib.util
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from host.rules import load_rule
 from ternmesh.config import LOG_LEVELS, ConfigError, Table, choices, limits, needs
-from ternmesh.errors import WireError
-from ternmesh.federated.rules import AggregationSettings, Root, is_rooted, least_members
+from ternmesh.errors import RuleError, WireError
+from ternmesh.federated.rules import (
+    RULES,
+    AggregationSettings,
+    Root,
+    Rule,
+    compose,
+    is_rooted,
+    least_members,
+)
 from ternmesh.federated.state import NODES_AGGREGATED_MAX, HostSettings
 from ternmesh.plan import FRAME_MTU_MAX, MANIFEST_REPEATS_MAX, Plan, make_plan
 from ternmesh.wire.global_update import COUNTED_MAX
@@ -43,8 +51,8 @@ class RunConfig:
     While nobody has, the round stays open.
 
     `aggregation` names the rule that makes a step of the nodes' updates: one of
-    `ternmesh.federated.rules`, of an installed package, or a function in `aggregation_file`, with
-    pre-steps before it ("nnm+median"). `momentum` is how much of the steps before a step takes
+    `ternmesh.federated.rules`, or a function in `aggregation_file`, with pre-steps before it
+    ("nnm+median"). `momentum` is how much of the steps before a step takes
     along, where the boards agree. At most `byzantine` nodes are expected to lie. `memory` is how
     much of a node's past updates such a rule sees: the decay of their mean, by round; 0 also
     switches reputations off. `probes`: whether global updates carry a node's recent updates for the
@@ -262,3 +270,33 @@ def settings_of(run: RunConfig, root: Root | None = None) -> HostSettings:
             run.momentum,
         ),
     )
+
+
+def load_rule(name: str, file: str = "") -> Rule:
+    """The aggregation rule called `name`, with its pre-steps; ConfigError.
+
+    `file` is a Python file whose function of that name is the rule; it runs with the host's rights.
+    """
+    last = name.rsplit("+", 1)[-1]
+    own = {last: _from_file(Path(file), last)} if file else {}
+    try:
+        return compose(name, {**RULES, **own})
+    except RuleError as error:
+        raise ConfigError(f"run.aggregation: {error}") from error
+
+
+def _from_file(path: Path, name: str) -> Rule:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise ConfigError(f"run.aggregation_file is {path}: write the path of a Python file")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ConfigError(
+            f"run.aggregation_file: {path} failed: {type(error).__name__}: {error}"
+        ) from error
+    rule: Rule | None = getattr(module, name, None)
+    if not callable(rule):
+        raise ConfigError(f"run.aggregation_file: {path} has no function {name!r}")
+    return rule

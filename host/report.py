@@ -1,10 +1,10 @@
-"""The host's reports: costs of each round, log lines, and the answer to `ternmesh status`."""
+"""The host's reports: costs of each round, log lines, and answers about the run and its boards."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from statistics import linear_regression, mean, median
+from typing import Any
 
-from host.management import managed_board
 from ternmesh import __version__
 from ternmesh.federated.events import (
     FIRST_CONTACT,
@@ -19,12 +19,15 @@ from ternmesh.federated.events import (
     refusals,
 )
 from ternmesh.federated.host import HostProtocol
+from ternmesh.federated.management import LIMITS, VALUES, BoardRecord, are_allowed, readable, unpack
 from ternmesh.federated.open_round import PARTIAL_AGGREGATE
 from ternmesh.federated.refusals import AHEAD, shortened, why
 from ternmesh.federated.state import RegisteredNode
 from ternmesh.plan import of_rounds
+from ternmesh.security.membership import ALL
 from ternmesh.wire.control import FINISHED, OPEN, PHASES
-from ternmesh_service.status import FleetFigures, HostedBoard, HostStatus
+from ternmesh_service.control_socket import BOARDS
+from ternmesh_service.status import FleetFigures, HostedBoard, HostStatus, ManagedBoard, to_json
 from ternmesh_store.host_store import StoredRound, Tally
 from transports.driver import PeerTraffic
 
@@ -60,13 +63,13 @@ class RoundCosts:
 
 def describe(event: HostEvent, host: HostProtocol, now: float) -> str | None:
     """The log line for an event, or None for an event that has none."""
-    of = of_rounds(host.plan.rounds)
+    of_all = of_rounds(host.plan.rounds)
     match event:
         case NodeJoined():
             return f"{event.name} takes part with {event.samples} samples"
         case RoundOpened():
             left = f"{max(0.0, event.deadline - now):.0f} s"
-            return f"round {event.round + 1}{of} is open for {left}"
+            return f"round {event.round + 1}{of_all} is open for {left}"
         case RoundExtended():
             return f"round {event.round + 1} goes on: too few updates by its deadline"
         case UpdateForgotten():
@@ -80,19 +83,19 @@ def describe(event: HostEvent, host: HostProtocol, now: float) -> str | None:
                 "the run back from its boards, and goes on with it"
             )
         case GlobalUpdateMade() if event.given_by:
-            return f"global update {event.version}{of} came back from {event.given_by}"
+            return f"global update {event.version}{of_all} came back from {event.given_by}"
         case GlobalUpdateMade() if event.version == 1 and not event.counted:
-            return f"global update 1{of} is the adapter of the run before"
+            return f"global update 1{of_all} is the adapter of the run before"
         case GlobalUpdateMade() if event.returns_to is not None and not event.counted:
             return host.combiner.returned
         case GlobalUpdateMade():
             counted = _names(host, [entry.address for entry in event.counted])
             missing = _names(host, event.missing)
             end = "; the run is finished" if event.finished else ""
-            rest = f", without {missing}" if missing else ""
-            head = f"global update {event.version}{of} counts"
-            back = "" if event.returns_to is None else f"; {host.combiner.returned}"
-            return f"{head} {counted or 'no board'}{rest}{back}{end}"
+            without = f", without {missing}" if missing else ""
+            head = f"global update {event.version}{of_all} counts"
+            returned = "" if event.returns_to is None else f"; {host.combiner.returned}"
+            return f"{head} {counted or 'no board'}{without}{returned}{end}"
         case Refused():
             return f"refused from {event.peer}: {event.reason}: {why(event.reason, on_host=True)}"
         case _:
@@ -200,13 +203,43 @@ def _board(
     )
 
 
-def influences(host: HostProtocol) -> Iterator[str]:
-    """A log line for each update that counted in the newest round."""
-    for address, found in host.combiner.aggregation.influence.items():
-        yield (
-            f"{host.nodes[address].name}: {found.share:.1%} of the round, norm "
-            f"{found.norm:.3g}, counted to {found.clipped:.0%}"
-        )
+def answer_boards(host: HostProtocol, request: Mapping[str, Any], now: float) -> dict[str, Any]:
+    """The answer to `{"boards": NAME or "all", "set": {...}, "inquire": true}`, or an "error".
+
+    `set` has values by name of a setting, None for its default. Both may be missing.
+    """
+    known = [n.name for n in host.nodes.values() if not host.is_excluded(n.name)]
+    names = sorted(known) if request[BOARDS] == ALL else [str(request[BOARDS])]
+    if not set(names) <= set(known):
+        return {"error": f"{names[0]} is no board of this run: `ternmesh status` shows all"}
+    changes = request.get("set", {})
+    if not are_allowed({name: value for name, value in changes.items() if value is not None}):
+        return {"error": f"not all of these are settings of a board within bounds: {changes}"}
+    management = host.session.management
+    for name in names:
+        if changes:
+            wanted = {**unpack(LIMITS, management.boards[name].wanted), **changes}
+            host.session.set_board(name, wanted, now)
+        if request.get("inquire"):
+            management.inquire(name, now)
+    host.handle_timeout(now)  # sends what the boards have to hear
+    rows = [to_json(managed_board(name, management.boards[name], now)) for name in names]
+    return {"software": __version__, "boards": rows}
+
+
+def managed_board(name: str, board: BoardRecord, now: float) -> ManagedBoard:
+    """What the host wants of a board, and knows of it."""
+    report = board.report
+    return ManagedBoard(
+        name=name,
+        software=board.software,
+        awaited=board.must_report,
+        wanted=unpack(LIMITS, board.wanted),
+        in_force=board.in_force,
+        behind=board.is_behind,
+        reported_s_ago=None if report is None else round(now - board.reported_at, 1),
+        report={} if report is None else readable(unpack(VALUES, report.values)),
+    )
 
 
 def _names(host: HostProtocol, addresses: Sequence[int]) -> str:

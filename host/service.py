@@ -12,12 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from host import management, membership
+from host import membership
 from host.config import HostConfig, OwnSamplesConfig, plan_of, settings_of
 from host.enrolment import EnrolmentService
 from host.knowledge import Teaching
 from host.releases import FOLDER, Publisher, active_model, signed_here
-from host.report import HISTORY_MAX, RoundCosts, describe, influences, status, summary
+from host.report import HISTORY_MAX, RoundCosts, answer_boards, describe, status, summary
 from host.runs import can_carry, continue_or_begin
 from ternmesh.config import ConfigError
 from ternmesh.federated.events import OLD_MEMBERS, GlobalUpdateMade, HostEvent, Refused, RoundOpened
@@ -162,7 +162,7 @@ class HostService:
     def manage(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """The answer to a request about the fleet's members, or the boards of the run."""
         if BOARDS in request:
-            answer = management.answer(self.protocol, request, self._clock())
+            answer = answer_boards(self.protocol, request, self._clock())
             if "mute" in request and "error" not in answer:
                 self._mute({row["name"] for row in answer["boards"]}, bool(request["mute"]))
             return answer
@@ -218,8 +218,6 @@ class HostService:
                 self._lines += self._changed_trust()
                 self._charge(event.version, self._costs.take_seconds(now))
                 self._made.append(event.version)
-                if _log.isEnabledFor(logging.DEBUG):
-                    self._lines += [(logging.DEBUG, line) for line in influences(self.protocol)]
                 remark = self.protocol.combiner.aggregation.remark
                 if remark and remark != self._remark:
                     self._lines.append((logging.WARNING, remark))

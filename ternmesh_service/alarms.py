@@ -60,10 +60,11 @@ def alarms(status: Status, rounds: Sequence[StoredRound] | None = None) -> list[
     found = [*_links(status.transport, ""), *_security(status), *_refusals(status)]
     match status:
         case HostStatus():
-            fallen = [*_fallen(status.history if rounds is None else rounds)]
-            found += [*_machine(status.machine), *_fleet(status), *_boards(status), *fallen]
-            if not fallen:
-                found += _fallen_boards(status, status.history if rounds is None else rounds)
+            rounds = status.history if rounds is None else rounds
+            members = [board for board in status.nodes if not board.revoked]
+            found += [*_machine(status.machine), *_fleet(status)]
+            found += [alarm for board in members for alarm in _board(board, status)]
+            found += [*_fallen(rounds)] or [*_fallen_boards(members, rounds)]
         case BoardStatus():
             found += [*_machine(status.machine), *_own(status)]
         case GatewayStatus():
@@ -205,12 +206,6 @@ def _fall(values: Sequence[float], limit: float) -> tuple[int, str] | None:
     return (best, f"from {medians[best]:.1%} to {now:.1%}") if fell else None
 
 
-def _boards(status: HostStatus) -> Iterator[Alarm]:
-    for board in status.nodes:
-        if not board.revoked:
-            yield from _board(board, status)
-
-
 def _board(board: HostedBoard, status: HostStatus) -> Iterator[Alarm]:
     name, heard_s, report = board.name, board.heard_s_ago, board.board.report
     silent_s = status.machine.up_s if heard_s is None else heard_s
@@ -232,12 +227,13 @@ def _board(board: HostedBoard, status: HostStatus) -> Iterator[Alarm]:
         yield Alarm(WARN, name, f"too hot: {report.get('temperature_c')} °C", "cool it")
 
 
-def _fallen_boards(status: HostStatus, rounds: Sequence[StoredRound]) -> Iterator[Alarm]:
+def _fallen_boards(
+    members: Sequence[HostedBoard], rounds: Sequence[StoredRound]
+) -> Iterator[Alarm]:
     """Boards that still report, and whose own accuracy fell."""
     reporting = {name for row in rounds[-RECENT:] for name in row.reports}
-    for board in status.nodes:
-        is_here = board.active and board.weight > 0 and not board.revoked
-        if not is_here or board.name not in reporting:
+    for board in members:
+        if not (board.active and board.weight > 0 and board.name in reporting):
             continue
         reports = [row.reports[board.name][1] for row in rounds if board.name in row.reports]
         values = [accuracy for accuracy in reports if accuracy is not None]

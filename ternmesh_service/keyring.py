@@ -7,7 +7,6 @@ systemd.exec(5)).
 
 import logging
 import os
-import subprocess
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -56,12 +55,10 @@ from ternmesh_store.store import END, HOP
 from transports.link_config import LinkConfig
 
 CREDENTIAL = "ternmesh-identity"  # the name of the systemd credential
-GIT_S = 5.0  # the longest wait for git
 SUPERSEDED = (
     "an earlier key of this host, and boards have taken a newer one: is its state_dir an old copy? "
     "Bring a copy back that was made after `ternmesh enrol rotate`"
 )
-NOT_IGNORED = 1  # the exit code of `git check-ignore`; 128 is outside of a repository
 
 _log = logging.getLogger(__name__)
 
@@ -413,23 +410,7 @@ def opened(
     state.open(keep=(*keyring.must_keep, *groups))
     try:
         keyring.open()
-        warn_of_git(state.folder)
         keyring.check_fleet(fleet)
         yield
     finally:
         state.close()
-
-
-def warn_of_git(folder: Path) -> None:
-    """Warn where `git add` would take the files in a state folder, private keys among them."""
-    command = ["git", "-C", str(folder), "check-ignore", "--quiet", IDENTITY]
-    try:
-        done = subprocess.run(command, stderr=subprocess.DEVNULL, timeout=GIT_S, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return  # no git on this machine
-    if done.returncode == NOT_IGNORED:
-        _log.warning(
-            "%s is in a git repository that does not ignore it, and holds private keys: name it in "
-            ".gitignore, or choose another state_dir",
-            folder,
-        )

@@ -10,7 +10,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
-from host.rules import load_rule
+from host.config import load_rule
 from ternmesh.config import ConfigError
 from ternmesh.errors import RuleError
 from ternmesh.federated.robust import SAMPLES_RATIO, lower_median

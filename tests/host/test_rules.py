@@ -1,12 +1,9 @@
-from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-import host.rules
-from host.config import RunConfig, read_host_config, settings_of
-from host.rules import load_rule
+from host.config import RunConfig, load_rule, read_host_config, settings_of
 from ternmesh.config import ConfigError
 from ternmesh.errors import RuleError
 from ternmesh.federated.rules import RULES, Context
@@ -34,18 +31,6 @@ def test_the_example_keeps_the_half_that_agrees() -> None:
 def test_pre_steps_stand_before_a_rule_of_a_file() -> None:
     rule = load_rule("nnm+nearest_half", str(EXAMPLE))
     assert rule(np.eye(4, dtype=np.float32), np.ones(4), Context()).shape == (4,)
-
-
-def test_a_package_names_its_rules_by_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
-    def found(group: str, name: str) -> list[EntryPoint]:
-        assert group == "ternmesh.aggregation"
-        known = {"theirs": "ternmesh.federated.rules:median"}
-        return [EntryPoint(name, known[name], group)] if name in known else []
-
-    monkeypatch.setattr(host.rules, "entry_points", found)
-    assert load_rule("theirs") is RULES["median"]
-    with pytest.raises(ConfigError, match=r"run\.aggregation: .* 'others': rules are mean,"):
-        load_rule("others")
 
 
 @pytest.mark.parametrize(

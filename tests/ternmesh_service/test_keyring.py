@@ -19,14 +19,7 @@ from ternmesh.security.membership import HOST, found_fleet, write_fleet
 from ternmesh.security.session import CloneCount, SealingState
 from ternmesh.wire.frame import BROADCAST
 from ternmesh_service.identity_file import IDENTITY, make_identity_file, read_identity_file
-from ternmesh_service.keyring import (
-    Keyring,
-    NoKeyring,
-    SecurityConfig,
-    choose_keyring,
-    hop_keys,
-    warn_of_git,
-)
+from ternmesh_service.keyring import Keyring, NoKeyring, SecurityConfig, choose_keyring, hop_keys
 from ternmesh_store.database import StoreError
 from ternmesh_store.files import create_private_file
 from ternmesh_store.state_file import SECURITY, STATE, StateFile
@@ -78,15 +71,13 @@ def test_an_identity_file_is_its_owners_alone(tmp_path, monkeypatch):
         read_identity_file(path.parent)
 
 
-def test_keys_in_a_folder_that_we_make_are_not_for_git(tmp_path, caplog):
+def test_keys_in_a_folder_that_we_make_are_not_for_git(tmp_path):
     subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
     for name in ("identity", "identity.old"):
         make_identity_file(tmp_path / "keys" / name, "ada", Role.NODE)
     subprocess.run(["git", "-C", tmp_path, "add", "-A"], check=True)
     staged = subprocess.run(["git", "-C", tmp_path, "ls-files"], capture_output=True, check=True)
     assert staged.stdout == b""
-    warn_of_git(tmp_path / "keys")
-    assert not caplog.records
 
 
 def test_a_systemd_credential_is_taken_before_the_file(tmp_path, monkeypatch):
@@ -98,17 +89,6 @@ def test_a_systemd_credential_is_taken_before_the_file(tmp_path, monkeypatch):
     assert SecurityConfig().path(tmp_path) == path
     assert read_identity_file(path).public.name == "ada"
     assert SecurityConfig(identity_file="other").path(tmp_path) == tmp_path / "other"
-
-
-@pytest.mark.parametrize(("ignored", "warnings"), [("", 1), ("state", 0)])
-def test_keys_that_git_would_take_are_warned_of(tmp_path, caplog, ignored, warnings):
-    (tmp_path / "state").mkdir()
-    warn_of_git(tmp_path / "state")
-    assert not caplog.records, "outside of a repository"
-    subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
-    (tmp_path / ".gitignore").write_text(ignored)
-    warn_of_git(tmp_path / "state")
-    assert len(caplog.records) == warnings
 
 
 def test_doing_without_keys_off_this_machine_takes_saying_it_twice(tmp_path, caplog):
