@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -36,14 +36,13 @@ class Supervisor:
         *arguments: object,
         watchdog_s: float = 20.0,
         clock: float | None = None,
-        prefix: Sequence[str] = (),
         prepare: Callable[[], None] | None = None,
     ) -> None:
         self.log_path = folder / "log.txt"
         self.messages: list[str] = []
         self.watchdog_s = watchdog_s
         self._prepare = prepare
-        self._command = [*prefix, sys.executable, "-m", "ternmesh_cli", *map(str, arguments)]
+        self._command = [sys.executable, "-m", "ternmesh_cli", *map(str, arguments)]
         (folder / "site").mkdir(parents=True, exist_ok=True)
         (folder / "site" / "sitecustomize.py").write_text(SITE)
         self._path = folder / "notify"

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from bench import crash, promises, soak
+from bench import crash, promises
 from bench.crash import Fleet, kill_fleet
 from ternmesh.federated import node
 
@@ -71,13 +71,3 @@ def test_broken_promises_are_found_in_events(tmp_path, host, board, broken) -> N
     assert len(found) == len(broken)
     for words in broken:
         assert any(words in fault for fault in found)
-
-
-@pytest.mark.nightly
-def test_a_short_soak_counts_and_loses_nothing(mosquitto, monkeypatch) -> None:
-    monkeypatch.setattr(soak, "BOARDS_QUICK", 2)
-    monkeypatch.setattr(soak, "MINUTES_QUICK", 0.1)
-    figures = soak.measure(quick=True).figures
-    assert figures["violations"].value == 0
-    assert figures["acknowledged_updates"].value > 0
-    assert figures["host_rss_mib"].value > 10

@@ -1,7 +1,5 @@
 """`python -m experiments transfer`: the command with a worker in its place, its report, an arm."""
 
-import json
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.__main__ import main
 from experiments.data import DataMissing, find_data
 from experiments.transfer.pairs import PAIRS, Pair
 from experiments.transfer.report import efficiency, published_ratio, report
@@ -35,27 +32,6 @@ def test_the_report_names_arms_and_bytes() -> None:
     assert "digits-cnn, 2 seeds" in lines
     assert any("by packet  " in line and "80.0%" in line for line in lines)
     assert any("bytes of labels" in line and "433" in line for line in lines)
-
-
-def test_finished_seeds_are_kept_and_the_command_goes_on(
-    tmp_path: Path, monkeypatch: Any, capsys: Any
-) -> None:
-    asked: list[list[str]] = []
-
-    def run(arguments: list[str], **_options: Any) -> Any:
-        asked.append(arguments[3:5])
-        code = 1 if asked == [["digits-mlp", "0"], ["digits-mlp", "1"]] else 0
-        return subprocess.CompletedProcess(arguments, code, f"noise\n{json.dumps(RESULT)}\n")
-
-    monkeypatch.setattr(subprocess, "run", run)
-    options = ["transfer", "--dir", str(tmp_path), "--pairs", "digits-mlp", "--seeds", "2"]
-    assert main(options) == 1
-    assert "digits-mlp with seed 1" in capsys.readouterr().err
-    assert main(options) == 0
-    assert asked == [["digits-mlp", "0"], ["digits-mlp", "1"], ["digits-mlp", "1"]]
-    assert "student by packet  " in capsys.readouterr().out
-    assert main([*options, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"digits-mlp": [RESULT, RESULT]}
 
 
 def test_missing_data_says_what_to_fetch(tmp_path: Path, monkeypatch: Any) -> None:

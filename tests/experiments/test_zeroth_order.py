@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from edge.onnx.session import Inference, LoadedModel, TrainStep, load_model
-from experiments.zeroth_order import ZerothOrder, directions, estimate
+from experiments.zeroth_order import ZerothOrder, directions
 from models.zoo import package_path
 
 
@@ -28,14 +28,6 @@ def adapter_of(keyword: LoadedModel) -> np.ndarray:
     noise = np.random.default_rng(3).standard_normal(keyword.package.dimension)
     vector: np.ndarray = keyword.initial + 0.05 * noise.astype(np.float32)
     return vector
-
-
-def test_the_slopes_alone_make_the_estimate_again(keyword: LoadedModel) -> None:
-    at, batch, step = adapter_of(keyword), batch_of(keyword), step_of(keyword, 2)
-    loss, slopes = step.project(at, batch)
-    assert slopes.shape == (2,)
-    assert step.run(at, batch)[0] == loss
-    np.testing.assert_array_equal(estimate(b"ada", at, slopes), step.run(at, batch)[1])
 
 
 def test_loss_and_slope_are_those_of_the_train_step(keyword: LoadedModel) -> None:

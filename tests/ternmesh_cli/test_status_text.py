@@ -223,22 +223,6 @@ def test_advice_names_the_command_as_it_was_typed(monkeypatch, capsys, tmp_path)
     assert "run `./run enrol add` on the host" in capsys.readouterr().out
 
 
-def test_fifty_boards_stay_readable():
-    names = [f"board-{number:02}" for number in range(50)]
-    row = replace(THEO, refused={"suite": 1}, unlike=True)
-    nodes = [replace(row, name=name) for name in names]
-    nodes[7] = replace(nodes[7], revoked=True, active=False)
-    item = replace(ROUND, counted=tuple(names[::-1]), missing=tuple(names))
-    shown = replace(HOST, nodes=tuple(nodes), refused={"suite": 50}, history=(item,))
-    lines = list(describe(shown))
-    some = "board-00, board-01, board-02 and 47 more"
-    assert f"warning: refused suite 50 from {some}: {why('suite', on_host=True)}" in lines
-    assert "unlike the others: board-00, board-01, board-02 and 46 more" in lines
-    assert sum(line.count(some) for line in lines) == 3
-    assert [line.split()[:2] for line in lines if "revoked" in line] == [["board-07", "revoked"]]
-    assert max(map(len, lines)) < 200
-
-
 @pytest.mark.parametrize(
     "changes", [{"role": "satellite"}, {"phase": None}, {"later": 1}, {"version": "7"},
                 {"deadline_s": True}, {"nodes": [{}]}]
