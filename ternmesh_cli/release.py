@@ -57,11 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = "also check its signatures: host.toml, or that of any end of the fleet"
     check.add_argument("--config", type=Path, metavar="FILE", help=what)
     add_option(check, "--memory-mib", number(16, 65_536), 512, "limit of the first steps")
-    pack = rows.add("pack", "write a release as one file, for a USB stick", _pack)
-    _add_release(pack)
-    pack.add_argument("file", type=path, metavar="FILE", help="a new file")
     install = rows.add("install", "give a release to the board of a configuration", _install)
-    _add_release(install, "folder or file of a release")
+    _add_release(install)
     add_config(install, "node.toml")
     publish = rows.add("publish", "send a release to all boards over the link", _publish)
     _add_release(publish)
@@ -85,8 +82,8 @@ def add_signer(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--identity", type=Path, metavar="FILE", help=what)
 
 
-def _add_release(parser: argparse.ArgumentParser, what: str = "folder of a release") -> None:
-    parser.add_argument("release", type=Path, metavar="RELEASE", help=what)
+def _add_release(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("release", type=Path, metavar="RELEASE", help="folder of a release")
 
 
 def _make(arguments: argparse.Namespace) -> int:
@@ -213,35 +210,18 @@ def _install(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _pack(arguments: argparse.Namespace) -> int:
-    from ternmesh_store.files import replace_file
-
-    manifest, data = _whole(arguments.release, None)
-    replace_file(arguments.file, data)
-    print(f"{arguments.file}: {_named(manifest)}, {len(data):,} bytes")
-    return 0
-
-
-def _whole(folder: Path, config: Path | None) -> "tuple[ReleaseManifest, bytes]":
-    """A release with all its files as one string of bytes; signed, where there is a `config`."""
-    from edge.releases.store import Releases, accept_unsigned, load_release
-    from ternmesh_service.release_files import pack_folder
-
-    verify = accept_unsigned if config is None else _signed_in(config)
-    manifest = Releases(folder.parent, verify).read(folder)
-    load_release(folder, manifest)
-    return manifest, pack_folder(folder)
-
-
 def _publish(arguments: argparse.Namespace) -> int:
+    from edge.releases.store import Releases, load_release
     from host.releases import FOLDER, NEW
+    from ternmesh_service.release_files import pack_folder
     from ternmesh_store.files import replace_file
 
-    host = _host(arguments.config)
-    manifest, data = _whole(arguments.release, arguments.config)
+    host, release = _host(arguments.config), arguments.release
+    manifest = Releases(release.parent, _signed_in(arguments.config)).read(release)
+    load_release(release, manifest)
     folder = host.folder / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
-    replace_file(folder / NEW, data)
+    replace_file(folder / NEW, pack_folder(release))
     replace_file(folder / f"{NEW}.json", str(arguments.canary).encode())
     answer = host.ask({PUBLISHED: "publish"})
     print(

@@ -26,7 +26,6 @@ from ternmesh.release import (
     FILES,
     MANIFEST,
     MANIFEST_MAX,
-    OBJECT_MAX,
     SIGNATURES,
     SIGNATURES_MAX,
     FileEntry,
@@ -41,7 +40,6 @@ from ternmesh.release import (
 )
 from ternmesh.security.signatures import Signers, verify_release
 from ternmesh_service.keyring import Keyring, NoKeyring
-from ternmesh_service.release_files import extract
 from ternmesh_store.files import copy_file, replace_file, sync_folder
 
 STANDING = "standing.json"
@@ -144,7 +142,7 @@ class Releases:
         return read_manifest(content)
 
     def install(self, source: Path) -> ReleaseManifest:
-        """Install the release in a folder or in one file; if it is bad, nothing changes.
+        """Install the release in a folder; if it is bad, nothing changes.
 
         Only the files of a fixed list are copied. The new folder's name is the version.
         """
@@ -152,10 +150,7 @@ class Releases:
             unfinished = self.folder / UNFINISHED
             shutil.rmtree(unfinished, ignore_errors=True)
             try:
-                if source.is_file():
-                    manifest = extract(read_file(source, OBJECT_MAX), unfinished, [], self._verify)
-                else:
-                    manifest = self._copy(source, unfinished)
+                manifest = self._copy(source, unfinished)
                 self._check_newer(manifest, source)
                 load_release(unfinished, manifest)
                 self._place(unfinished, manifest)
