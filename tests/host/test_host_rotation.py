@@ -13,7 +13,7 @@ from ternmesh.errors import SecurityError, WireError
 from ternmesh.federated.events import SecurityChanged
 from ternmesh.security.host_keys import ROTATIONS_MAX, write_host_rotation
 from ternmesh.security.identity import Role, identity_text
-from ternmesh.security.notices import is_rotation, rotation_frames
+from ternmesh.security.notices import rotation_frames
 from ternmesh.security.session import HostRotated
 from ternmesh.security.signatures import Signers
 from ternmesh.wire import control
@@ -23,8 +23,6 @@ from ternmesh_service.keyring import Keyring, SecurityConfig
 from ternmesh_store.state_file import StateFile
 from tests.host.test_service import MODEL, NAMES, Bench
 from tests.ternmesh.security.trust_ends import someone
-
-HOUR_S = 3600.0
 
 
 class Fleet:
@@ -125,20 +123,6 @@ def test_boards_follow_a_host_with_a_new_key(fleet: Fleet, caplog: Any) -> None:
     assert fleet.board().phase != control.GATHERING
     more = fleet.bench.service.driver.traffic["ada"].frames_out - sent
     assert more < 20, "who has the key is told no more"
-
-
-def test_a_board_starts_again_with_the_host_that_it_followed(fleet: Fleet) -> None:
-    fleet.rotate()
-    fleet.run()
-    new = fleet.rings["host"].own.public
-    fleet.rings["ada"].store.commit()
-    fleet.rings["ada"].state.close()
-    fleet.rings["ada"] = fleet.open("ada")
-    assert fleet.rings["ada"].member_list.host == new
-    assert fleet.rings["ada"].store.sealing("end").peers[0].fingerprint == new.fingerprint
-    fleet.join("ada")
-    fleet.run()
-    assert fleet.board().joined
 
 
 def test_the_sessions_of_the_old_key_are_forgotten(fleet: Fleet) -> None:  # R9.6-13
@@ -251,22 +235,6 @@ def test_a_thief_of_the_host_alone_cannot_rotate_where_signers_must(
         fleet.rings["host"].security("host", MODEL, 0)  # enough private keys are here
 
 
-def test_signers_may_name_the_new_key_before_the_rotation_comes(fleet: Fleet) -> None:
-    host, ada = fleet.rings["host"], fleet.rings["ada"]
-    fleet.bench.state.close()
-    fleet.rings["host"] = host = fleet.open("host")
-    host.rotate_host()
-    ada.state.close()
-    fleet.config = SecurityConfig(signers=(identity_text(host.own.public),))
-    ada = fleet.open("ada")
-    assert ada.follow_host(host.member_list.hosts.rotations[0])
-    both = (identity_text(host.own.public), identity_text(fleet.rings["ada"].member_list.host))
-    ada.state.close()
-    fleet.config = SecurityConfig(signers=both, threshold=2)
-    with pytest.raises(WireError, match="two keys of the host"):
-        fleet.open("ada").signers  # noqa: B018
-
-
 def test_a_board_that_is_killed_as_it_takes_the_key_takes_it_again(fleet: Fleet) -> None:
     """What it has sealed for the new key was never sent: the commit comes first."""
     old = fleet.rings["host"].own.public
@@ -318,39 +286,3 @@ def test_a_copy_of_a_rotation_does_not_end_the_host_that_it_leads_to(fleet: Flee
     assert refused["signature"] == 1
     fleet.run()
     assert fleet.board().joined
-
-
-def test_the_notices_of_a_new_key_have_growing_pauses(fleet: Fleet) -> None:  # R9.6-12
-    fleet.rotate()
-    host: Any = fleet.bench.service.protocol
-    ada: Any = fleet.bench.nodes.pop("ada")
-    ada.endpoint.say_hello(fleet.bench.now)
-    frames = [f for _, part in ada.endpoint.frames_to_send(fleet.bench.now) for f in part]
-    while ada.endpoint.next_event() is not None:
-        pass
-    frames = frames or [f for _, p in ada.endpoint.frames_to_send(fleet.bench.now) for f in p]
-    told = 0
-    for _ in range(10 * int(HOUR_S / 10)):
-        fleet.bench.now += 10.0
-        host.receive_frames("ada", frames, fleet.bench.now)
-        sent = host.frames_to_send(fleet.bench.now)
-        told += sum(is_rotation(part[0]) for _, part in sent)  # also sealed ones have a byte 0x14
-    assert 3 * 5 <= told <= 3 * 25, "three frames each, at first soon, then once an hour"
-
-
-def test_a_board_that_was_away_hears_that_it_was_revoked(fleet: Fleet) -> None:  # R9.6-8
-    """Also where the host has another key since: the rotation comes first."""
-    away: Any = fleet.bench.nodes.pop("ada")
-    fleet.rotate()
-    fleet.bench.service.manage({"enrol": "revoke", "name": "ada"})
-    fleet.run()
-    fleet.rings["host"].state.close()
-    fleet.start_host(fleet.open("host"))  # it is on disk
-    fleet.bench.nodes["ada"] = away
-    away.endpoint.say_hello(fleet.bench.now)
-    fleet.run(20)
-    assert away.endpoint.joining.revoked
-    sent = away.traffic["host"].frames_out
-    fleet.run(200)
-    assert away.traffic["host"].frames_out == sent
-    assert fleet.board("bob").joined, "the others go on"

@@ -12,10 +12,8 @@ from ternmesh import __version__
 from ternmesh.federated.management import ACTIVITIES, LIMITS, VALUES, BoardManagement, settings_text
 from ternmesh.wire.control import Report, write_control
 from ternmesh.wire.frame import UNASSIGNED
-from ternmesh_cli.status_text import NO_REPORT, describe
 from ternmesh_store.state_file import StateFile
 from tests.host.test_service import SETTINGS, Bench
-from tests.statuses import UP
 
 
 @pytest.fixture
@@ -54,26 +52,6 @@ def test_settings_are_changed_one_by_one_and_kept(bench: Bench) -> None:  # R6.1
     for name, row in rows.items():
         assert row | {"reported_s_ago": 0} == again[name] | {"reported_s_ago": 0}
     assert again["ada"]["reported_s_ago"] < 5
-
-
-def test_what_was_set_is_on_the_disk_before_it_is_sent(bench: Bench) -> None:  # R6.10-2
-    bench.service.manage({"boards": "ada", "set": {"pause": 1}})
-    bench.boot()  # killed before a frame has left
-    assert bench.service.protocol.session.management.boards["ada"].number == 0
-    assert not board(bench, "ada").joining.management.paused
-    bench.service.manage({"boards": "ada", "set": {"pause": 1}})
-    bench.service.poll(0.0)
-    bench.boot()  # killed when it had
-    assert bench.service.protocol.session.management.boards["ada"].number == 1
-    bench.settle()
-    assert board(bench, "ada").joining.management.paused
-
-
-def test_settings_go_on_in_another_run(bench: Bench) -> None:
-    ask(bench, "ada", set={"pause": 1})
-    bench.boot(new_run=True)
-    found = bench.service.protocol.session.management.boards["ada"]
-    assert (found.number, found.in_force) == (1, {"pause": 1})
 
 
 def test_a_muted_board_counts_nothing_until_that_ends_also_after_a_restart(bench: Bench) -> None:
@@ -122,29 +100,3 @@ def test_what_is_wrong_is_one_sentence(
 ) -> None:
     assert sentence in bench.service.manage(request_)["error"]
     assert bench.service.protocol.session.management.boards["ada"].number == 0
-
-
-def test_the_status_names_boards_that_are_not_like_the_others(bench: Bench) -> None:
-    def lines() -> list[str]:
-        return list(describe(replace(bench.service.status(), transport=UP)))
-
-    assert not any("software" in line or "paused" in line for line in lines())
-    ask(bench, "bob", set={"pause": 1})
-    report = Report("0.0.9", 0, (), ())
-    board(bench, "ada").channel.outgoing.push("host", UNASSIGNED, [write_control(report)])
-    bench.settle()
-    shown = lines()
-    [heads] = [line for line in shown if line.startswith("board ")]
-    assert heads.endswith("  software")
-    [row] = [line for line in shown if line.startswith("ada ")]
-    assert row.endswith("  0.0.9")
-    assert f"other versions than this host's {__version__}: ada" in shown
-    [row] = [line for line in shown if line.startswith("bob ")]
-    assert row.startswith("bob    paused ")
-    known = bench.service.protocol.session.management.boards
-    known["ada"].number = 3
-    assert "settings not taken yet: ada" in lines()
-    known["ada"].report = None
-    assert f"{NO_REPORT}: ada" in lines()
-    bench.service.protocol.is_excluded = lambda name: name == "ada"  # it was revoked
-    assert not any(line.endswith(": ada") for line in lines())

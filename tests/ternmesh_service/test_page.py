@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ternmesh.config import ConfigError
 from ternmesh.federated.robust import Influence
@@ -361,17 +359,6 @@ def test_another_site_or_what_is_no_action_is_refused(
     if "Host" in headers:
         assert site.open("GET", "/events", **headers).status == 403, "a name that points here"
     assert site.asked == []
-
-
-@given(body=st.binary(max_size=200) | st.recursive(
-    st.none() | st.booleans() | st.text(max_size=9),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
-        st.sampled_from(["backup", "data", "x"]), inner, max_size=4),
-).map(lambda value: json.dumps(value).encode()))  # fmt: skip
-def test_any_body_is_an_answer(shared: Site, body: bytes) -> None:
-    answer = shared.open("POST", "/act", body, token=shared.token)
-    assert answer.status == 400
-    assert json.load(answer)["error"]
 
 
 def test_answers_say_what_a_browser_may_do_with_them(site: Site) -> None:

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from edge.config import DataConfig, EvaluateConfig, read_node_config, warn_of_shared
+from edge.config import read_node_config
 from edge.data.sources import NpzSettings, open_folder
-from edge.errors import DataError
 from edge.onnx.check import check_file
 from edge.onnx.session import load_model
 from models.zoo import package_path
@@ -84,14 +83,6 @@ def test_settings_in_another_encoding_are_a_sentence(tmp_path: Path, content: by
     for read in (read_node_config, keys.read):
         with pytest.raises(ConfigError, match=r"cannot be read \(it is no text in UTF-8\)"):
             read(path)
-
-
-def test_data_that_links_to_itself_is_a_sentence(tmp_path: Path) -> None:
-    path = tmp_path / "loop"
-    path.symlink_to(path)
-    warn_of_shared(DataConfig(path=str(path)), EvaluateConfig(path=str(path)))
-    with pytest.raises(DataError, match="cannot be read"):
-        open_folder(path, PACKAGE, NpzSettings())
 
 
 def test_a_folder_that_we_make_is_its_owners_and_not_for_git(tmp_path: Path) -> None:

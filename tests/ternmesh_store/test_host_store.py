@@ -6,16 +6,13 @@ import pytest
 from ternmesh.federated.evaluation import Evaluation
 from ternmesh.federated.events import (
     BoardChanged,
-    BodyAccepted,
     CountersReserved,
     GlobalUpdateMade,
     NodeJoined,
     RoundOpened,
-    RunAdopted,
-    UpdateForgotten,
 )
 from ternmesh.plan import make_plan
-from ternmesh.wire.control import Report, Silent, write_control
+from ternmesh.wire.control import Report
 from ternmesh.wire.global_update import Counted, certify, hash_global_update
 from ternmesh_store import host_store
 from ternmesh_store.files import create_private_file
@@ -57,14 +54,6 @@ def test_without_its_wal_a_state_still_knows_the_run(store, reopen, tmp_path) ->
     assert HostStore(reopen(tmp_path / "copy")).load(MODEL).run == RUN
 
 
-def test_a_new_file_holds_no_run_and_another_models_run_is_not_ours(reopen):
-    store = HostStore(reopen())
-    assert store.load(MODEL) is None
-    store.begin(RUN, PLAN, MODEL)
-    assert store.load(OTHER_MODEL) is None
-    assert store.load(MODEL) is not None
-
-
 def test_a_new_run_forgets_all_but_the_counter_and_whom_the_owner_has_muted(store, reopen):
     for event in (ADA, BOB, CountersReserved(4096), RoundOpened(0, 1.0), global_hash(1)):
         store.record(event)
@@ -79,34 +68,6 @@ def test_a_new_run_forgets_all_but_the_counter_and_whom_the_owner_has_muted(stor
     assert (begun.state.version, begun.state.started, begun.state.nodes) == (0, False, ())
     assert not begun.state.model_q24.any()
     assert (store.history(), store.tallies(), store.muted) == ([], {}, ["ada", "bob"])
-
-
-def test_a_run_that_boards_give_back_is_followed(store):
-    for event in (ADA, replace(ADA, samples=101), RunAdopted(b"run-0002", "ada")):
-        store.record(event)
-    stored = store.load(MODEL)
-    assert stored.run == b"run-0002"
-    assert not stored.state.is_first
-    assert [node.samples for node in stored.state.nodes] == [101]
-
-
-def test_only_one_update_is_forgotten_and_a_chain_has_no_gap(store):
-    store.record(ADA)
-    store.record(BOB)
-    for address in (1, 2):
-        store.record(BodyAccepted(address, 0, write_control(Silent(0))))
-    store.record(UpdateForgotten(1, 0))
-    assert [address for address, _ in store.load(MODEL).state.bodies] == [2]
-    for version in (1, 4):
-        store.record(global_hash(version))
-    assert [link.version for link in store.load(MODEL).state.chain] == [4]
-
-
-def test_the_mean_of_the_adapters_stays_until_there_is_another_or_a_new_run(store):
-    for version, mean in ((1, b""), (2, b"mean"), (3, b"")):
-        store.record(replace(global_hash(version, counted=(), missing=()), mean=mean))
-        assert store.load(MODEL).state.mean == (b"mean" if version > 1 else b"")
-    assert store.begin(b"run-0002", PLAN, MODEL).state.mean == b""
 
 
 def test_bytes_and_seconds_belong_to_the_round_that_they_were_charged_to(store):

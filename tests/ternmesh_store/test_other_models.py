@@ -26,14 +26,7 @@ from ternmesh.federated.gateway.partial_aggregate import (
 )
 from ternmesh.federated.local_update import make_update
 from ternmesh.federated.state import NO_RUN
-from ternmesh.link.events import (
-    FrameArrived,
-    IncomingDropped,
-    LinkRefused,
-    ObjectArrived,
-    SymbolHeld,
-)
-from ternmesh.link.messages import Offer
+from ternmesh.link.events import FrameArrived, LinkRefused
 from ternmesh.plan import make_plan
 from ternmesh.wire.global_update import certify, hash_global_update
 from ternmesh_store.gateway_store import GatewayStore
@@ -107,12 +100,6 @@ def test_a_board_keeps_as_many_global_updates_as_it_is_told(reopen) -> None:
     assert store.load(MODEL, DIMENSION).version == 0, "another plan is another run"
 
 
-def test_the_vectors_that_are_loaded_may_be_changed(reopen) -> None:
-    state = NodeStore(reopen()).load(MODEL, DIMENSION)
-    state.model_q24[:] += 1
-    state.residual[:] += 1.0
-
-
 @pytest.mark.parametrize(
     ("make", "event"),
     [
@@ -166,27 +153,3 @@ def test_the_checkpoint_of_a_split_training_is_kept_from_its_commit_on(reopen) -
     assert store.load(("weights", "others")) == first
     store.forget()
     assert (store.counter(), store.boards(), store.load(())) == (4096, (), None)
-
-
-def test_only_the_object_of_one_slot_is_dropped(reopen) -> None:
-    store = LinkStore(reopen())
-    for slot in (3, 4):
-        store.record(SymbolHeld("n1", Offer(slot, slot, b"name", 90, 3), 0, b"one"))
-    store.record(IncomingDropped("n1", Offer(3, 3, b"name", 90, 3)))
-    assert [record.offer.slot for record in store.load().incoming] == [4]
-
-
-def test_the_inbox_keeps_objects_in_order_until_they_are_taken(reopen) -> None:
-    store = LinkStore(reopen())
-    for number in range(6):
-        store.record(ObjectArrived(f"n{number % 2}", b"%04d" % number, b"object %d" % number))
-    store.commit()
-    for commit in (False, True):
-        store = LinkStore(reopen())
-        for place, _, _ in store.inbox()[1:3]:
-            store.take(place)
-        if commit:
-            store.commit()
-        held = [payload for _, _, payload in LinkStore(reopen()).inbox()]
-        numbers = (0, 3, 4, 5) if commit else range(6)
-        assert held == [b"object %d" % number for number in numbers]

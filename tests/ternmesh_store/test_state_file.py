@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from ternmesh.federated.events import CountersReserved
-from ternmesh.federated.state import new_node_state
 from ternmesh.link.events import LinkCountersReserved, ObjectArrived
 from ternmesh.link.ledger import Moment
 from ternmesh.link.regions import EU868
@@ -16,7 +15,7 @@ from ternmesh_store.link_store import LinkStore
 from ternmesh_store.node_store import NodeStore
 from ternmesh_store.security_store import SecurityStore
 from ternmesh_store.state_file import HOST, SECURITY, STATE, StateFile
-from ternmesh_store.store import END, HOP
+from ternmesh_store.store import HOP
 
 MODEL, DIMENSION = bytes(32), 50
 
@@ -74,19 +73,6 @@ def test_what_a_program_cannot_do_without_is_not_given_up(tmp_path: Path, group:
     other = {SECURITY: HOST, HOST: SECURITY}[group]
     state = opened(tmp_path, keep=(other,))
     assert state.link().inbox() == [(1, "ada", b"payload")]
-    state.close()
-
-
-def test_a_node_keeps_its_seals_where_its_run_is_damaged(tmp_path: Path) -> None:
-    state = opened(tmp_path)
-    NodeStore(state).load(MODEL, DIMENSION)
-    record_all(state)
-    state.commit()
-    damage(state, "node_value")
-    state = opened(tmp_path, keep=(SECURITY,))
-    assert found(state) == (4096, 64, 1, (CloneCount("ada", 3),))
-    assert NodeStore(state).load(MODEL, DIMENSION).run == new_node_state(DIMENSION).run
-    assert SecurityStore(state).sealing(END).clones == ()
     state.close()
 
 
