@@ -170,18 +170,6 @@ def running(host: Host) -> Iterator[StateFile]:
         thread.join()
 
 
-def test_a_running_program_makes_the_copy_itself(
-    host: Host, running: StateFile, tmp_path: Path
-) -> None:
-    code, said = host.ternmesh("backup", tmp_path / "copy")
-    assert code == 0, said
-    assert StateFile(tmp_path / "copy").content().runs == {RUN: 5}
-    code, said = host.ternmesh("backup", tmp_path / "copy")
-    assert code == 1
-    assert "choose another folder" in said
-    assert running.is_open
-
-
 def test_nothing_is_restored_under_a_running_program(
     host: Host, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -23,10 +23,8 @@ from transports.mqtt.credentials import read_credentials
 from transports.mqtt.settings import MESSAGE_MAX
 from transports.mqtt.transport import MqttTransport
 
-ROOT = Path(__file__).parents[2]
 WAIT_S = 20.0
 UP, DOWN, EVERYBODY = "ternmesh/attic/up/", "ternmesh/attic/down/", "ternmesh/attic/all"
-BOARDS = ("ada", "bob", "cleo")
 
 
 def ternmesh(*arguments: object) -> None:

@@ -30,8 +30,6 @@ NUMBERS = (
     *(LENGTH * LATENT, 4, 4, BATCH, 40, 20_000, 500, 0, CLASSES, CLASSES, 512, 2000),
     *(1000, 100_000_000),
 )
-LINK = {"broker": "b", "connected": True, "protocol": "5", "last_error": None, "dropped": 0}
-LINK |= {"queued": 0, "in_flight": 0, "reconnects": 0}
 
 
 class Start(nn.Module):
