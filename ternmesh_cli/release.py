@@ -28,18 +28,12 @@ if TYPE_CHECKING:
     from edge.releases.store import Releases
     from ternmesh.release import ReleaseManifest, Verify
 
-EXIT_CODES = """\
-exit codes:
-  0  done
-  1  a release or a model package is refused, or the disk fails; a sentence on stderr says why
-  2  the command line or the configuration is wrong; a sentence says what is allowed
-"""
 VERSION_MAX = (1 << 32) - 1
 UNSIGNED = "the signature of this release is not checked"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    rows = Subcommands(parser, EXIT_CODES)
+    rows = Subcommands(parser)
     make = rows.add("make", "write a model package as an unsigned release", _make)
     make.add_argument("package", type=Path, metavar="PACKAGE", help="a shipped one or a folder")
     make.add_argument("--out", type=path, required=True, metavar="DIR", help="a new folder")

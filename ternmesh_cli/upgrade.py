@@ -39,16 +39,9 @@ CUT = "an upgrade goes on, or was cut: `systemctl start ternmesh-upgrade` brings
 
 _log = logging.getLogger(__name__)
 
-EXIT_CODES = """\
-exit codes:
-  0  done
-  1  the file is refused, or its version failed and the one before is back; a sentence says why
-  2  the command line or the configuration is wrong; a sentence says what is allowed
-"""
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    rows = Subcommands(parser, EXIT_CODES)
+    rows = Subcommands(parser)
     sign = rows.add("sign", "sign a .deb with the key of the host or another signer", _sign)
     sign.add_argument("file", type=Path, metavar="FILE")
     release.add_signer(sign)

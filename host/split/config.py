@@ -7,7 +7,7 @@ from pathlib import Path
 from ternmesh.config import LOG_LEVELS, ConfigError, choices, limits
 from ternmesh.errors import WireError
 from ternmesh.model_package import ModelPackage, read_model_package
-from ternmesh.split.host import BOARDS_MAX, SplitSettings
+from ternmesh.split.host import BOARDS_MAX
 from ternmesh.split.plan import SplitPlan
 from ternmesh.wire.activation import BITS, SAMPLES_MAX
 from ternmesh_service.config_file import DESCRIPTION, DESCRIPTION_MAX, PATH, read_config_file
@@ -139,11 +139,6 @@ def plan_of(config: SplitHostConfig, parts: Mapping[str, ModelPackage], classes:
         )
     except WireError as error:
         raise ConfigError(f"[run] and [boundary] make no plan: {error}") from error
-
-
-def settings_of(run: SplitRunConfig) -> SplitSettings:
-    """The settings that boards need not know."""
-    return SplitSettings(run.min_boards, run.boards_max, run.silence_s)
 
 
 def _check(config: SplitHostConfig) -> SplitHostConfig:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from host import membership
 from host.enrolment import EnrolmentService
-from host.split.config import SplitHostConfig, plan_of, read_parts, settings_of
+from host.split.config import SplitHostConfig, plan_of, read_parts
 from ternmesh.errors import CodecError
 from ternmesh.federated.events import CountersReserved, Refused, refusals
 from ternmesh.federated.refusals import RefusalLog, why
@@ -306,7 +306,7 @@ def run_split_host(
     with opened(state, keyring, config.link.fleet), closing(transport):
         service = SplitService(
             plan,
-            settings_of(config.run),
+            SplitSettings(config.run.min_boards, config.run.boards_max, config.run.silence_s),
             model,
             stage,
             store,
