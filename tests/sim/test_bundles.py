@@ -24,7 +24,7 @@ from ternmesh.federated.open_round import PARTIAL_AGGREGATE, Count, OpenRound
 from ternmesh.plan import Plan
 from ternmesh.wire import global_update
 from tests.sim import simdisks
-from tests.sim.planted import Bug, instead, plant
+from tests.sim.planted import Bug, each, instead, plant
 from tests.sim.simfleet import Fleet, draw_with_gateway, run_seed
 from tests.sim.simledger import Violation
 
@@ -146,7 +146,11 @@ MUTANTS: dict[str, tuple[Bug, int]] = {
 }
 
 
-@pytest.mark.parametrize("mutant", MUTANTS)
+@each(
+    MUTANTS,
+    "an aggregate is on its way before it is on the gateway's disk",
+    "a snapshot does not say in which aggregate its node was counted",
+)
 def test_a_planted_bug_is_found(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     bug, first = MUTANTS[mutant]
     plant(monkeypatch, bug)

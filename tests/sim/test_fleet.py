@@ -1,12 +1,13 @@
 """Whole fleets under faults, each from one seed. To replay: `run_seed(SEED)` in a debugger.
 
-`TERNMESH_SEEDS=5000 pytest tests/sim` runs that many; the default is what CI has time for.
+`TERNMESH_SEEDS=5000 pytest --nightly tests/sim` runs that many; each day some groups of them run.
 """
 
 import os
 
 import pytest
 
+from tests.sim.planted import groups
 from tests.sim.simfleet import (
     draw,
     draw_with_carried_runs,
@@ -25,19 +26,19 @@ SEEDS = int(os.environ.get("TERNMESH_SEEDS", "100"))
 GROUPS = 10
 
 
-@pytest.mark.parametrize("group", range(GROUPS))
+@groups(GROUPS, 3)
 def test_a_fleet_finishes_and_loses_nothing(group: int) -> None:
     for seed in range(group, SEEDS, GROUPS):
         run_seed(seed)
 
 
-@pytest.mark.parametrize("group", range(GROUPS))
+@groups(GROUPS, 3)
 def test_a_fleet_with_keys_finishes_and_loses_nothing(group: int) -> None:
     for seed in range(group, SEEDS // 3, GROUPS):
         run_seed(seed, draw_with_keys)
 
 
-@pytest.mark.parametrize("group", range(GROUPS))
+@groups(GROUPS, 3)
 def test_late_updates_count_once_or_stay_with_their_nodes(group: int) -> None:  # R6.3-9
     for seed in range(group, SEEDS // 2, GROUPS):
         run_seed(seed, draw_with_late_updates)
@@ -53,7 +54,7 @@ def test_what_was_held_back_does_not_reach_the_next_run() -> None:
         run_seed(seed, draw_with_new_run)
 
 
-@pytest.mark.parametrize("group", range(GROUPS))
+@groups(GROUPS, 3)
 def test_a_run_takes_along_what_the_run_before_has_learned(group: int) -> None:
     # R6.11-1, R6.11-3, R6.11-4, R6.11-5
     for seed in range(group, SEEDS // 2, GROUPS):
@@ -62,16 +63,16 @@ def test_a_run_takes_along_what_the_run_before_has_learned(group: int) -> None:
 
 def test_a_host_that_is_set_back_to_an_old_copy_leads_the_run_to_its_end() -> None:
     # R6.9-3, R6.9-6
-    for seed in range(SEEDS // 5):
+    for seed in range(SEEDS // 10):
         run_seed(seed, draw_with_old_copy)
 
 
 def test_a_host_that_gets_other_keys_loses_no_update() -> None:  # R9.5-13, R9.6-12
-    for seed in range(SEEDS // 3):
+    for seed in range(SEEDS // 10):
         run_seed(seed, draw_with_new_host_keys)
 
 
-@pytest.mark.parametrize("group", range(GROUPS))
+@groups(GROUPS, 3)
 def test_what_the_owner_sets_is_in_force_on_every_board_in_the_end(group: int) -> None:
     # R6.10-2, R6.10-3, R6.10-7, R6.10-10
     for seed in range(group, SEEDS // 2, GROUPS):

@@ -24,6 +24,7 @@ pytestmark = pytest.mark.no_cover
 
 HAS_BOUNDS = True
 SEEDS = 40  # the budget
+FIRST = (1, 36, 7, 11)  # they find all
 
 Method = Callable[..., Any]
 
@@ -140,5 +141,5 @@ def test_a_planted_bug_is_found(mutant: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def run_seeds() -> None:
-    for seed in range(SEEDS):
+    for seed in dict.fromkeys((*FIRST, *range(SEEDS))):
         run_fleet(seed, LiarFleet(seed, draw_with_liars(seed)))

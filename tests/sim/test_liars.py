@@ -5,6 +5,7 @@ import os
 import pytest
 
 from ternmesh.federated import robust
+from tests.sim.planted import groups
 from tests.sim.simfleet import run_fleet
 from tests.sim.simliars import LiarFleet, draw_with_liars
 
@@ -26,7 +27,7 @@ def _bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     one_round_spoils(monkeypatch)
 
 
-@pytest.mark.parametrize("group", range(GROUPS))
+@groups(GROUPS, 2)
 def test_all_end_at_the_same_adapter_and_nothing_honest_is_lost(group: int) -> None:  # R4.5-9
     for seed in range(group, SEEDS, GROUPS):
         run_fleet(seed, LiarFleet(seed, draw_with_liars(seed)))

@@ -1,6 +1,6 @@
 """Links under faults, each from one seed, and bugs planted on purpose that they must find.
 
-`TERNMESH_LINK_SEEDS=1000 pytest tests/sim/test_link_sim.py` runs that many.
+`TERNMESH_LINK_SEEDS=1000 pytest --nightly tests/sim/test_link_sim.py` runs that many.
 """
 
 import os
@@ -17,6 +17,7 @@ from ternmesh.link.receiver import Receiver
 from ternmesh.link.sender import OutgoingObject
 from ternmesh.wire.frame import SUITE_OPEN, open_seal, suite_of
 from tests.sim import simlink
+from tests.sim.planted import groups
 from tests.sim.simlink import Violation, draw, run_seed
 
 pytestmark = pytest.mark.no_cover
@@ -28,7 +29,7 @@ MUTANT_SEEDS = 120  # the budget; most need fewer than ten
 Mutant = Callable[[pytest.MonkeyPatch], None]
 
 
-@pytest.mark.parametrize("group", range(GROUPS))
+@groups(GROUPS, 2)
 def test_every_object_arrives_once(group: int) -> None:
     for seed in range(group, SEEDS, GROUPS):
         run_seed(seed)
@@ -46,7 +47,7 @@ def test_seeds_draw_every_fault_and_reach_every_event() -> None:
         assert 20 < sum(getattr(o.faults, name) > 0 for o in options) < 80
     assert all(20 < sum(getattr(o, n) > 0 for o in options) < 80 for n in ("crash", "hostile"))
     events: Counter[str] = Counter()
-    for seed in range(30):
+    for seed in range(12):
         for end in run_seed(seed).ends.values():
             events += end.events
     wanted = ("crash", "RepairsReserved", "SymbolHeld", "ObjectArrived", "Delivered", "LinkRefused")

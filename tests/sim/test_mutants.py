@@ -25,12 +25,13 @@ from ternmesh.security.peer_session import PeerSession
 from ternmesh.timers import Backoff
 from ternmesh.wire import control, global_update
 from tests.sim import simfleet, simprocess
-from tests.sim.planted import Bug, instead, keeping, plant
+from tests.sim.planted import Bug, each, instead, keeping, plant
 from tests.sim.simledger import Violation
 
 pytestmark = pytest.mark.no_cover
 
 SEEDS = 60  # the budget; the hardest needs about half
+FIRST = (5, 4, 7, 1, 3)  # they find most
 
 Method = Callable[..., Any]
 
@@ -198,7 +199,7 @@ MUTANTS: dict[str, tuple[Bug, ...]] = {
 }
 
 
-@pytest.mark.parametrize("mutant", MUTANTS)
+@each(MUTANTS, "a node that missed a global update waits for ever")
 def test_a_planted_bug_is_found(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, *MUTANTS[mutant])
     with pytest.raises(Violation, match="seed"):
@@ -213,7 +214,7 @@ def test_a_bug_planted_in_the_seals_is_found(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def run_seeds() -> None:
-    for seed in range(SEEDS):
+    for seed in dict.fromkeys((*FIRST, *range(SEEDS))):
         simfleet.run_seed(seed)
 
 

@@ -1,8 +1,6 @@
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ternmesh.config import ConfigError, choices, limits, read_config
 
@@ -72,9 +70,3 @@ def test_a_wrong_setting_is_one_sentence_that_names_it(text: str, words: list[st
     sentence = str(caught.value)
     assert all(word in sentence for word in words), sentence
     assert "\n" not in sentence
-
-
-@given(st.text(max_size=60))
-def test_any_text_is_a_configuration_or_a_config_error(text: str) -> None:
-    with pytest.raises(ConfigError):
-        read_config(Settings, text)

@@ -127,23 +127,6 @@ def test_a_plan_has_limits(field: str, value: int) -> None:  # R5-4
     assert caught.value.reason == "plan"
 
 
-@pytest.mark.parametrize(
-    ("wrong", "name"),
-    [
-        ({"up_zeros": 1.0}, "up_zeros_permille"),
-        ({"down_zeros": -0.1}, "down_zeros_permille"),
-        ({"frame_mtu": 20}, "frame_mtu"),
-        ({"dimension": 0}, "dimension"),
-        ({"dimension": 1 << 23}, "up_span|dimension"),
-    ],
-    ids=str,
-)
-def test_wrong_arguments_give_a_sentence(wrong: dict[str, float], name: str) -> None:
-    arguments = {"dimension": 1000, "rounds": 1, "local_steps": 1, "learning_rate": 0.1, **wrong}
-    with pytest.raises(WireError, match=name):
-        make_plan(**arguments)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("frame_mtu", [FRAME_MTU_MIN, 184, FRAME_MTU_MAX])
 def test_the_longest_snapshot_fits_the_pieces_of_one_object(frame_mtu: int) -> None:  # R5-3
     size = 4 * global_snapshot_max(frame_mtu) + 2048

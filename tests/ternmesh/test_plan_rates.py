@@ -47,9 +47,13 @@ def up_and_down(plan: Plan, vector: np.ndarray) -> tuple[int, int]:
     return up, message_bytes(fragments.split(content, plan.frame_mtu))
 
 
-@pytest.mark.parametrize("frame_mtu", [184, 233, 1024])
 @pytest.mark.parametrize(
-    ("dimension", "target"), [(8_292, 400), (8_292, 700), (15_000, 1600), (148_611, 10_000)]
+    ("dimension", "target", "frame_mtu"),
+    [
+        *((d, t, mtu) for d, t in ((8_292, 400), (8_292, 700)) for mtu in (184, 233, 1024)),
+        (15_000, 1600, 233),
+        pytest.param(148_611, 10_000, 1024, marks=pytest.mark.nightly),
+    ],
 )
 @pytest.mark.parametrize("kind", ["gaussian", "heavy"])
 def test_a_target_is_met_and_used(dimension: int, frame_mtu: int, target: int, kind: str) -> None:

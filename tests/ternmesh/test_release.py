@@ -77,24 +77,6 @@ def test_a_manifest_comes_back(manifest: ReleaseManifest) -> None:
     assert read_manifest(content) == manifest
 
 
-@given(st.binary(max_size=400))
-@settings(deadline=None)
-def test_any_bytes_are_a_manifest_or_refused(content: bytes) -> None:
-    with pytest.raises(ModelPackageError):
-        read_manifest(content)
-
-
-@given(st.integers(0, 400), st.binary(max_size=2))
-@settings(deadline=None)
-def test_a_changed_manifest_is_refused_or_another(at: int, new: bytes) -> None:
-    content = bytearray(write_manifest(MANIFEST))
-    content[at : at + 1] = new
-    try:
-        assert write_manifest(read_manifest(bytes(content))) == content
-    except ModelPackageError:
-        return
-
-
 @pytest.mark.parametrize(
     "changed",
     [
@@ -135,14 +117,6 @@ def test_a_manifest_of_a_package() -> None:
             make_manifest(PACKAGE, 1, ENTRIES, limits)
     with pytest.raises(ModelPackageError, match="a release's name"):
         make_manifest(replace(PACKAGE, name="two words"), 1, ENTRIES, (1, 1))
-
-
-def test_a_good_release_becomes_the_last_good_one() -> None:
-    trying = attempt(adopt(ReleaseStanding(), [1, 2]))
-    assert (trying.current, trying.last_good, trying.attempts, trying.on_trial) == (2, 0, 1, True)
-    good = succeed(trying)
-    assert (good.current, good.last_good, good.attempts, good.on_trial) == (2, 2, 0, False)
-    assert attempt(adopt(good, [1, 2])) == good
 
 
 def test_a_bad_release_leads_back_and_is_never_tried_again() -> None:

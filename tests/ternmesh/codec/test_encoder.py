@@ -17,7 +17,7 @@ from ternmesh.codec.encoder import (
 )
 from ternmesh.codec.entropy_coder import CODEBOOK
 from ternmesh.codec.permutation import order
-from ternmesh.codec.scale import SCALE_MAX, UNIT, to_vector
+from ternmesh.codec.scale import UNIT, to_vector
 from ternmesh.errors import CodecError
 
 
@@ -96,11 +96,6 @@ def test_a_value_below_one_unit_is_not_sent() -> None:  # R2.5-4
     assert ternarise(values, 3)[0].tolist() == [0, 0, 1]
 
 
-def test_huge_values_saturate() -> None:
-    [item] = encode_vector(np.full(4, 1e30, np.float32), np.arange(4), Slicing(4, 4), 0.0, 140)[0]
-    assert decode_slice(item, Slicing(4, 4))[1] == SCALE_MAX
-
-
 def captured(vector: np.ndarray, zeros: float) -> tuple[float, set[int]]:
     """The share of the energy that arrives, and the codings that were chosen."""
     dimension, room = vector.size, 160
@@ -150,7 +145,7 @@ def test_nothing_is_lost(seed: int, zeros: float, loss: float) -> None:
     rng = np.random.default_rng(seed)
     slicing, residual = Slicing(700, 150), zero_residual(700)
     submitted = counted = np.zeros(700)
-    for round_number in range(8):
+    for round_number in range(4):
         delta = (rng.standard_t(3, 700) * 0.01).astype(np.float32)
         places = order(b"m" * 32, round_number, 700)
         corrected = add_residual(residual, delta)

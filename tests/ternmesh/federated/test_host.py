@@ -11,9 +11,8 @@ from ternmesh.federated import open_round
 from ternmesh.federated.aggregation import encode_update
 from ternmesh.federated.events import GlobalUpdateMade, Refused, UpdateForgotten
 from ternmesh.federated.open_round import round_of
-from ternmesh.federated.state import RegisteredNode, new_host_state
-from ternmesh.security.membership import ALL, HOST
-from ternmesh.wire import control, fragments
+from ternmesh.security.membership import HOST
+from ternmesh.wire import control
 from ternmesh.wire.control import OPEN
 from ternmesh.wire.frame import UNASSIGNED, Header, open_seal, seal_open
 from ternmesh.wire.update import (
@@ -181,34 +180,6 @@ def test_a_node_that_lost_its_state_does_not_mix_two_packets(bench: Any) -> None
     assert not bench.host.refused
 
 
-def test_announces_do_not_pile_up_without_a_bearer(bench: Any) -> None:
-    """Nor do global updates, but announces must not push them out."""
-    bench.take(HOST)
-    bench.host.receive_frames("theo", packet(bench, 1), bench.now)
-    for _ in range(500):
-        bench.wait(11)
-    bodies = [opened(f) for p, f in bench.take(HOST) if p == ALL]
-    assert [body[0] for body in bodies].count(control.KIND) == 1
-    assert fragments.KIND in {body[0] for body in bodies}
-
-
-def test_a_snapshot_is_cut_into_the_same_pieces_at_any_time(new_bench: New) -> None:
-    """Else what a slow link has carried of one could not be completed by the next."""
-    bench = new_bench(dimension=1500, chain_max=1)
-    bench.add("theo")
-    bench.exchange()
-    for number in range(2):
-        bench.host.receive_frames("theo", packet(bench, 1, number=number), bench.now)
-    sent = []
-    for _ in range(2):
-        bench.take(HOST)
-        said(bench, "theo", run=bytes(8))
-        sent.append([opened(f) for p, f in bench.take(HOST) if opened(f)[0] == fragments.KIND])
-        bench.wait(5)
-    assert len(sent[0]) > 40
-    assert sent[0] == sent[1]
-
-
 def test_a_receipt_says_what_is_here_also_as_an_answer_to_a_hello(bench: Any) -> None:  # R6.4-1
     bench.add("yan")
     bench.exchange()
@@ -224,16 +195,6 @@ def test_a_receipt_says_what_is_here_also_as_an_answer_to_a_hello(bench: Any) ->
     ]
 
 
-def test_a_host_that_starts_with_all_updates_ends_the_round(bench: Any) -> None:
-    state = replace(
-        new_host_state(bench.plan.dimension),
-        started=True,
-        nodes=(RegisteredNode(1, "theo", 10),),
-        bodies=tuple((1, opened(frame)) for frame in packet(bench, 1)),
-    )
-    assert bench.restart_host(state).version == 1
-
-
 def test_the_deadline_closes_a_round_with_what_is_there(bench: Any) -> None:  # R6.2-3
     bench.add("yan", samples=40)
     bench.exchange()
@@ -247,20 +208,6 @@ def test_the_deadline_closes_a_round_with_what_is_there(bench: Any) -> None:  # 
     assert (entry.address, entry.round, entry.have) == (1, 0, b"\x03")
     assert made.missing == (2,)
     assert not bench.host.nodes[2].active
-
-
-def test_a_vanished_node_is_waited_for_once(bench: Any) -> None:  # R6.2-4
-    bench.add("yan")
-    bench.exchange()
-    bench.host.receive_frames("theo", packet(bench, 1), bench.now)
-    bench.wait(31)
-    assert bench.host.version == 1
-    bench.host.receive_frames("theo", packet(bench, 1, number=1), bench.now)
-    assert bench.host.version == 2  # at once
-    hello = control.write_control(replace(HELLO, samples=10))
-    bench.host.receive_frames("yan", [seal_open(Header(0, 0), hello)], bench.now)
-    bench.host.receive_frames("theo", packet(bench, 1, number=2), bench.now)
-    assert bench.host.version == 2  # yan is back, and waited for again
 
 
 def test_a_refused_body_makes_nobody_awaited(bench: Any) -> None:  # R6.2-4

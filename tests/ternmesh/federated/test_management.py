@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ternmesh import __version__
-from ternmesh.errors import WireError
 from ternmesh.federated.events import BoardChanged, SettingsTaken
 from ternmesh.federated.management import (
     LIMITS,
@@ -197,14 +196,6 @@ def test_lost_settings_come_again_and_more_and_more_seldom(bench: Any) -> None: 
     assert bench.nodes["theo"].joining.management.paused
 
 
-def test_the_same_settings_are_not_sent_again(bench: Any) -> None:
-    set_all(bench, "theo", pace_s=5)
-    bench.exchange()
-    set_all(bench, "theo", pace_s=5)
-    assert bench.take(HOST) == []
-    assert bench.host.session.management.boards["theo"].number == 1
-
-
 def test_a_host_that_was_restored_counts_on_from_what_boards_report(bench: Any) -> None:
     # R6.10-2
     for pace_s in (1, 2, 3):
@@ -340,18 +331,6 @@ def test_a_revoked_board_is_not_served(keyed: Any) -> None:  # R6.10-4
         assert "theo" not in [peer for peer, _ in keyed.take(HOST)]
 
 
-@given(st.binary(max_size=100))
-def test_any_settings_of_the_host_are_taken_or_refused(data: bytes) -> None:
-    board = BoardManagement(allowed=LIMITS)
-    try:
-        message = control.read_control(b"\x01" + data)
-        if isinstance(message, Settings | Inquiry):
-            list(board.receive(message, 0.0))
-    except WireError:
-        return
-    assert are_allowed(board.settings)
-
-
 # Ends of an older version, which know the types up to `wanted`
 
 
@@ -395,33 +374,3 @@ def test_a_board_that_has_not_reported_is_sent_no_settings(is_restarted: bool) -
     assert list(fleet.due(0.0)) == [("theo", Inquiry())]
     fleet.reported("theo", Report("1", 0, (), ()), 1.0)
     assert list(fleet.due(1.0)) == [("theo", Settings(1, pack(LIMITS, PAUSE)))]
-
-
-def test_inquiries_come_again_at_their_time_and_end(bench: Any) -> None:  # R6.10-1
-    bench.host.session.management.inquire("theo", bench.now)
-    began, asked = bench.now, []
-    while (due := bench.host.session.management.next_due()) is not None:
-        assert bench.host.next_timeout() <= due
-        bench.now = due
-        bench.host.handle_timeout(bench.now)
-        asked.append(bench.now - began)
-        bench.take(HOST)  # it is lost
-    assert asked == [0.0, 5.0, 15.0]
-
-
-def test_a_number_that_a_restored_host_uses_twice_is_replaced(bench: Any) -> None:  # R6.10-2
-    board = bench.host.session.management.boards["theo"]
-    set_all(bench, "theo", pace_s=9)
-    bench.exchange()
-    board.wanted = pack(LIMITS, PAUSE)  # under the same number
-    ask_again(bench)
-    theo = bench.nodes["theo"].joining.management
-    assert (theo.number, theo.settings) == (2, PAUSE)
-
-
-def ask_again(bench: Any) -> None:
-    """The host asks theo, which answers."""
-    bench.wait(2.0)
-    bench.host.session.management.inquire("theo", bench.now)
-    bench.host.handle_timeout(bench.now)
-    bench.exchange()

@@ -9,7 +9,6 @@ import pytest
 
 from ternmesh.codec.scale import add_q24
 from ternmesh.federated.aggregation import encode_step, global_delta_q24
-from ternmesh.federated.events import UpdateReceived, WorkReady
 from ternmesh.federated.node import NodePhase
 from ternmesh.plan import genesis, to_numbers
 from ternmesh.security.membership import HOST
@@ -18,11 +17,9 @@ from ternmesh.wire.control import OPEN
 from ternmesh.wire.frame import BROADCAST, DOWN, UNASSIGNED, Header, open_seal, seal_open
 from ternmesh.wire.global_update import (
     Counted,
-    GlobalSnapshot,
     GlobalUpdate,
     certify,
     hash_adapter,
-    write_global_snapshot,
     write_global_update,
 )
 from ternmesh.wire.update import MANIFEST_KIND
@@ -50,23 +47,6 @@ def both_submit(bench: Any, number: int) -> None:
     for seed, node in enumerate(bench.nodes.values()):
         node.submit(number, bench.delta(seed), bench.now)
     bench.exchange()
-
-
-def test_a_packet_is_sent_until_its_receipt(bench: Any) -> None:  # R6.3-3
-    theo = bench.nodes["theo"]
-    theo.submit(0, bench.delta(1), bench.now)
-    first = bench.take("theo")
-    bench.now = theo.next_timeout()
-    theo.handle_timeout(bench.now)
-    again = bench.take("theo")
-    bodies = [[open_seal(f)[1] for _, f in frames] for frames in (first, again)]
-    assert bodies[0] == bodies[1]
-    counters = [open_seal(f)[0].counter for _, f in first + again]
-    assert len(set(counters)) == len(counters)
-    bench.host.receive_frames("theo", [f for _, f in first], bench.now)
-    bench.exchange()
-    assert bench.last("theo", UpdateReceived) == UpdateReceived(0)
-    assert theo.sender.timer.at is None
 
 
 def test_a_manifest_follows_its_shares_as_often_as_the_plan_says(bench: Any) -> None:  # R6.3-3
@@ -126,16 +106,6 @@ def test_a_welcome_to_a_hello_from_before_this_run_leads_out_of_it_no_more(bench
     assert theo.run == b"last run"
 
 
-def test_a_refused_receipt_breaks_no_silence(bench: Any) -> None:
-    theo = bench.nodes["theo"]
-    theo.submit(0, bench.delta(1), bench.now)
-    doubts_at = theo._doubts_host_at()
-    bench.now += 5.0
-    from_host(bench, theo, control.Receipt(0, bytes(4), b"\x01"))
-    assert theo.refused == {"digest": 1}
-    assert theo._doubts_host_at() == doubts_at
-
-
 def test_an_announce_from_the_past_makes_nobody_speak(bench: Any) -> None:  # R6.5-6
     """It may be a replay. A host with an old disk sends no other: then the node says hello."""
     theo = bench.nodes["theo"]
@@ -151,24 +121,6 @@ def test_an_announce_from_the_past_makes_nobody_speak(bench: Any) -> None:  # R6
     theo.handle_timeout(bench.now)
     [(_, frame)] = bench.take("theo")
     assert isinstance(control.read_control(open_seal(frame)[1]), control.Hello)
-
-
-def test_an_announce_that_is_repeated_makes_nobody_speak_again(bench: Any) -> None:
-    # R6.5-6, R6.5-7
-    """Neither that of a version this node has not got, nor that of a run it is not in."""
-    theo = bench.nodes["theo"]
-    for message in (
-        control.Announce(b"run-id-8", 1, OPEN, 0),
-        control.Announce(b"new run!", 0, 1, 0),
-    ):
-        from_host(bench, theo, message)
-        theo.handle_timeout(theo.next_timeout())
-        bench.take("theo")
-        due = theo.next_timeout()
-        for _ in range(20):
-            from_host(bench, theo, message)
-        assert theo.next_timeout() == due
-        assert bench.take("theo") == []
 
 
 def test_calls_into_several_other_runs_make_a_node_ask_once_each(bench: Any) -> None:  # R6.5-7
@@ -197,22 +149,6 @@ def test_a_welcome_takes_back_what_was_announced(bench: Any) -> None:  # R6.5-11
     assert theo.target == 5
     from_host(bench, theo, welcome(bench, theo))
     assert theo.target == 0
-
-
-def test_another_reference_of_the_same_version_is_worked_on(bench: Any) -> None:
-    """Where two hosts went on from one state, their nodes do not sit out the round."""
-    theo = bench.nodes["theo"]
-    both_submit(bench, 0)
-    bench.take("theo")
-    offered = bench.count("theo", WorkReady)
-    state = np.ones(bench.plan.dimension, np.int32)
-    step = GlobalSnapshot(1, b"another history.", MODEL[:8], False, 0, (), state)
-    content = certify(write_global_snapshot(step))
-    for body in fragments.split(content, bench.plan.frame_mtu):
-        theo.receive_frames(HOST, [seal_open(Header(1 | DOWN, 0), body)], bench.now)
-    bench.take("theo")
-    assert theo.global_hash == b"another history."
-    assert bench.count("theo", WorkReady) == offered + 1
 
 
 def test_a_packet_that_is_always_refused_is_sent_ever_more_seldom(bench: Any) -> None:  # R6.5-2

@@ -118,14 +118,13 @@ class Air:
         return [board.state for board in self.boards.values()]
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_ten_boards_at_a_loss_of_20_percent(seed: int) -> None:
-    air = Air(seed, 400_000, 10, 0.2)
+def test_ten_boards_at_a_loss_of_20_percent() -> None:
+    air = Air(0, 200_000, 10, 0.2)
     air.until(lambda: RECEIVING not in air.states)
     assert air.bytes / len(air.data) < 1.5
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_kills_of_both_ends_and_boards_that_come_late(seed: int) -> None:
     air = Air(seed, 4_000 + 3_000 * (seed % 5), 4, 0.3, mtu=60)
     air.away = {"b0"}

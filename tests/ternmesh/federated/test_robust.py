@@ -278,39 +278,6 @@ def told(update: Update, effect: float | None, loss: float = 1.0) -> Update:
     return replace(update, evaluation=Evaluation(loss, probe=effect))
 
 
-def run_with_a_liar(
-    rounds: int, byzantine: int = 0, name: str = "weighted_mean"
-) -> list[np.ndarray]:
-    """Steps of four nodes, of which the third sends the opposite; nodes report a linear loss."""
-    aggregation = new(name, byzantine=byzantine, memory=0.9)
-    steps: list[np.ndarray] = []
-    probe: tuple[bytes, ...] = ()
-    for version in range(rounds):
-        effect = None
-        if probe:
-            vector = update_delta_q24(probe, MODEL, version, PLAN) * UNIT
-            effect = -float(vector @ vector_of(0)) * 1e3
-        vectors = [vector_of(0) + 0.5 * vector_of(10 * version + i) for i in range(4)]
-        vectors[2] = -vectors[2]
-        bodies = [
-            encode_update(vector.astype(np.float32), MODEL, version, PLAN)[0] for vector in vectors
-        ]
-        packets = [read_chunks(map(read_chunk, body), PLAN.up) for body in bodies]
-        updates = [told(Update(i + 1, 100, p), effect) for i, p in enumerate(packets)]
-        steps.append(aggregation.combine(updates, version))
-        probe = aggregation.probe(version + 1)
-        assert len(probe) in (0, PLAN.up.count)
-    shares = [aggregation.influence[i].share for i in (1, 2, 3, 4)]
-    assert shares == pytest.approx([1 / 3, 1 / 3, 0, 1 / 3], abs=1e-3)
-    return steps
-
-
-def test_a_liar_is_found_by_its_probe_and_does_not_count() -> None:
-    steps = run_with_a_liar(12)
-    gains = [float(step @ vector_of(0)) for step in steps]
-    assert min(gains[-3:]) > 1.3 * gains[0]
-
-
 def test_probes_need_reports_memory_and_the_setting() -> None:
     updates = updates_of(*map(vector_of, range(3)))
     for memory, is_on, reports in ((0.0, True, True), (0.9, False, True), (0.9, True, False)):

@@ -16,15 +16,7 @@ from ternmesh.security.key_derivation import nonce
 from ternmesh.security.membership import ALL, HOST
 from ternmesh.wire import control, fragments
 from ternmesh.wire.frame import BROADCAST
-from ternmesh.wire.global_update import (
-    GlobalSnapshot,
-    GlobalUpdate,
-    certify,
-    read_object,
-    split_certificate,
-    write_global_snapshot,
-    write_global_update,
-)
+from ternmesh.wire.global_update import GlobalSnapshot, certify, write_global_snapshot
 from ternmesh.wire.update import NO_SIGNATURE
 from tests.sim.simdisks import HostDisk
 
@@ -171,25 +163,6 @@ def test_an_announce_that_is_played_again_makes_nobody_speak(bench: Any) -> None
     assert theo.refused["replay"] == refused + 20
 
 
-def test_an_announce_of_a_run_that_is_over_opens_no_door(bench: Any) -> None:
-    """It was signed for another broadcast key: sealed again it does not count."""
-    message = control.Announce(b"last run", 5, control.OPEN, 0)
-    old = bench.host.channel.authenticator.sign_announce(control.write_control(message))
-    bench.host.channel.sealing.rekey()
-    bench.wait(0.0)
-    bench.host.handle_timeout(bench.now + 10.0)
-    bench.exchange()
-    theo = bench.nodes["theo"]
-    due = theo.next_timeout()
-    for _ in range(20):
-        theo.receive_frames(HOST, [seal_for_all(bench, old)], bench.now)
-    assert theo.refused["signature"] == 20
-    assert theo.next_timeout() == due
-    assert bench.take("theo") == []
-    work(bench)
-    assert theo.version == 1
-
-
 def new_run(bench: Any) -> Any:
     """The operator wipes the run; the host's seals go on."""
     state = replace(new_host_state(bench.plan.dimension), counter=1 << 16)
@@ -280,22 +253,6 @@ def test_an_observer_is_no_board(new_bench: New) -> None:
     assert not bench.nodes["theo"].joined
 
 
-def test_under_keys_a_reference_does_not_name_its_model(bench: Any) -> None:
-    """The certificate stands for it, and the chain does: 8 bytes less for each node and round."""
-    work(bench)
-    content, row = split_certificate(bench.last(HOST, GlobalUpdateMade).content)
-    made = read_object(content, bench.plan.dimension)
-    assert made.model == b""
-    assert isinstance(made, GlobalUpdate)
-    named = write_global_update(replace(made, model=bytes(range(8))))
-    assert len(named) == len(content) + 8
-    authenticator = bench.nodes["theo"].channel.authenticator
-    authenticator.check_certificate(bench.host.run, content, row)
-    authenticator._model_hash = bytes(32)
-    with pytest.raises(WireError, match="signature"):
-        authenticator.check_certificate(bench.host.run, content, row)
-
-
 def test_a_snapshot_names_its_model(bench: Any) -> None:
     whole = GlobalSnapshot(1, bytes(16), b"", False, 0, (), bench.host.model_q24)
     data = certify(write_global_snapshot(whole))
@@ -370,16 +327,6 @@ def test_a_reference_never_goes_out_before_the_key_that_it_is_under(
     for name in ("theo", "yan"):
         assert revoking.nodes[name].version == 1
         assert not revoking.nodes[name].refused
-
-
-def test_a_key_is_given_at_once_also_where_somebody_who_never_joined_was_revoked(
-    revoking: Any,
-) -> None:
-    revoking.host.channel.sealing.rekey()
-    revoking.host.exclude("shed", revoking.now)
-    revoking.exchange()
-    for node in revoking.nodes.values():
-        assert node.channel.sealing.broadcast_name == revoking.host.channel.sealing.broadcast_name
 
 
 def test_forged_broadcasts_write_nothing(revoking: Any) -> None:  # R9.3-14

@@ -1,7 +1,7 @@
-"""Links with keys on one medium, and somebody in the middle who sees and does all to frames."""
+"""Links with keys on one medium."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 
@@ -27,8 +27,6 @@ from tests.ternmesh.link.wired_air import FRAME_S, run_ends
 
 HOST, NODE, ALL = "host", "theo", "all"
 SETTINGS = LinkSettings(mtu=120, idle_s=4.0, addresses={ALL: BROADCAST})
-# Sender, receiver and frame on the air, as what the receiver hears of it: frames, one by one.
-Middle = Callable[[str, str, bytes], Sequence[bytes]]
 
 
 def identity(name: str) -> Identity:
@@ -47,7 +45,6 @@ class Air:
         settings: LinkSettings = SETTINGS,
     ) -> None:
         self.names, self.settings, self.now = tuple(names), settings, 0.0
-        self.middle: Middle = lambda _sender, _receiver, frame: [frame]
         self.identities = {name: identity(name) for name in names}
         fleet = found_fleet("sim", self.identities[HOST].public)
         self.rosters = {name: MemberList(fleet) for name in names}
@@ -111,8 +108,7 @@ class Air:
             self.sent.append((sender, peer, frame))
             for name in self.names:
                 if name != sender and peer in (name, ALL):
-                    for heard in self.middle(sender, name, frame):
-                        self.hear(name, sender, heard)
+                    self.hear(name, sender, frame)
         self.take()
 
     def hear(self, name: str, sender: str, frame: bytes) -> None:

@@ -20,25 +20,6 @@ def test_every_form_reads_back(made: Identity) -> None:
     assert len(identity.write_identity(public)) <= 99
 
 
-@given(st.one_of(st.binary(max_size=120), identities.map(lambda i: identity.write_identity(i.public))), st.data())  # fmt: skip  # noqa: E501
-def test_any_bytes_are_an_identity_or_a_trust_error(data: bytes, draw: st.DataObject) -> None:
-    if data:
-        at = draw.draw(st.integers(0, len(data) - 1))
-        data = data[:at] + draw.draw(st.binary(min_size=1, max_size=1)) + data[at + 1 :]
-    try:
-        public = identity.read_identity(data)
-    except SecurityError:
-        return
-    assert identity.write_identity(public) == data
-
-
-@given(st.text(max_size=200) | st.from_regex(r"TM1:[A-Z2-7]{0,200}", fullmatch=True))
-def test_any_text_is_an_identity_or_a_trust_error(text: str) -> None:
-    for parse in (identity.parse_identity, identity.parse_private):
-        with pytest.raises(SecurityError):
-            parse(text)
-
-
 @given(identities, st.data())
 def test_a_wrong_letter_is_found(made: Identity, data: st.DataObject) -> None:
     text = identity.identity_text(made.public)
