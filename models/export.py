@@ -99,6 +99,7 @@ def export(
         _check_gradients(module, adapter, loss, inputs, targets)
     target_names = _numbered("target", len(targets))
     output_names = _numbered("output", len(outputs))
+    metric = _metric(metric, outputs, targets)
     input_names = _input_names(module, adapter, len(inputs), [*target_names, *output_names])
     with one_sentence(FORWARD):
         graph = _forward_graph(module, adapter, inputs, input_names, output_names)
@@ -118,7 +119,7 @@ def export(
         outputs=_specs(output_names, outputs, batch_free=True),
         batch_inputs=_specs([*input_names, *target_names], inputs + targets),
         adapter=_specs(adapter.names, adapter.initial),
-        metric=_metric(metric, outputs, targets),
+        metric=metric,
         files={file: hashlib.sha256(data).hexdigest() for file, data in contents.items()},
         labels=tuple(labels),
     )
@@ -139,7 +140,10 @@ def _write(folder: Path, package: ModelPackage, contents: Mapping[str, bytes]) -
 
 def _check_folder(folder: Path, replace: bool) -> None:
     """ExportError if files would be overwritten that are no earlier package to `replace`."""
-    found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    try:
+        found = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    except OSError as error:
+        raise ExportError(f"cannot write the model package: {error}") from error
     if others := found.difference(FILES, {DESCRIPTION}):
         raise ExportError(f"{folder} holds {min(others)}, no part of a package: give a new folder")
     if found and not replace:

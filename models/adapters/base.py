@@ -63,20 +63,16 @@ def adapter_of(
     return Adapter(tuple(parameters), initial, rank_axes or (None,) * len(parameters))
 
 
-class AdaptedLinear(nn.Module):
-    """A frozen linear layer that an adapter space changes.
+class LowRankLinear(nn.Module):
+    """A frozen linear layer plus a change of low rank, the product of `factors`.
 
-    Subclasses have the properties `weight` and `bias`, those of the changed layer, for code that
-    reads them (nn.MultiheadAttention).
+    `weight` and `bias` are those of the changed layer, for code that reads them
+    (nn.MultiheadAttention).
     """
 
     def __init__(self, base: nn.Linear) -> None:
         super().__init__()
         self.base = base
-
-
-class LowRankLinear(AdaptedLinear):
-    """A frozen linear layer plus a change of low rank, the product of `factors`."""
 
     def factors(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Down [in, rank] and up [rank, out]: the layer adds x down up."""

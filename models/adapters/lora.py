@@ -1,4 +1,4 @@
-"""LoRA: low-rank adapters for the linear layers of a torch module. Both A and B are trained, or B.
+"""LoRA: low-rank adapters for the linear layers of a torch module. A and B are trained.
 
 y = x W + s (x A) B, with W frozen, A random, B zero and s = alpha / rank (Hu et al. 2021).
 """
@@ -44,24 +44,6 @@ def add_lora(
         trained[f"{name}.lora_A"] = lora.lora_A
         trained[f"{name}.lora_B"] = lora.lora_B
     return adapter_of(trained, (1, 0) * len(matches))
-
-
-def add_lora_b(
-    module: nn.Module, patterns: Sequence[str], *, rank: int, alpha: float, seed: int = 0
-) -> Adapter:
-    """Like `add_lora`, but only B is trained (FFA-LoRA, Sun et al. 2024).
-
-    D is the sum of rank out over the layers. The change is linear in B, so the average of the
-    nodes' adapters is the average of their weights.
-    """
-    trained: dict[str, nn.Parameter] = {}
-    for name in add_lora(module, patterns, rank=rank, alpha=alpha, seed=seed).names:
-        parameter = module.get_parameter(name)
-        if name.endswith(".lora_B"):
-            trained[name] = parameter
-        else:
-            parameter.requires_grad_(False)
-    return adapter_of(trained)
 
 
 def init_down(tensor: torch.Tensor, generator: torch.Generator) -> None:

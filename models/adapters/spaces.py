@@ -1,94 +1,18 @@
 """The adapter spaces that a configuration can choose by name.
 
-LoRA and the one vector have modules of their own. Here are the small spaces (cores, scale and
-shift), whole modules that are trained beside any space, and the choice (`add_space`).
+Each has a module of its own. Here are the choice (`add_space`), and whole modules that are trained
+beside any space.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import torch
 from torch import nn
 
-from models.adapters.base import AdaptedLinear, Adapter, LowRankLinear, adapter_of, freeze, replace
-from models.adapters.lora import add_lora, add_lora_b
+from models.adapters.base import Adapter, LowRankLinear, adapter_of
+from models.adapters.lora import add_lora
 from models.adapters.one_vector import add_one_vector
 from ternmesh.config import choices, limits
-
-
-class CoreLinear(LowRankLinear):
-    """A frozen linear layer plus U R (s V^T), with the core R [rank, rank]."""
-
-    def __init__(self, base: nn.Linear, frame_in: torch.Tensor, frame_out: torch.Tensor) -> None:
-        super().__init__(base)
-        self.core = nn.Parameter(torch.zeros(frame_in.shape[1], frame_out.shape[0]))
-        self.register_buffer("frame_in", frame_in)
-        self.register_buffer("frame_out", frame_out)
-
-    def factors(self) -> tuple[torch.Tensor, torch.Tensor]:
-        # R (s V^T) in one factor is cheaper than a third product with the activations.
-        return self.get_buffer("frame_in"), self.core @ self.get_buffer("frame_out")
-
-
-def add_cores(module: nn.Module, patterns: Sequence[str], *, rank: int, alpha: float) -> Adapter:
-    """Freeze `module` and add a core to the linear layers that `patterns` name, in place.
-
-    y = x W + s (x U) R V^T, with U and V^T from the largest singular values of W = U S V^T, R zero
-    at the start and s = alpha / rank. This is LoRA-XS (Balazy et al. 2024) without S, so that each
-    entry of R changes the weight equally; FedSB (Singhal et al. 2025) averages such cores. U and V
-    are frozen weights of the graphs and never travel.
-
-    D is the sum of r^2 over the layers, where r is `rank` or the layer's smaller side. The change
-    is linear in R, so the average of the nodes' adapters is the average of their weights.
-    """
-    trained: dict[str, nn.Parameter] = {}
-    for name, layer in freeze(module, patterns, rank).items():
-        left, _, right = torch.linalg.svd(layer.weight.detach().T, full_matrices=False)
-        frame_in, frame_out = left[:, :rank].contiguous(), alpha / rank * right[:rank]
-        changed = CoreLinear(layer, frame_in, frame_out)
-        replace(module, name, changed)
-        trained[f"{name}.core"] = changed.core
-    return adapter_of(trained)
-
-
-class ScaleShiftLinear(AdaptedLinear):
-    """A frozen linear layer; its outputs are scaled by 1 + gain and shifted, both [out]."""
-
-    def __init__(self, base: nn.Linear) -> None:
-        super().__init__(base)
-        self.gain = nn.Parameter(torch.zeros(base.out_features))
-        self.shift = nn.Parameter(torch.zeros(base.out_features))
-
-    @property
-    def weight(self) -> torch.Tensor:
-        return self.base.weight * (1 + self.gain)[:, None]
-
-    @property
-    def bias(self) -> torch.Tensor:
-        own = self.base.bias
-        return self.shift if own is None else own * (1 + self.gain) + self.shift
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: float32 [..., in] to [..., out]."""
-        outputs: torch.Tensor = self.base(x)
-        return outputs * (1 + self.gain) + self.shift
-
-
-def add_scale_shift(module: nn.Module, patterns: Sequence[str]) -> Adapter:
-    """Freeze `module`; scale and shift the linear layers that `patterns` name, in place.
-
-    y = (x W + c) (1 + gain) + shift, both zero at the start (SSF, Lian et al. 2022; gain alone is
-    IA3, Liu et al. 2022, shift alone is BitFit, Ben Zaken et al. 2022). It costs little more than
-    inference. D is twice the number of outputs. The change of the weights is linear in the numbers,
-    so the average of the nodes' adapters is the average of their weights.
-    """
-    trained: dict[str, nn.Parameter] = {}
-    for name, layer in freeze(module, patterns).items():
-        scaled = ScaleShiftLinear(layer)
-        replace(module, name, scaled)
-        trained[f"{name}.gain"] = scaled.gain
-        trained[f"{name}.shift"] = scaled.shift
-    return adapter_of(trained)
 
 
 def train_whole(module: nn.Module, names: Sequence[str]) -> Adapter:
@@ -100,7 +24,7 @@ def train_whole(module: nn.Module, names: Sequence[str]) -> Adapter:
     parameters: dict[str, nn.Parameter] = {}
     for name in names:
         chosen = module.get_submodule(name)
-        if any(isinstance(part, AdaptedLinear) for part in chosen.modules()):
+        if any(isinstance(part, LowRankLinear) for part in chosen.modules()):
             raise ValueError(f"{name} is changed by another space: remove it there or here")
         found = {f"{name}.{part}": value for part, value in chosen.named_parameters()}
         if not found:
@@ -111,7 +35,7 @@ def train_whole(module: nn.Module, names: Sequence[str]) -> Adapter:
     return adapter_of(parameters)
 
 
-SPACES = ("lora", "lora_b", "cores", "one_vector", "scale_shift")
+SPACES = ("lora", "one_vector")
 RANK_MAX = 1024
 LENGTH_MAX = 1 << 24
 
@@ -120,8 +44,7 @@ LENGTH_MAX = 1 << 24
 class SpaceConfig:
     """Which numbers of a module are trained.
 
-    The change of a layer is scaled by alpha / rank; `scale_shift` has neither. The seed draws A and
-    the map of `one_vector`.
+    The change of a layer is scaled by alpha / rank. The seed draws A and the map of `one_vector`.
     """
 
     layers: tuple[str, ...]  # patterns of linear layers' names
@@ -139,16 +62,10 @@ def add_space(module: nn.Module, config: SpaceConfig) -> Adapter:
     match config.space:
         case "lora":
             adapter = add_lora(module, layers, rank=rank, alpha=alpha, seed=seed)
-        case "lora_b":
-            adapter = add_lora_b(module, layers, rank=rank, alpha=alpha, seed=seed)
-        case "cores":
-            adapter = add_cores(module, layers, rank=rank, alpha=alpha)
         case "one_vector":
             adapter = add_one_vector(
                 module, layers, rank=rank, alpha=alpha, length=config.length, seed=seed
             )
-        case "scale_shift":
-            adapter = add_scale_shift(module, layers)
         case other:
             raise ValueError(f"space is {other!r}: it must be one of {', '.join(SPACES)}")
     return adapter + train_whole(module, config.whole) if config.whole else adapter

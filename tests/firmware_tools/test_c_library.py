@@ -28,7 +28,7 @@ from tests.firmware_tools.c_library import FOLDER, CCollector, CLibrary, CTraffi
 from transports.serial_lora.framing import CobsUnframer, KissUnframer, cobs_frame, kiss_frame
 
 pytestmark = pytest.mark.skipif(not shutil.which("cc"), reason="cc is not installed")
-CASES, SEED = 3000, 24
+CASES, SEED = 1500, 24
 SANITIZERS = "-O1 -fsanitize=address,undefined -fno-sanitize-recover=all"
 DAILY = ("x86", "cortex_m0")  # the others by night
 BOARDS = firmware.BOARDS | {"clang": ("clang", SANITIZERS, "conformance", "{}")}
@@ -237,6 +237,7 @@ def test_slices(library: CLibrary, dimension: int, span: int, index: int) -> Non
     assert found == (min(span, dimension - index * span) if exists else "vector length")
 
 
+@pytest.mark.nightly
 def test_the_fuzz_target_finds_nothing_in_what_it_once_kept_and_in_a_short_run(tmp_path) -> None:
     """The corpus is of 10^8 executions: rows of target (u8), size (u16) and input."""
     if not shutil.which("clang"):

@@ -59,13 +59,7 @@ class Exported:
         self.batch = self.sample()
         inputs, targets = self.batch[:2], self.batch[2:]
         self.package: ModelPackage = export(
-            self.module,
-            self.adapter,
-            regression_loss,
-            (inputs, targets),
-            folder,
-            name="two-inputs",
-            metric="mean_absolute_error",
+            self.module, self.adapter, regression_loss, (inputs, targets), folder, name="two-inputs"
         )
 
     def sample(self, count: int = BATCH) -> tuple[torch.Tensor, ...]:

@@ -228,14 +228,13 @@ def test_a_module_and_an_adapter_that_do_not_fit_are_refused(tmp_path: Path) -> 
         export(module, adapter, nn.functional.mse_loss, ((X,), (Y,)), tmp_path, name="wrapped")
 
 
-def test_nothing_is_overwritten_but_a_package_that_may_be(tmp_path: Path, caplog) -> None:
-    package = try_export(nn.Dropout(), tmp_path)
-    assert "exported in evaluation mode: no dropout" in caplog.text
-    assert package.metric == "mean_absolute_error"
+def test_nothing_is_overwritten_but_a_package_that_may_be(exported, tmp_path: Path, caplog) -> None:
     with pytest.raises(ExportError, match=r"holds a package: .*replace=True"):
-        try_export(torch.tanh, tmp_path)
+        try_export(torch.tanh, exported.folder)
+    (tmp_path / FORWARD).write_bytes(b"of an earlier package")
     classes = torch.zeros(4, dtype=torch.int64)
-    assert try_export(torch.sigmoid, tmp_path, target=classes, replace=True).metric == "accuracy"
+    assert try_export(nn.Dropout(), tmp_path, target=classes, replace=True).metric == "accuracy"
+    assert "exported in evaluation mode: no dropout" in caplog.text
     (tmp_path / "thesis.txt").touch()
     with pytest.raises(ExportError, match=r"holds thesis\.txt, no part of a package"):
         try_export(torch.tanh, tmp_path, replace=True)

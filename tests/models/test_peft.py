@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from models.adapters.base import Adapter
 from models.adapters.lora import add_lora
-from models.adapters.spaces import add_scale_shift, train_whole
+from models.adapters.spaces import train_whole
 from models.export import export
 from models.peft import CONFIG, WEIGHTS, read_peft, write_peft
 from ternmesh.errors import ModelPackageError
@@ -80,6 +80,7 @@ def exported_with(add: Any, folder: Path) -> tuple[ModelPackage, Any]:
     return export(module, adapter, regression_loss, both, folder, name="two-inputs"), example
 
 
+@pytest.mark.nightly
 def test_a_head_that_is_trained_whole_travels_along(tmp_path: Path) -> None:
     def add(module: TwoInputs) -> Adapter:
         return add_lora(module, ("mix",), rank=2, alpha=2) + train_whole(module, ("down",))
@@ -151,7 +152,7 @@ def test_files_that_are_none_are_a_sentence(exported, files, name: str, content:
 
 @pytest.mark.nightly
 def test_another_adapter_space_has_no_form_in_peft(tmp_path: Path) -> None:
-    package, _ = exported_with(lambda module: add_scale_shift(module, ("mix",)), tmp_path / "p")
+    package, _ = exported_with(lambda module: train_whole(module, ("mix",)), tmp_path / "p")
     vector = np.zeros(package.dimension, np.float32)
     with pytest.raises(ModelPackageError, match="no LoRA with A and B"):
         write_peft(tmp_path / "peft", package, tmp_path / "p", vector)

@@ -21,7 +21,7 @@ from models.split.cut import (
     make_boundary,
 )
 from models.split.export import export_cut, inner_product
-from models.split.keyword import cut_keyword, make, shipped_keyword
+from models.split.keyword import cut_keyword, shipped_keyword
 from models.zoo import package_path
 from ternmesh.model_package import read_model_package
 
@@ -65,6 +65,7 @@ def drawn(size: int, seed: int = 1) -> np.ndarray:
     return (0.05 * np.random.default_rng(seed).standard_normal(size)).astype(np.float32)
 
 
+@pytest.mark.nightly
 def test_the_boards_graphs_compute_what_torch_does(
     cut: Cut, folder: Path, features: torch.Tensor
 ) -> None:
@@ -88,6 +89,7 @@ def test_the_boards_graphs_compute_what_torch_does(
     assert float(loss) == pytest.approx(float(inner_product(crossed, back).detach()), rel=1e-4)
 
 
+@pytest.mark.nightly
 def test_the_heads_graph_gives_the_gradient_of_what_it_takes(cut: Cut, folder: Path) -> None:
     assert cut.head is not None
     package = read_model_package((folder / "head" / "model.json").read_bytes())
@@ -137,32 +139,32 @@ def test_the_shipped_model_is_read_from_its_graph(features: torch.Tensor) -> Non
     assert near(expected, shipped_keyword()(features), 1e-4)
 
 
-def test_a_host_takes_only_its_own_parts_weights(folder: Path, cut: Cut, tmp_path: Path) -> None:
-    fresh = make("learned", LATENT, labels_stay=True, is_new=False)
-    load_middle(fresh.middle, folder / HOST)
-    wanted, found = cut.middle.state_dict(), fresh.middle.state_dict()
-    assert wanted.keys() == found.keys()
-    assert all(torch.equal(wanted[name], found[name]) for name in wanted)
-    other = make("learned", LATENT + 1, labels_stay=True, is_new=False)
-    (tmp_path / "damaged").write_bytes(b"no tensors")
-    for path in (folder / HOST, tmp_path / "nothing", tmp_path / "damaged"):
-        with pytest.raises(ExportError, match="export it again"):
-            load_middle(other.middle, path)
-
-
-def test_an_export_removes_the_head_of_an_earlier_one(tmp_path: Path) -> None:
-    torch.manual_seed(4)
-    sides = [make_boundary("learned", 6, 2, 3) for _ in range(2)]
+def tiny(latent: int) -> Cut:
+    torch.manual_seed(latent)
+    sides = [make_boundary("learned", 6, latent, 3) for _ in range(2)]
     first = BoundarySender(torch.nn.Linear(4, 6), sides[0], 3)
     middle = BoundaryReceiver(sides[1], torch.nn.Flatten(), 3)
-    cut = Cut("tiny", (3, 4), 18, first, middle, train_whole(first, ("layers", "boundary")))
+    return Cut("tiny", (3, 4), 18, first, middle, train_whole(first, ("layers", "boundary")))
+
+
+def test_an_export_has_no_earlier_head_and_the_weights_of_its_host(tmp_path: Path) -> None:
+    cut, fresh = tiny(2), tiny(2).middle
     (tmp_path / "head").mkdir()  # of an earlier export, where labels stayed
     export_cut(cut, BATCH, tmp_path)  # and its graphs were compared with torch's
     assert not (tmp_path / "head").exists()
     x = torch.rand(5, 3, 4)
     [crossed] = run(tmp_path / "first" / "forward.onnx", {"features": x.numpy()})
-    assert near(crossed, first(x))
-    assert first(x).shape == (5, 6)
+    assert near(crossed, cut.first(x))
+    for parameter in fresh.parameters():
+        parameter.data.zero_()
+    load_middle(fresh, tmp_path / HOST)
+    wanted, loaded = cut.middle.state_dict(), fresh.state_dict()
+    assert wanted.keys() == loaded.keys()
+    assert all(torch.equal(wanted[name], loaded[name]) for name in wanted)
+    (tmp_path / "damaged").write_bytes(b"no tensors")
+    for path in (tmp_path / HOST, tmp_path / "nothing", tmp_path / "damaged"):
+        with pytest.raises(ExportError, match="export it again"):
+            load_middle(tiny(3).middle, path)
 
 
 @pytest.mark.parametrize(("method", "latent"), [("topk", 3), ("learned", 0), ("learned", 113)])
