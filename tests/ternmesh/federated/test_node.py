@@ -106,23 +106,6 @@ def test_a_welcome_to_a_hello_from_before_this_run_leads_out_of_it_no_more(bench
     assert theo.run == b"last run"
 
 
-def test_an_announce_from_the_past_makes_nobody_speak(bench: Any) -> None:  # R6.5-6
-    """It may be a replay. A host with an old disk sends no other: then the node says hello."""
-    theo = bench.nodes["theo"]
-    both_submit(bench, 0)
-    bench.take("theo")
-    due = theo.next_timeout()
-    for _ in range(5):
-        from_host(bench, theo, control.Announce(b"run-id-8", 0, OPEN, 0))
-    assert theo.refused["replay"] == 5
-    assert theo.next_timeout() == due
-    assert bench.take("theo") == []
-    bench.now = due
-    theo.handle_timeout(bench.now)
-    [(_, frame)] = bench.take("theo")
-    assert isinstance(control.read_control(open_seal(frame)[1]), control.Hello)
-
-
 def test_calls_into_several_other_runs_make_a_node_ask_once_each(bench: Any) -> None:  # R6.5-7
     """A peer that replays two of them in turn must not make it send for ever."""
     theo = bench.nodes["theo"]

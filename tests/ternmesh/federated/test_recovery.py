@@ -277,25 +277,6 @@ def is_one_fleet(bench: Any) -> bool:
     return len(hashes) == 1 and all(np.array_equal(ends[0].model_q24, e.model_q24) for e in ends)
 
 
-def test_a_host_too_far_behind_gets_the_adapter_itself(bench: Any, tmp_path: Path) -> None:
-    # R6.9-3, R6.9-9
-    play(bench)
-    events = [*bench.events[HOST]]
-    old = copy_of(bench)
-    play(bench, 5)
-    forget(bench)
-    host = restore(bench, old)
-    live(bench, 120)
-    assert [event.version for event in given(bench)] == [6]
-    assert host.refused == {}
-    assert is_one_fleet(bench)
-    _, found = stored(bench, tmp_path, events)
-    assert [link.version for link in found.state.chain] == [6]
-    play(bench, ROUNDS - 6)
-    assert host.phase == FINISHED
-    assert is_one_fleet(bench)
-
-
 def test_a_damaged_adapter_is_not_taken(bench: Any) -> None:  # R6.9-9
     play(bench)
     old = copy_of(bench)

@@ -224,22 +224,6 @@ def test_a_strangers_junk_is_not_answered(bench: Any) -> None:  # R6.6-2
     assert len(to_theo) <= 8, "questions of the seals, ever more seldom"
 
 
-def test_who_is_revoked_is_not_waited_for_and_does_not_count(bench: Any) -> None:
-    theo, yan = bench.nodes["theo"], bench.nodes["yan"]
-    bench.host.settings = replace(bench.host.settings, min_peers=1)
-    theo.submit(0, bench.delta(0), bench.now)
-    bench.exchange()
-    assert bench.host.round.delivered(theo.address) == "whole"
-    member_list = bench.host.channel.authenticator._member_list
-    member_list.revoke("theo")
-    bench.host.exclude("theo", bench.now)
-    assert bench.host.round.delivered(theo.address) == "none"
-    yan.submit(0, bench.delta(1), bench.now)
-    bench.exchange()
-    assert bench.host.version == 1
-    assert [row.address for row in bench.last(HOST, GlobalUpdateMade).counted] == [yan.address]
-
-
 def test_an_observer_is_no_board(new_bench: New) -> None:
     bench = new_bench(min_peers=1, keys=("theo",))
     olga = bench.keys.identity("theo", Role.OBSERVER)

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ternmesh import generator
@@ -24,13 +24,6 @@ VECTORS = json.loads((Path(__file__).parents[2] / "vectors" / "symbols.json").re
 
 def content(size: int) -> bytes:
     return generator.words((1, size), -(-size // 4)).astype("<u4").tobytes()[:size]
-
-
-def receive(layout: Layout, data: bytes, indexes: list[int]) -> Decoder:
-    decoder = Decoder(layout, NAME)
-    for index, symbol in zip(indexes, encode_symbols(layout, NAME, data, indexes), strict=True):
-        decoder.add(index, symbol)
-    return decoder
 
 
 # Layout
@@ -151,22 +144,3 @@ def test_any_symbols_that_suffice_give_the_object(transfer: tuple[Layout, list[i
     again = Decoder(layout, NAME)
     assert all(again.add(index, kept[index]) for index in reversed(kept))
     assert again.data() == data
-
-
-@given(st.integers(-3, 70_000), st.one_of(st.binary(max_size=12), st.just(bytes(10))))
-@example(-1, bytes(10))
-@example(65_536, bytes(10))
-@example(3, bytes(9))
-def test_any_symbol_is_taken_or_refused(index: int, symbol: bytes) -> None:
-    layout, data = Layout(35, 10), content(35)
-    decoder = receive(layout, data, [0, 2])
-    if 0 <= index < 65_536 and len(symbol) == 10:
-        assert decoder.add(index, symbol) == (index not in (0, 2))
-    else:
-        with pytest.raises(WireError) as caught:
-            decoder.add(index, symbol)
-        assert caught.value.reason == "symbol"
-        assert decoder.missing == (2,)
-        for known in (1, 3):
-            decoder.add(known, encode_symbols(layout, NAME, data, [known])[0])
-        assert decoder.data() == data

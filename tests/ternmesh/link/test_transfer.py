@@ -1,9 +1,7 @@
 """One object for one receiver: what each loss costs, frame by frame."""
 
-from collections import Counter
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from ternmesh.link.erasure_code import Layout
@@ -16,7 +14,7 @@ from ternmesh.link.events import (
     SymbolHeld,
     TransferBegun,
 )
-from ternmesh.link.messages import SLOTS, Offer, Status, Symbol, object_name
+from ternmesh.link.messages import Offer, Status, Symbol, object_name
 from ternmesh.link.receiver import SILENCES_MAX
 from ternmesh.link.settings import MTU_MIN
 from tests.ternmesh.link.wired_air import (
@@ -148,25 +146,6 @@ def test_needs_that_fit_no_frame_come_in_turn() -> None:
     statuses = said(air.run(), NODE)
     assert statuses == [f"needs {[1] * 13}", f"needs {[0] * 13 + [1] * 7}", "receipt"]
     assert air.got(NODE) == [payload]
-
-
-def test_many_objects_use_slots_again() -> None:  # R8.2-11
-    rng = np.random.default_rng(5)
-    payloads = [content(70, seed) for seed in range(100)]
-    air = Air(losses=[])
-    for payload in payloads:
-        air.host.send(NODE, payload)
-    air.losses = [lambda _, __: bool(rng.random() < 0.2)] * 150
-    frames = air.run()
-    assert Counter(air.got(NODE)) == Counter(payloads)
-    slots = {each.message.slot for each in frames if isinstance(each.message, Offer)}
-    assert slots == set(range(SLOTS // 2))
-    air = Air()
-    for _ in range(20):  # equal objects, each of which arrives
-        air.host.send(NODE, b"the same")
-    offers = [each.message.slot for each in air.run() if isinstance(each.message, Offer)]
-    assert offers == [number % (SLOTS // 2) for number in range(20)], "a slot rests"
-    assert air.got(NODE) == [b"the same"] * 20
 
 
 def test_an_unfinished_object_makes_way_for_the_next_in_its_slot() -> None:
