@@ -38,7 +38,7 @@ def save_encoder(kind: str, folder: Path) -> str:
     return str(folder)
 
 
-@pytest.fixture(params=["bert", pytest.param("distilbert", marks=pytest.mark.nightly)])
+@pytest.fixture(params=["bert", "distilbert"])
 def encoder(request, tmp_path):
     return request.param, save_encoder(request.param, tmp_path / "encoder")
 
@@ -50,6 +50,7 @@ def feed(inputs):
     return dict(zip(("ids", "lengths", "kinds"), (t.numpy() for t in inputs), strict=False))
 
 
+@pytest.mark.nightly  # tests/models/test_export.py exports a small model daily
 def test_the_package_computes_what_torch_computes(encoder, tmp_path):
     kind, folder = encoder
     pooling = "mean" if kind == "bert" else "first"
