@@ -24,7 +24,7 @@ from ternmesh.federated.open_round import PARTIAL_AGGREGATE, Count, OpenRound
 from ternmesh.plan import Plan
 from ternmesh.wire import global_update
 from tests.sim import simdisks
-from tests.sim.planted import Bug, each, instead, plant
+from tests.sim.planted import Bug, each, groups, instead, plant
 from tests.sim.simfleet import Fleet, draw_with_gateway, run_seed
 from tests.sim.simledger import Violation
 
@@ -39,12 +39,13 @@ def run(seed: int) -> Fleet:
     return run_seed(seed, draw_with_gateway)
 
 
-@pytest.mark.parametrize("group", range(GROUPS))
+@groups(GROUPS, 2)
 def test_a_fleet_behind_a_gateway_loses_nothing(group: int) -> None:
     for seed in range(group, SEEDS, GROUPS):
         run(seed)
 
 
+@pytest.mark.nightly
 def test_seeds_draw_bundles_that_count_and_hosts_that_take_none() -> None:
     fleets = [run(seed) for seed in range(10)]
     assert sum(len(fleet.host.ledger.partial_aggregates) for fleet in fleets) > 5
@@ -117,7 +118,7 @@ MUTANTS: dict[str, tuple[Bug, int]] = {
     ),
     "an aggregate of which a part was counted is settled as a whole": (
         (partial_aggregate, "read_bitmap", instead(lambda have, count: np.ones(count, np.bool_))),
-        37,
+        33,
     ),
     "a receipt names all chunks as soon as the aggregate is known": (
         (OpenRound, "answers", answering_all),

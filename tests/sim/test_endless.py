@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.sim.planted import groups
 from tests.sim.simfleet import (
     Fleet,
     Options,
@@ -91,7 +92,7 @@ class EndlessFleet(Fleet):
             expect(after - before >= self.plan.news_rounds, "news was not learned in all rounds")
 
 
-@pytest.mark.parametrize("group", range(GROUPS))
+@groups(GROUPS, 2)
 def test_a_fleet_without_news_is_quiet_and_goes_on_with_news(group: int) -> None:  # R6.7-8
     for seed in range(group, SEEDS, GROUPS):
         run_fleet(seed, EndlessFleet(seed, without_end(draw)(seed)))

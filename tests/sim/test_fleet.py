@@ -26,24 +26,25 @@ SEEDS = int(os.environ.get("TERNMESH_SEEDS", "100"))
 GROUPS = 10
 
 
-@groups(GROUPS, 3)
+@groups(GROUPS, 2)
 def test_a_fleet_finishes_and_loses_nothing(group: int) -> None:
     for seed in range(group, SEEDS, GROUPS):
         run_seed(seed)
 
 
-@groups(GROUPS, 3)
+@groups(GROUPS, 2)
 def test_a_fleet_with_keys_finishes_and_loses_nothing(group: int) -> None:
     for seed in range(group, SEEDS // 3, GROUPS):
         run_seed(seed, draw_with_keys)
 
 
-@groups(GROUPS, 3)
+@groups(GROUPS, 2)
 def test_late_updates_count_once_or_stay_with_their_nodes(group: int) -> None:  # R6.3-9
     for seed in range(group, SEEDS // 2, GROUPS):
         run_seed(seed, draw_with_late_updates)
 
 
+@pytest.mark.nightly
 def test_seeds_draw_late_updates() -> None:
     fleets = [run_seed(seed, draw_with_late_updates) for seed in range(8)]
     assert sum(node.late for fleet in fleets for node in fleet.nodes.values()) > 1
@@ -54,7 +55,7 @@ def test_what_was_held_back_does_not_reach_the_next_run() -> None:
         run_seed(seed, draw_with_new_run)
 
 
-@groups(GROUPS, 3)
+@groups(GROUPS, 2)
 def test_a_run_takes_along_what_the_run_before_has_learned(group: int) -> None:
     # R6.11-1, R6.11-3, R6.11-4, R6.11-5
     for seed in range(group, SEEDS // 2, GROUPS):
@@ -72,7 +73,7 @@ def test_a_host_that_gets_other_keys_loses_no_update() -> None:  # R9.5-13, R9.6
         run_seed(seed, draw_with_new_host_keys)
 
 
-@groups(GROUPS, 3)
+@groups(GROUPS, 2)
 def test_what_the_owner_sets_is_in_force_on_every_board_in_the_end(group: int) -> None:
     # R6.10-2, R6.10-3, R6.10-7, R6.10-10
     for seed in range(group, SEEDS // 2, GROUPS):

@@ -27,7 +27,7 @@ def _bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     one_round_spoils(monkeypatch)
 
 
-@groups(GROUPS, 2)
+@groups(GROUPS, 1)
 def test_all_end_at_the_same_adapter_and_nothing_honest_is_lost(group: int) -> None:  # R4.5-9
     for seed in range(group, SEEDS, GROUPS):
         run_fleet(seed, LiarFleet(seed, draw_with_liars(seed)))

@@ -55,7 +55,7 @@ def test_where_nothing_stands_out_the_codebook_is_taken() -> None:
     ),
     st.sampled_from([1, 5, 1 << 10, 1 << 24, (1 << 31) - 1]),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_no_vote_is_worth_more_than_is_allowed(values: list[float], scale_max: int) -> None:
     vector, slicing = np.array(values, np.float32), Slicing(30, 20)
     for item in encode_votes(vector, order(bytes(32), 0, 30), slicing, 117, scale_max):
