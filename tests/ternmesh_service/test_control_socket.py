@@ -2,8 +2,7 @@ import json
 import socket
 import stat
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -51,16 +50,10 @@ def test_an_answer_reaches_its_client_who_is_the_owner(tmp_path):
     "garbage",
     [
         b"",
-        b"\n",
-        b"{\n",
         b"\xff\xfe\n",
         b"[1]\n",
-        b"3\n",
-        b"null\n",
-        b'{"command": "status"\n',
         b"[" * 4000 + b"\n",
         b'{"a": "' + b"x" * module.REQUEST_MAX + b'"}\n',
-        b"x" * 1_000_000,
     ],
 )
 def test_garbage_is_refused_and_harms_nobody(path, garbage):
@@ -91,44 +84,24 @@ def test_what_cannot_be_answered_is_a_sentence_for_the_client(path, answer, sent
         ask(path, {})
 
 
-@pytest.fixture
-def hanging(path) -> Iterator[Callable[[int], list[socket.socket]]]:
-    made = []
-
-    def connect(number: int) -> list[socket.socket]:
-        for _ in range(number):
-            made.append(socket.socket(socket.AF_UNIX))
-            made[-1].settimeout(10.0)
-            made[-1].connect(str(path))
-            made[-1].sendall(b'{"half": ')
-        return made
-
-    yield connect
-    for client in made:
-        client.close()
-
-
-def test_clients_that_hang_block_nobody_until_there_are_too_many(path, hanging):
-    with ControlServer(path, echo):
-        hanging(module.CLIENTS_MAX - 1)
-        assert ask(path, {}) == {"asked": {}}
-        hanging(1)
-        with pytest.raises(ControlError, match="gives no answer"):
-            ask(path, {})
-
-
-def test_clients_that_hang_are_sent_away(path, hanging, monkeypatch, eventually):
-    monkeypatch.setattr(module, "CLIENT_S", 0.1)
+def test_clients_that_hang_block_the_others_for_a_while_only(path, monkeypatch, eventually):
+    monkeypatch.setattr(module, "CLIENT_S", 0.3)
 
     def answered() -> bool:
         with suppress(ControlError):
             return ask(path, {}) == {"asked": {}}
         return False
 
-    with ControlServer(path, echo):
-        assert [client.recv(1) for client in hanging(module.CLIENTS_MAX)] == (
-            [b""] * module.CLIENTS_MAX
-        )
+    with ControlServer(path, echo), ExitStack() as stack:
+        hanging = [
+            stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(module.CLIENTS_MAX)
+        ]
+        for client in hanging[1:]:
+            client.connect(str(path))
+            client.sendall(b'{"half": ')
+        assert answered(), "there is one place left"
+        hanging[0].connect(str(path))
+        assert {client.recv(1) for client in hanging} == {b""}
         eventually(answered)
 
 
@@ -168,9 +141,7 @@ def test_a_place_that_cannot_be_used_is_a_sentence(tmp_path, place, sentence):
     ("answer", "sentence"),
     [
         (None, "gives no answer"),
-        (b"", "gives no answer"),
         (b"nothing\n", "gives no answer"),
-        (b"\xff\n", "gives no answer"),
         (b"[]\n", "of another kind"),
         (b"x" * (module.ANSWER_MAX + 1), "a line has more than"),
     ],
@@ -234,17 +205,3 @@ def test_an_error_that_closes_the_state_ends_the_owner_after_the_answer():
         serve()
     client.join()
     assert replies == [{"error": "cannot write state.sqlite"}]
-
-
-def test_requests_that_nobody_waits_for_any_more_do_no_harm():
-    relay, served = Relay(timeout_s=0.0), []
-    for _ in range(2 * module.CLIENTS_MAX):
-        with pytest.raises(ControlError, match="busy"):
-            relay.ask({})
-
-    def note(request):
-        served.append(request)
-        return {}
-
-    relay.serve(note)
-    assert len(served) == module.CLIENTS_MAX

@@ -2,7 +2,7 @@
 
 import os
 import subprocess
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -210,10 +210,6 @@ def test_both_layers_keep_their_own_state(pair, tmp_path):
     with pytest.raises(SecurityError, match="identity of ada, not bob"):
         hop_keys(node, "bob").sealing(0)
     assert hop_keys(NoKeyring(), "ada") is None
-
-
-def test_clones_that_a_link_has_seen_are_kept(pair, tmp_path):
-    host, _ = pair
     host.store.record(HOP, (CloneCount("ada", 3),))
     host.store.record(END, (CloneCount("ada", 1),))
     host.store.commit()
@@ -253,24 +249,26 @@ def test_a_board_behind_a_gateway_speaks_to_that(pair, tmp_path):
     again.state.close()
 
 
-def test_a_rule_for_signers_is_checked_before_anything_starts():
-    ends = [make_identity(name, Role.NODE, os.urandom(64)) for name in ("a", "b")]
-    lines = tuple(identity_text(end.public) for end in ends)
-    SecurityConfig(signers=lines, threshold=2).check(has_radio=True)
-    for rule in (SecurityConfig(threshold=2), SecurityConfig(signers=("a", "a"))):
-        with pytest.raises(ConfigError, match="threshold"):
-            rule.check(has_radio=False)
-    for name, wrong in (
-        ("signers", SecurityConfig(signers=("TM1:AAAA",))),
-        ("quantum", SecurityConfig(quantum="xx")),
-    ):
-        with pytest.raises(ConfigError, match=f"^security.{name}: this "):
-            wrong.check(has_radio=False)
+LINES = tuple(
+    identity_text(make_identity(name, Role.NODE, os.urandom(64)).public) for name in ("a", "b")
+)
+QUANTUM = quantum_text(bytes(1312))
 
 
-def test_a_quantum_signature_over_a_radio_is_refused_with_its_price():
-    key = quantum_text(bytes(1312))
-    SecurityConfig(quantum=key).check(has_radio=False)
-    with pytest.raises(ConfigError, match=r"2,438 bytes.*13 radio frames.*quantum_on_radio = true"):
-        SecurityConfig(quantum=key).check(has_radio=True)
-    SecurityConfig(quantum=key, quantum_on_radio=True).check(has_radio=True)
+@pytest.mark.parametrize(
+    ("rule", "has_radio", "sentence"),
+    [
+        ({"signers": LINES, "threshold": 2}, True, None),
+        ({"quantum": QUANTUM}, False, None),
+        ({"quantum": QUANTUM, "quantum_on_radio": True}, True, None),
+        ({"threshold": 2}, False, "threshold"),
+        ({"signers": ("a", "a")}, False, "threshold"),
+        ({"signers": ("TM1:AAAA",)}, False, "^security.signers: this "),
+        ({"quantum": "xx"}, False, "^security.quantum: this "),
+        ({"quantum": QUANTUM}, True, r"2,438 bytes.*13 radio frames.*quantum_on_radio = true"),
+    ],
+)
+def test_a_rule_for_signers_is_checked_before_anything_starts(rule, has_radio, sentence):
+    refused = pytest.raises(ConfigError, match=sentence) if sentence else nullcontext()
+    with refused:
+        SecurityConfig(**rule).check(has_radio=has_radio)

@@ -41,7 +41,6 @@ from ternmesh_store.link_store import LinkStore
 from ternmesh_store.node_store import NodeStore
 from ternmesh_store.split_store import Checkpoint, SplitStore
 from ternmesh_store.state_file import STATE, StateFile
-from ternmesh_store.store import StoredValues, read_floats
 
 MODEL, RUN = bytes(32), b"runrunru"
 PLAN = make_plan(50, rounds=5, local_steps=1, learning_rate=0.1)
@@ -144,48 +143,38 @@ def test_no_damage_is_passed_over_in_silence(reopen, tmp_path, caplog) -> None:
 @pytest.mark.parametrize(
     ("kind", "sql", "value"),
     [
-        ("node", "UPDATE node_run SET plan = ?", "[1, 2"),
         ("node", "UPDATE node_run SET plan = ?", "[0,0,0,0,0,0,0,0,0,0,0]"),
         ("node", "UPDATE node_run SET plan = ?", "[" * 3000),
         ("node", KEY.format("node", "residual"), NAN),
         ("node", KEY.format("node", "residual"), bytes(196)),
-        ("node", KEY.format("node", "model_q24"), bytes(201)),
         ("node", "DELETE FROM node_value WHERE ? = ''", ""),
         ("node", "UPDATE node_run SET silences = ?", b"x"),
         ("node", "UPDATE security_counter SET reserved = ?", -1),
-        ("node", "UPDATE node_run SET address = ?", 1 << 15),
         ("node", "UPDATE node_run SET global_hash = ?", b""),
         ("node", "UPDATE node_pending SET round = ?", -1),
         ("node", "UPDATE node_pending SET digest = ?", b"abcd"),
         ("node", "UPDATE node_pending_body SET body = ? WHERE position = 0", b""),
         ("node", "UPDATE node_pending_body SET body = ? WHERE position = 1", bytes(80)),
         ("host", "UPDATE host_run SET plan = ?", "{}"),
-        ("host", KEY.format("host", "residual"), NAN),
         ("host", KEY.format("host", "model_q24"), bytes(4)),
         ("host", "UPDATE host_run SET run = ?", b""),
         ("host", "UPDATE host_run SET version = ?", -1),
-        ("host", "UPDATE host_run SET version = ?", 1 << 40),
         ("host", "UPDATE host_run SET global_hash = ?", bytes(16)),
         ("host", "UPDATE security_counter SET reserved = ?", (1 << 63) - 1),
-        ("host", "UPDATE host_node SET address = ?", 1 << 20),
         ("host", "UPDATE host_node SET address = ?", 4),
         ("host", "UPDATE host_node SET name = ?", "no/name"),
         ("host", "UPDATE host_node SET samples = ?", -1),
         ("host", "UPDATE host_node SET counted_round = ?", 9),
-        ("host", "UPDATE host_node SET counted_digest = ?", b""),
-        ("host", "UPDATE host_node SET counted_have = ?", b""),
         ("host", "UPDATE host_chain SET version = ?", 5),
         ("host", "UPDATE host_chain SET content = ?", b"content"),
         ("host", "UPDATE host_body SET address = ?", 65539),
         ("host", "UPDATE host_body SET address = ? WHERE position = 1", 9),
         ("host", "UPDATE host_body SET body = ? WHERE position = 1", b""),
         ("host", "UPDATE host_body SET body = ? WHERE position = 2", bytes(90)),
-        ("link", "UPDATE link_outgoing SET receivers = ?", "3"),
         ("link", "UPDATE link_outgoing SET receivers = ?", "[[]]"),
         ("link", "UPDATE link_outgoing SET number = ? WHERE slot = 1", 99),
         ("link", "UPDATE link_outgoing SET payload = ?", b""),
         ("link", "UPDATE link_outgoing SET repairs = ?", -1),
-        ("link", "UPDATE link_outgoing SET slot = ?", 9),
         ("link", "UPDATE link_outgoing SET slot = ?", 1),
         ("link", "UPDATE security_counter SET reserved = ?", -1),
         ("link", "UPDATE link_number SET next = ?", 0),
@@ -197,11 +186,7 @@ def test_no_damage_is_passed_over_in_silence(reopen, tmp_path, caplog) -> None:
         ("link", "UPDATE link_arrived SET name = ?", b""),
         ("host", "UPDATE host_round SET counted = ?", "[1"),
         ("host", "UPDATE host_board SET settings = ?", "[-1]"),
-        ("host", "UPDATE host_board SET settings = ?", "[0.5]"),
-        ("host", "UPDATE host_board SET settings = ?", "{"),
         ("host", "UPDATE host_board SET report = ?", write_control(Silent(1))),
-        ("split", "UPDATE split_value SET value = ?", b"{"),
-        ("split", "UPDATE split_value SET value = ?", '{"run": "00"}'),
         ("split", "UPDATE split_value SET value = ?", '{"run": "00", "model": "", "numbers": {}}'),
         ("split", "UPDATE split_board SET name = ?", "a b"),
         ("split", "UPDATE split_board SET address = ?", 40_000),
@@ -234,13 +219,3 @@ def test_nor_with_a_ledger_of_airtime_that_is_cut(tmp_path) -> None:
     with pytest.raises(StoreError, match=r"airtime\.sqlite holds something that was never"):
         store.reserve(band, now, 1000)
     store.close()
-
-
-def test_vectors_of_other_lengths_or_without_numbers_are_refused(reopen) -> None:
-    for data in (b"abc", NAN):
-        with pytest.raises(ValueError, match=r"multiple of|NaN"):
-            read_floats(data)
-    values = StoredValues(reopen(), "node_value")
-    values.put("model_q24", b"abcde")
-    with pytest.raises(ValueError, match="multiple of"):
-        values.integers("model_q24")

@@ -1,7 +1,7 @@
-"""Files are read with a limit: what is no regular file is refused at once."""
+"""Files are read with a limit, and kept from others: what is no regular file is refused at once."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,10 +13,19 @@ from edge.onnx.session import load_model
 from models.zoo import package_path
 from ternmesh.config import ConfigError, read_toml
 from ternmesh.errors import TernmeshError
+from ternmesh.link.ledger import Moment
 from ternmesh_cli import keys
 from ternmesh_service.config_file import load_model_package
 from ternmesh_service.identity_file import read_identity_file
-from ternmesh_store.files import GITIGNORE, UnfitFile, copy_file, make_private_folder, read_file
+from ternmesh_store.files import (
+    GITIGNORE,
+    UnfitFile,
+    copy_file,
+    make_private_folder,
+    read_file,
+    replace_file,
+)
+from ternmesh_store.state_file import StateFile
 
 PACKAGE = load_model(package_path("keyword")).package
 
@@ -94,3 +103,45 @@ def test_a_folder_that_we_make_is_its_owners_and_not_for_git(tmp_path: Path) -> 
     (tmp_path / "link").symlink_to("nowhere")
     with pytest.raises(NotADirectoryError, match="no folder, or a link to none"):
         make_private_folder(tmp_path / "link")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    before = os.umask(0o022)
+    (tmp_path / "state").mkdir(0o755)
+    yield tmp_path / "state"
+    os.umask(before)
+
+
+def modes(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()}
+
+
+def test_a_link_in_the_place_of_an_unfinished_file_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "victim").write_bytes(b"precious")
+    (tmp_path / "signatures.new").symlink_to(tmp_path / "victim")
+    replace_file(tmp_path / "signatures", b"signed")
+    assert (tmp_path / "victim").read_bytes() == b"precious"
+    assert (tmp_path / "signatures").read_bytes() == b"signed"
+
+
+def test_only_its_owner_may_read_what_was_left_open_to_all(folder: Path, in_killed_process) -> None:
+    state = StateFile(folder)
+
+    def work() -> None:
+        state.open()
+        state.insert("link_number", 7)
+        state.commit()
+
+    in_killed_process(work)
+    assert set(modes(folder)) == {"state.sqlite", "state.sqlite-wal"}
+    for file in folder.iterdir():
+        file.chmod(0o644)
+    state.open()
+    ledger = state.airtime()
+    ledger.open(Moment("boot", 1.0, 1.0))
+    assert {"state.sqlite", "airtime.db"} < modes(folder).keys()
+    assert set(modes(folder).values()) == {0o600}
+    ledger.close()
+    assert state.rows("SELECT next FROM link_number") == [(7,)]
+    state.close()
