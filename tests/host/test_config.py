@@ -1,20 +1,32 @@
 import shutil
 import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
-from host.config import HostConfig, OwnSamplesConfig, plan_of, read_host_config, settings_of
+from host.config import (
+    HostConfig,
+    OwnSamplesConfig,
+    RunConfig,
+    load_rule,
+    plan_of,
+    read_host_config,
+    settings_of,
+)
 from host.service import run_host
 from models.zoo import package_path
 from ternmesh.config import ConfigError
-from ternmesh.errors import ModelPackageError
+from ternmesh.errors import ModelPackageError, RuleError
+from ternmesh.federated.rules import RULES, Context
 from ternmesh.federated.state import HostSettings
 from ternmesh_service.config_file import control_path, load_model_package
 from transports.factory import profile_of
 from transports.link_config import link_settings
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "aggregation" / "nearest_half.py"
 GOOD = """
 state_dir = "state"
 model = "keyword"
@@ -168,3 +180,38 @@ def test_the_bearer_chooses_what_fits_it(read):
     config = read(GOOD.replace("announce_s = 5\n", "").replace("[run]", "radios = true\n[run]"))
     plan = plan_of(config.run, 15_312, profile_of(config.link))
     assert (plan.frame_mtu, plan.announce_s, plan.manifest_repeats) == (1024, 3600, 0)
+
+
+def test_a_rule_of_a_file_stands_after_steps_and_may_say_no() -> None:
+    rule = load_rule("nearest_half", str(EXAMPLE))
+    updates = np.array([[1, 0.1], [1, 0], [1, -0.1], [-9, 3], [-9, -9]], np.float32)
+    weights = np.array([1.0, 2, 1, 5, 5])
+    assert rule(updates, weights, Context(2)).tolist() == [1, 0]
+    with pytest.raises(RuleError, match="more honest nodes"):
+        rule(updates, weights, Context(3))
+    rule = load_rule("nnm+nearest_half", str(EXAMPLE))
+    assert rule(np.eye(4, dtype=np.float32), np.ones(4), Context()).shape == (4,)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "write the path of a Python file"),
+        ("1 / 0", "failed: ZeroDivisionError: division by zero"),
+        ("import ", "failed: SyntaxError"),
+        ("mine = 1", "has no function 'mine'"),
+    ],
+)
+def test_a_file_without_a_rule(tmp_path, text, said) -> None:
+    if text is not None:
+        (tmp_path / "mine.py").write_text(text)
+    with pytest.raises(ConfigError, match=f"^run.aggregation_file.* {said}"):
+        load_rule("mine", str(tmp_path / "mine.py"))
+
+
+def test_the_settings_name_the_rule(read, tmp_path) -> None:
+    (tmp_path / "mine.py").write_text("def mine(updates, weights, context): return updates[0]")
+    own = 'aggregation = "nnm+mine"\naggregation_file = "mine.py"\nbyzantine = 2\n'
+    kept = settings_of(read(GOOD + own).run).aggregation
+    assert (kept.name, kept.byzantine, kept.memory) == ("nnm+mine", 2, 0.9)
+    assert settings_of(RunConfig()).aggregation.rule is RULES["weighted_mean"]

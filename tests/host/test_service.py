@@ -1,7 +1,6 @@
 """The host's program over the loopback, with bare protocols for nodes and a number for a clock."""
 
 import logging
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -15,7 +14,7 @@ from host.service import HostService
 from ternmesh.codec.scale import to_float
 from ternmesh.config import ConfigError
 from ternmesh.federated.evaluation import Evaluation, write_values
-from ternmesh.federated.events import OLD_MEMBERS, SecurityChanged, WorkReady
+from ternmesh.federated.events import WorkReady
 from ternmesh.federated.joining import NodeSettings
 from ternmesh.federated.node import NodeProtocol
 from ternmesh.federated.recovery import ASKS_MAX
@@ -25,15 +24,10 @@ from ternmesh.federated.rules import AggregationSettings
 from ternmesh.federated.state import HostSettings, RegisteredNode, new_node_state
 from ternmesh.plan import make_plan
 from ternmesh.security.authenticator import OPEN, SecurityLayer
-from ternmesh.security.identity import Role, identity_text
-from ternmesh.security.session import ListNumber
 from ternmesh.timers import NETWORK_TIMERS
 from ternmesh.wire import control
-from ternmesh_cli.keys import enrol_fleet
 from ternmesh_cli.status_text import describe
 from ternmesh_service.control_socket import RETURN
-from ternmesh_service.identity_file import IDENTITY, make_identity_file
-from ternmesh_service.keyring import Keyring, SecurityConfig
 from ternmesh_store.database import StoreError
 from ternmesh_store.host_store import HostStore
 from ternmesh_store.state_file import StateFile
@@ -461,121 +455,6 @@ def test_a_first_contact_is_no_refusal(tmp_path, caplog):
         bench.service.protocol.session.refuse("ada", "seal", bench.now)
     bench.service.poll(0.0)
     assert caplog.messages[-1] == f"refused from ada: seal: {why('seal', on_host=True)}"
-
-
-@pytest.fixture
-def keyed(tmp_path):
-    """A fleet with keys that has joined a round, and its keyrings; nobody ends the round."""
-    enrol_fleet("garden", tmp_path / "host", {name: tmp_path / name for name in NAMES})
-    with ExitStack() as stack:
-        files = {name: StateFile(tmp_path / name) for name in ("host", *NAMES)}
-        rings = {name: Keyring(file, SecurityConfig()) for name, file in files.items()}
-        for ring in rings.values():
-            ring.state.open()
-            stack.callback(ring.state.close)
-            ring.open()
-        bench = Bench(files["host"], rings["host"])
-        bench.work = lambda driver, event: None  # type: ignore[method-assign]
-        for name in NAMES:
-            bench.join(name, rings[name].security(name, MODEL, 0))
-        for _ in range(5):
-            bench.now += 2.0
-            bench.settle()
-        yield bench, rings
-
-
-def test_a_new_broadcast_key_reaches_the_others_at_once(keyed):  # R9.3-11
-    """However long the round is open yet."""
-    bench, _ = keyed
-    bob: Any = bench.nodes["bob"].endpoint
-    host = bench.service.protocol
-    before = host.channel.sealing.broadcast_name
-    assert bob.channel.sealing.broadcast_name == before
-    assert "error" not in bench.service.manage({"enrol": "revoke", "name": "ada"})
-    bench.settle()
-    assert bob.channel.sealing.broadcast_name == host.channel.sealing.broadcast_name != before
-
-
-@pytest.mark.parametrize("is_first_lost", [False, True])
-def test_a_revoked_board_is_told_and_sends_no_more(keyed, is_first_lost, caplog):  # R9.6-8, R9.6-9
-    caplog.set_level(logging.INFO)
-    bench, _ = keyed
-    ada = bench.nodes["ada"]
-    bench.service.manage({"enrol": "revoke", "name": "ada"})
-    if is_first_lost:
-        bench.service.poll(0.0)
-        assert ada.transport.receive(0.0) is not None
-    ada.endpoint.submit(0, np.full(DIMENSION, 0.01, np.float32), bench.now)
-    for _ in range(100):
-        bench.now += 10.0
-        bench.settle()
-    assert (ada.endpoint.joining.revoked, bench.nodes["bob"].endpoint.joining.revoked) == (
-        True,
-        False,
-    )
-    assert ada.endpoint.refused["revoked"] >= 1
-    assert caplog.text.count("ada is revoked: its update does not count") == 1
-    assert "must be sent again" not in caplog.text
-    shown = bench.node("ada")
-    assert (shown.revoked, shown.active) == (True, False)
-    before = ada.traffic["host"].frames_out, bench.service.driver.traffic["ada"].frames_out
-    for _ in range(1000):
-        bench.now += 36.0
-        bench.settle()
-    assert ada.traffic["host"].frames_out - before[0] <= 10, "a hello an hour"
-    assert bench.service.driver.traffic["ada"].frames_out - before[1] <= 10
-
-
-def test_a_board_comes_back_with_a_new_key(keyed, tmp_path):
-    """At its place in the run."""
-    bench, rings = keyed
-    before = bench.node("ada").address
-    bench.service.manage({"enrol": "revoke", "name": "ada"})
-    (tmp_path / "ada" / IDENTITY).unlink()
-    new = make_identity_file(tmp_path / "ada" / IDENTITY, "ada", Role.NODE)
-    line = identity_text(new.public)
-    assert "error" not in bench.service.manage({"enrol": "add", "identity": line})
-    rings["ada"].open()
-    bench.join("ada", rings["ada"].security("ada", MODEL, 0))
-    for _ in range(5):
-        bench.now += 2.0
-        bench.settle()
-    shown = bench.node("ada")
-    assert (shown.revoked, shown.active, shown.address) == (False, True, before)
-
-
-def announced(bench) -> None:
-    bench.now += PLAN.announce_s
-    bench.settle()
-
-
-def test_a_membership_list_that_is_an_old_copy_is_found_out(keyed, caplog):  # R9.5-8, R9.5-9
-    """Else a revoked board would count again when an old state_dir is put back."""
-    bench, rings = keyed
-    host = rings["host"]
-    old = host.member_list.state
-    bench.service.manage({"enrol": "revoke", "name": "ada"})
-    announced(bench)
-    bob: Any = bench.nodes["bob"].endpoint
-    assert bob.channel.authenticator.list_number == 3
-    rings["bob"].record(SecurityChanged((ListNumber(3),)))
-    assert rings["bob"].store.member_list().number == 3
-    assert bob.refused[OLD_MEMBERS] == 0
-
-    bench.service.protocol.channel.authenticator._member_list._take(old)  # restored
-    announced(bench)
-    assert bob.refused[OLD_MEMBERS] == 0, "within one process of the host a number may come late"
-    bob.joining._is_restart(b"another process", bench.now)
-    with caplog.at_level("ERROR"):
-        announced(bench)
-    assert bob.refused[OLD_MEMBERS] == 1
-    assert bench.service.protocol.refused[OLD_MEMBERS] == 1
-    assert "revoke and enrol again" in caplog.text
-    bench.service.manage({"enrol": "revoke", "name": "ada"})
-    assert host.member_list.number == 4, "above all that a board has seen"
-    announced(bench)
-    announced(bench)
-    assert bob.refused[OLD_MEMBERS] == 1
 
 
 def test_the_hosts_own_training_starts_from_the_global_adapter(bench, monkeypatch):

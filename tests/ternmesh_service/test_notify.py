@@ -1,6 +1,7 @@
 """The messages to systemd, on a real socket with a clock of our own."""
 
 import logging
+import os
 import socket
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,15 +20,12 @@ DOWN = TransportStatus(connected=False, last_error="no\nanswer", turned_s_ago=0.
 class Systemd:
     """The other end of the socket, and the time."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, address: str) -> None:
         self.now = 1000.0
+        self.environment = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "60000000"}
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.bind(path)
+        self._socket.bind(address.replace("@", "\0"))
         self._socket.setblocking(False)
-
-    def manager(self, address: str) -> ServiceManager:
-        environment = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "60000000"}
-        return ServiceManager(environment, lambda: self.now)
 
     def heard(self) -> list[str]:
         found = []
@@ -41,21 +39,17 @@ class Systemd:
         self._socket.close()
 
 
-@pytest.fixture
-def address(tmp_path: Path) -> str:
-    return str(tmp_path / "notify")
-
-
-@pytest.fixture
-def systemd(address: str) -> Iterator[Systemd]:
-    made = Systemd(address)
+@pytest.fixture(params=["notify", f"@ternmesh-test-{os.getpid()}"])
+def systemd(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Systemd]:
+    is_abstract = request.param.startswith("@")
+    made = Systemd(request.param if is_abstract else str(tmp_path / request.param))
     yield made
     made.close()
 
 
 @pytest.fixture
-def manager(systemd: Systemd, address: str) -> ServiceManager:
-    return systemd.manager(address)
+def manager(systemd: Systemd) -> ServiceManager:
+    return ServiceManager(systemd.environment, lambda: systemd.now)
 
 
 def turn(manager: ServiceManager, *links: TransportStatus, line: str = "training") -> None:
@@ -70,13 +64,6 @@ def test_a_life(systemd: Systemd, manager: ServiceManager) -> None:
     turn(manager, UP)
     manager.stopping()
     assert systemd.heard() == ["READY=1", "STATUS=training; link up", "WATCHDOG=1", "STOPPING=1"]
-
-
-def test_an_abstract_address() -> None:
-    systemd = Systemd("\0ternmesh-test-notify")
-    systemd.manager("@ternmesh-test-notify").ready()
-    assert systemd.heard() == ["READY=1"]
-    systemd.close()
 
 
 def test_without_systemd_nothing_is_computed_or_sent() -> None:
@@ -137,10 +124,10 @@ def test_the_status_is_one_line_and_sent_where_it_changes(
     assert shown == ["STATUS=training; link up", "STATUS=training; link down (1 of 2): no answer"]
 
 
-def test_a_program_of_parts_works_while_all_parts_do(systemd: Systemd, tmp_path: Path) -> None:
-    environment, state = {"NOTIFY_SOCKET": str(tmp_path / "notify")}, PartsState(["a", "b"])
+def test_a_program_of_parts_works_while_all_parts_do(systemd: Systemd) -> None:
+    state = PartsState(["a", "b"])
     a, b = (
-        PartManager(name, state, environment=environment, clock=lambda: systemd.now)
+        PartManager(name, state, environment=systemd.environment, clock=lambda: systemd.now)
         for name in ("a", "b")
     )
     a.beat()

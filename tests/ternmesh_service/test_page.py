@@ -4,7 +4,6 @@ import http.client
 import json
 import socket
 import ssl
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -411,7 +410,6 @@ def test_so_many_pages_may_be_open_and_without_one_nobody_asks(
 ) -> None:
     site = start()
     monkeypatch.setattr(server, "READERS_MAX", 1)
-    time.sleep(0.2)
     assert site.polls == 0
     first = site.open("GET", "/events")
     site.news(first)

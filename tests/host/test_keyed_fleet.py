@@ -1,4 +1,4 @@
-"""A host changes its key, and its boards follow it over the link; an old copy of a host ends."""
+"""A fleet with keys over the link: boards follow a host with a new key, and revoked ones stop."""
 
 import logging
 import shutil
@@ -7,21 +7,22 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ternmesh.errors import SecurityError, WireError
-from ternmesh.federated.events import SecurityChanged
+from ternmesh.federated.events import OLD_MEMBERS, SecurityChanged
 from ternmesh.security.host_keys import ROTATIONS_MAX, write_host_rotation
 from ternmesh.security.identity import Role, identity_text
 from ternmesh.security.notices import rotation_frames
-from ternmesh.security.session import HostRotated
+from ternmesh.security.session import HostRotated, ListNumber
 from ternmesh.security.signatures import Signers
 from ternmesh.wire import control
 from ternmesh_cli.keys import enrol_fleet
-from ternmesh_service.identity_file import make_identity_file
+from ternmesh_service.identity_file import IDENTITY, make_identity_file
 from ternmesh_service.keyring import Keyring, SecurityConfig
 from ternmesh_store.state_file import StateFile
-from tests.host.test_service import MODEL, NAMES, Bench
+from tests.host.test_service import DIMENSION, MODEL, NAMES, PLAN, Bench
 from tests.ternmesh.security.trust_ends import someone
 
 
@@ -286,3 +287,101 @@ def test_a_copy_of_a_rotation_does_not_end_the_host_that_it_leads_to(fleet: Flee
     assert refused["signature"] == 1
     fleet.run()
     assert fleet.board().joined
+
+
+def test_a_new_broadcast_key_reaches_the_others_at_once(fleet: Fleet) -> None:  # R9.3-11
+    """However long the round is open yet."""
+    bench = fleet.bench
+    bob: Any = bench.nodes["bob"].endpoint
+    host = bench.service.protocol
+    before = host.channel.sealing.broadcast_name
+    assert bob.channel.sealing.broadcast_name == before
+    assert "error" not in bench.service.manage({"enrol": "revoke", "name": "ada"})
+    bench.settle()
+    assert bob.channel.sealing.broadcast_name == host.channel.sealing.broadcast_name != before
+
+
+@pytest.mark.parametrize("is_first_lost", [False, True])
+def test_a_revoked_board_is_told_and_sends_no_more(
+    fleet: Fleet, is_first_lost: bool, caplog: Any
+) -> None:  # R9.6-8, R9.6-9
+    caplog.set_level(logging.INFO)
+    bench = fleet.bench
+    ada = bench.nodes["ada"]
+    bench.service.manage({"enrol": "revoke", "name": "ada"})
+    if is_first_lost:
+        bench.service.poll(0.0)
+        assert ada.transport.receive(0.0) is not None
+    ada.endpoint.submit(0, np.full(DIMENSION, 0.01, np.float32), bench.now)
+    for _ in range(100):
+        bench.now += 10.0
+        bench.settle()
+    assert (ada.endpoint.joining.revoked, bench.nodes["bob"].endpoint.joining.revoked) == (
+        True,
+        False,
+    )
+    assert ada.endpoint.refused["revoked"] >= 1
+    assert caplog.text.count("ada is revoked: its update does not count") == 1
+    assert "must be sent again" not in caplog.text
+    shown = bench.node("ada")
+    assert (shown.revoked, shown.active) == (True, False)
+    before = ada.traffic["host"].frames_out, bench.service.driver.traffic["ada"].frames_out
+    for _ in range(1000):
+        bench.now += 36.0
+        bench.settle()
+    assert ada.traffic["host"].frames_out - before[0] <= 10, "a hello an hour"
+    assert bench.service.driver.traffic["ada"].frames_out - before[1] <= 10
+
+
+def test_a_board_comes_back_with_a_new_key(fleet: Fleet, tmp_path: Path) -> None:
+    """At its place in the run."""
+    bench, rings = fleet.bench, fleet.rings
+    before = bench.node("ada").address
+    bench.service.manage({"enrol": "revoke", "name": "ada"})
+    (tmp_path / "ada" / IDENTITY).unlink()
+    new = make_identity_file(tmp_path / "ada" / IDENTITY, "ada", Role.NODE)
+    line = identity_text(new.public)
+    assert "error" not in bench.service.manage({"enrol": "add", "identity": line})
+    rings["ada"].open()
+    bench.join("ada", rings["ada"].security("ada", MODEL, 0))
+    for _ in range(5):
+        bench.now += 2.0
+        bench.settle()
+    shown = bench.node("ada")
+    assert (shown.revoked, shown.active, shown.address) == (False, True, before)
+
+
+def announced(bench: Bench) -> None:
+    bench.now += PLAN.announce_s
+    bench.settle()
+
+
+def test_a_membership_list_that_is_an_old_copy_is_found_out(
+    fleet: Fleet, caplog: Any
+) -> None:  # R9.5-8, R9.5-9
+    """Else a revoked board would count again when an old state_dir is put back."""
+    bench, rings = fleet.bench, fleet.rings
+    host = rings["host"]
+    old = host.member_list.state
+    bench.service.manage({"enrol": "revoke", "name": "ada"})
+    announced(bench)
+    bob: Any = bench.nodes["bob"].endpoint
+    assert bob.channel.authenticator.list_number == 3
+    rings["bob"].record(SecurityChanged((ListNumber(3),)))
+    assert rings["bob"].store.member_list().number == 3
+    assert bob.refused[OLD_MEMBERS] == 0
+
+    bench.service.protocol.channel.authenticator._member_list._take(old)  # restored
+    announced(bench)
+    assert bob.refused[OLD_MEMBERS] == 0, "within one process of the host a number may come late"
+    bob.joining._is_restart(b"another process", bench.now)
+    with caplog.at_level("ERROR"):
+        announced(bench)
+    assert bob.refused[OLD_MEMBERS] == 1
+    assert bench.service.protocol.refused[OLD_MEMBERS] == 1
+    assert "revoke and enrol again" in caplog.text
+    bench.service.manage({"enrol": "revoke", "name": "ada"})
+    assert host.member_list.number == 4, "above all that a board has seen"
+    announced(bench)
+    announced(bench)
+    assert bob.refused[OLD_MEMBERS] == 1
