@@ -85,7 +85,7 @@ def test_what_cannot_be_answered_is_a_sentence_for_the_client(path, answer, sent
 
 
 def test_clients_that_hang_block_the_others_for_a_while_only(path, monkeypatch, eventually):
-    monkeypatch.setattr(module, "CLIENT_S", 0.3)
+    monkeypatch.setattr(module, "CLIENT_S", 1.0)
 
     def answered() -> bool:
         with suppress(ControlError):
@@ -96,11 +96,14 @@ def test_clients_that_hang_block_the_others_for_a_while_only(path, monkeypatch, 
         hanging = [
             stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(module.CLIENTS_MAX)
         ]
+        for client in hanging:
+            client.settimeout(10.0)
         for client in hanging[1:]:
             client.connect(str(path))
             client.sendall(b'{"half": ')
         assert answered(), "there is one place left"
         hanging[0].connect(str(path))
+        assert not answered(), "so many at once"
         assert {client.recv(1) for client in hanging} == {b""}
         eventually(answered)
 
