@@ -307,7 +307,7 @@ def test_a_revoked_board_is_told_and_sends_no_more(
 ) -> None:  # R9.6-8, R9.6-9
     caplog.set_level(logging.INFO)
     bench = fleet.bench
-    ada = bench.nodes["ada"]
+    ada: Any = bench.nodes["ada"]
     bench.service.manage({"enrol": "revoke", "name": "ada"})
     if is_first_lost:
         bench.service.poll(0.0)

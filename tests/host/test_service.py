@@ -116,7 +116,7 @@ class Bench:
             delta = np.full(DIMENSION, 0.01, np.float32)
             cast(NodeProtocol, driver.endpoint).submit(event.round, delta, self.now)
 
-    def node(self, name: str) -> dict:
+    def node(self, name: str) -> Any:
         return next(node for node in self.service.status().nodes if node.name == name)
 
     def stranger(self, name: str, *messages: bytes) -> None:
