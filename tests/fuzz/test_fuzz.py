@@ -1,6 +1,5 @@
 """The fuzz command and the helpers of its targets."""
 
-import importlib.util
 import sys
 
 import pytest
@@ -37,10 +36,3 @@ def test_an_unknown_target_is_refused_with_the_names_that_exist(monkeypatch, cap
     with pytest.raises(SystemExit):
         command.main()
     assert "no target nothing; there are coding, erasure" in capsys.readouterr().err
-
-
-@pytest.mark.skipif(not importlib.util.find_spec("atheris"), reason="this needs the extra `fuzz`")
-def test_a_target_is_fuzzed() -> None:
-    line, passed = command.fuzz_one("coding", 1)
-    assert passed, line
-    assert "no failure" in line

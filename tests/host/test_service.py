@@ -135,15 +135,6 @@ def bench(tmp_path):
     bench.state.close()
 
 
-def test_a_host_that_waits_for_boards_says_so_once(bench, caplog):
-    caplog.set_level(logging.INFO)
-    bench.join("ada")
-    for _ in range(3):
-        bench.settle()
-        bench.now += 10.0
-    assert caplog.text.count("the run waits for boards: 1 of run.min_peers = 2 here") == 1
-
-
 def test_the_owner_goes_back_and_a_killed_host_goes_on_from_there(bench, caplog):
     caplog.set_level(logging.INFO)
     bench.boot(replace(PLAN, rounds=9), new_run=True)
@@ -170,25 +161,6 @@ def test_the_owner_goes_back_and_a_killed_host_goes_on_from_there(bench, caplog)
         assert np.array_equal(driver.endpoint.model_q24, host.model_q24)
     assert "taken back" in bench.service.manage({RETURN: 2})["error"]
     assert bench.service.manage({RETURN: 1}) == {"said": "global update 5 goes back to version 1"}
-
-
-def test_the_status_before_and_while_a_round_is_open(bench):
-    status = bench.service.status()
-    assert (status.role, status.phase, status.version) == ("host", "gathering", 0)
-    assert (status.deadline_s, status.nodes, status.history, status.refused) == (None, (), (), {})
-    bench.work = lambda driver, event: None
-    bench.meet(*NAMES)
-    bench.now += 1.5
-    status = bench.service.status()
-    assert (status.phase, status.deadline_s, status.rounds) == ("open", 58.5, 3)
-    ada = bench.node("ada")
-    assert (ada.address, ada.samples, ada.delivered, ada.heard_s_ago) == (1, 100, "none", 1.5)
-    assert (ada.active, ada.revoked, ada.partial_aggregate) == (True, False, None)
-    assert (ada.rounds_counted, ada.rounds_missed, ada.refused) == (0, 0, {})
-    assert (ada.influence, ada.weight, ada.reason) == (None, 1.0, "")
-    assert (ada.since, ada.agreement, ada.uptime) == (0, None, 1.0)
-    assert (ada.harm, ada.unlike) == (0.0, False)
-    assert ada.bytes_up > 0
 
 
 def test_a_run_to_its_end_with_its_log_and_every_byte_in_some_round(bench, caplog):
@@ -243,18 +215,6 @@ def test_the_status_has_the_figures_of_the_fleet_and_what_each_board_reports(ben
     assert figures.communication_overhead == pytest.approx(moved / useful)
     assert figures.byzantine_detections == 0
     assert [row.version for row in bench.service.status(since=2).history] == [3]
-
-
-def test_seconds_are_those_of_the_open_round(bench):
-    bench.work = lambda driver, event: None
-    bench.meet("ada")
-    bench.now += 100.0  # gathering belongs to no round
-    bench.meet("bob")
-    bench.now += 7.0
-    del bench.work
-    bench.submit_all()
-    bench.settle()
-    assert bench.service.status().history[0].seconds == pytest.approx(7.0)
 
 
 def test_a_node_that_is_trusted_little_is_told_once_and_so_is_its_return(bench, caplog):
@@ -381,18 +341,6 @@ def test_a_new_run_is_begun_with_another_plan_only_and_says_so(bench, caplog):
     assert after.run != before.run
     assert (after.version, after.phase, after.nodes) == (0, "gathering", ())
     assert f"run {before.run} is given up at global update 3" in caplog.text
-
-
-def test_refusals_alone_do_not_wear_the_disk(bench):
-    bench.join("ada")
-    bench.settle()
-    bench.stranger("eve", b"x" * 40)
-    commits = []
-    bench.store.commit = lambda: commits.append(1)
-    for _ in range(50):
-        bench.stranger("eve", b"x" * 40)
-    assert commits == []
-    assert bench.service.status().refused == {"version": 51}
 
 
 def lose_state(bench) -> bytes:

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from ternmesh.federated.refusals import why
-from ternmesh.link.link import Link, LinkFull
 from ternmesh.link.settings import LinkSettings
 from ternmesh.security.identity import Role
 from ternmesh.security.membership import found_fleet
@@ -273,25 +272,6 @@ def test_a_node_that_takes_nothing_is_busy_for_nobody(new_fleet) -> None:
     host.send(ALL, frames(4))
     found = air.run(60.0)["theo"]
     assert {a.frames for a in found} == {tuple(frames(3)), tuple(frames(4))}
-
-
-def test_where_nothing_can_make_way_a_node_misses_an_object_and_the_host_is_not_held_up(
-    new_fleet, monkeypatch
-) -> None:
-    air = new_fleet()
-
-    def refuse(*_: object, **__: object) -> int:
-        raise LinkFull("full")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Link, "send", refuse)
-        air.ends[HOST].send("theo", frames(3))
-        air.ends[HOST].send(ALL, frames(3))
-        with pytest.raises(Busy, match="full"):
-            air.ends["theo"].send(HOST, frames(3))
-    assert air.ends[HOST].objects_lost == 2
-    air.ends[HOST].send("theo", frames(3))
-    assert len(air.run(10.0)["theo"]) == 1
 
 
 def test_as_is_each_frame_travels_once_and_what_is_long_is_an_object(new_fleet) -> None:  # R8.2-31

@@ -20,7 +20,6 @@ from ternmesh.federated.management import (
     FleetManagement,
     are_allowed,
     pack,
-    settings_text,
     unpack,
 )
 from ternmesh.federated.refusals import NORMAL
@@ -111,13 +110,6 @@ def test_only_named_settings_within_their_bounds_are_allowed(chosen: dict[str, i
     assert are_allowed(chosen) is good
 
 
-def test_settings_as_they_are_typed() -> None:
-    chosen = {"pause": 0, "pace_s": 60, "log_level": 0, "silence": 0.05}
-    assert settings_text(chosen) == "pause=off pace_s=60 log_level=debug silence=0.05"
-    assert settings_text({"pause": 1}) == "pause=on"
-    assert settings_text({}) == ""
-
-
 # Reports
 
 
@@ -150,16 +142,6 @@ def test_a_report_of_a_board_that_has_not_joined_is_refused(new_bench: New) -> N
     bench.exchange()
     assert bench.host.refused["unknown node"] == 1
     assert not bench.host.session.management.boards
-
-
-def test_a_report_of_a_newer_version_is_read(bench: Any) -> None:
-    longer = (*pack(VALUES, {"version": 7}), 5, 6, 7)
-    report = Report("99.0", 0, (*pack(LIMITS, PAUSE), 9, 9), longer)
-    bench.nodes["theo"].channel.outgoing.push(HOST, UNASSIGNED, [control.write_control(report)])
-    bench.exchange()
-    board = bench.host.session.management.boards["theo"]
-    assert board.in_force == PAUSE
-    assert unpack(VALUES, board.report.values) == {"version": 7}
 
 
 # Settings

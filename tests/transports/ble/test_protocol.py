@@ -128,16 +128,6 @@ def test_each_frame_arrives_once_and_in_order_over_breaks(seed: int, faults: Fau
     assert [len(end.protocol.sender) for end in link.ends] == [0, 0]
 
 
-def test_a_clean_link_needs_no_value_twice_and_few_that_say_no_more_than_thanks() -> None:
-    link = SimLink(0, Faults())
-    link.connect()
-    link.offer(0, [b"x" * 4096] * 10)
-    link.run()
-    data = -(-10 * 4098 // (VALUE_MAX - values.DATA_OVERHEAD))
-    assert link.ends[0].protocol.sender.resent == 0
-    assert data < link.values_sent <= data * 1.15 + 3
-
-
 def test_only_what_was_lost_is_sent_again() -> None:  # R7.4-13
     link = SimLink(0, Faults())
     link.connect()
@@ -282,23 +272,6 @@ def test_an_end_that_is_full_is_given_time_but_not_for_ever(opens_at_s: float | 
         assert FULL_MAX_S < now <= FULL_MAX_S + 3.0
     else:
         assert (node.failed, len(node.sender)) == (None, 0)
-
-
-def test_a_room_that_came_back_counts_no_more() -> None:
-    node, _ = established()
-    for now, window in ((1.0, 0), (2.0, WINDOW), (500.0, 0)):
-        tell(node, BleStatus(0, window, 0), now)
-    assert node.failed is None
-    tell(node, BleStatus(0, 0, 0), 500.0 + FULL_MAX_S)
-    assert node.failed == "the peer has had no room for 60 s"
-
-
-def test_a_new_session_begins_with_room() -> None:  # R7.4-4
-    _, bridge = established()
-    tell(bridge, BleStatus(0, 0, 0), 1.0)
-    tell(bridge, BleHello(False, SESSION + 1, 9, 0, 0, WINDOW), 2.0)
-    tell(bridge, BleStatus(0, 0, 0), 500.0, session=SESSION + 1)
-    assert (bridge.refused, bridge.failed) == (0, None)
 
 
 U8, U16, U32 = (st.integers(0, 2**bits - 1) for bits in (8, 16, 32))
