@@ -1,4 +1,4 @@
-"""`ternmesh firmware`: radio modems are found, set up alike, compared, brought back.
+"""`ternmesh firmware`: radio modems are found, set up alike, compared.
 
 Images for microcontrollers have a file of their own.
 """
@@ -10,21 +10,11 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, TypeVar
 
 from firmware_tools.errors import FirmwareError
 from firmware_tools.radios.fleet_file import RadioFleet, read_radio_fleet
-from firmware_tools.radios.provision import (
-    FAILURES,
-    Found,
-    Outcome,
-    probe,
-    provision,
-    read_backup,
-    restore,
-    write_backup,
-)
+from firmware_tools.radios.provision import FAILURES, Found, Outcome, probe, provision
 from ternmesh.config import ConfigError
 from ternmesh_cli import process
 from ternmesh_cli.firmware_image import add_image_arguments
@@ -34,7 +24,6 @@ PORTS = ("/dev/serial/by-id/*", "/dev/ttyUSB*", "/dev/ttyACM*", "/dev/serial0")
 AT_ONCE = 8  # modems
 T = TypeVar("T")
 U = TypeVar("U")
-BACKUPS = Path("radio-backups")
 ENDINGS = {
     "changed": "is set up",
     "unchanged": "has it all already",
@@ -53,27 +42,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     row = rows.add("provision", "give all modems of a fleet their settings", _provision)
     _add_fleet(row)
-    row.add_argument("--dry-run", action="store_true", help="show what differs, write nothing")
-    what = f"where the settings before are kept (default: {BACKUPS})"
-    row.add_argument("--backups", type=process.path, default=BACKUPS, metavar="DIR", help=what)
+    row.set_defaults(is_dry=False)
     process.add_json(row, "print a JSON list")
 
     row = rows.add("verify", "compare the modems with the file of their fleet", _provision)
     _add_fleet(row)
-    row.set_defaults(dry_run=True, backups=BACKUPS)
+    row.set_defaults(is_dry=True)
     process.add_json(row, "print a JSON list")
-
-    row = rows.add("backup", "keep the settings of one modem in a file", _backup)
-    row.add_argument("port", metavar="PORT")
-    row.add_argument("--out", type=process.path, default=BACKUPS, metavar="DIR", help="its folder")
-
-    row = rows.add("restore", "bring the settings in a backup back", _restore)
-    row.add_argument("file", type=process.path, metavar="FILE")
-    what = "also to a modem that is not the one of the backup"
-    row.add_argument("--other-modem", action="store_true", help=what)
-    what = f"where the settings before are kept (default: {BACKUPS})"
-    row.add_argument("--backups", type=process.path, default=BACKUPS, metavar="DIR", help=what)
-    row.add_argument("--port", metavar="PORT", help="where the modem is (default: where it was)")
 
     add_image_arguments(rows)
 
@@ -148,13 +123,14 @@ def _provision(arguments: argparse.Namespace) -> int:
 
     def one(item: tuple[str, str]) -> Outcome:
         name, port = item
-
-        def keep(found: Found) -> Path:
-            return write_backup(arguments.backups, found, name)
-
-        wanted, baud = fleet.wanted(name), fleet.ends[name].baud
-        kept = None if arguments.dry_run else keep
-        return provision(port, name, fleet.modem, wanted, kept, baud=baud)
+        return provision(
+            port,
+            name,
+            fleet.modem,
+            fleet.wanted(name),
+            baud=fleet.ends[name].baud,
+            is_dry=arguments.is_dry,
+        )
 
     outcomes: list[Outcome] = []
     try:
@@ -176,26 +152,6 @@ def _lines(outcome: Outcome) -> Iterator[str]:
     yield f"{outcome.name or 'modem'} ({outcome.port}) {ENDINGS[outcome.result]}{reason}"
     for name, (before, after) in outcome.changes.items():
         yield f"  {name:14} {before} -> {after}"
-    if outcome.backup:
-        yield f"  before: {outcome.backup}"
-
-
-def _backup(arguments: argparse.Namespace) -> int:
-    modem = probe(arguments.port)
-    print(write_backup(arguments.out, modem, Path(modem.port).name))
-    return ExitCode.DONE
-
-
-def _restore(arguments: argparse.Namespace) -> int:
-    kept = read_backup(arguments.file)
-    port = arguments.port or kept.port
-
-    def keep(now: Found) -> Path:
-        return write_backup(arguments.backups, now, f"before-{arguments.file.stem}"[:200])
-
-    outcome = restore(port, kept, keep, is_same=not arguments.other_modem)
-    print("\n".join(_lines(outcome)))
-    return ExitCode.DONE if outcome.is_right else ExitCode.REFUSED
 
 
 def _at_once(function: Callable[[T], U], items: Sequence[T]) -> Iterator[U]:

@@ -4,7 +4,6 @@ Settings are texts under the names that the modem's manual uses. They are read w
 `transports.serial_lora`, which sets an RNode or a MeshCore modem itself whenever it opens one.
 """
 
-import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -21,16 +20,14 @@ T = TypeVar("T")
 Settings = dict[str, str]
 SHORT_S = 0.6  # for an answer to a probe
 FLASH_S = 3.0  # for an answer that follows a write to flash
-NUMBER = r"\d{1,10}"
 
 
 class Modem(ABC):
-    """A modem on an open line. `forms` has a pattern for the value of each setting."""
+    """A modem on an open line."""
 
     dialect: ClassVar[str]
     reader: ClassVar[type[Any]]  # finds its messages in a stream
     bauds: ClassVar[tuple[int, ...]]  # where it is looked for
-    forms: ClassVar[Mapping[str, str]]
 
     def __init__(self, line: Line) -> None:
         self._line = line
@@ -53,15 +50,6 @@ class Modem(ABC):
     def wanted(settings: SerialLoraSettings, model: str) -> Settings:
         """What the settings must be for an end of a fleet; FirmwareError. `model` is an EBYTE's."""
 
-    @classmethod
-    def check(cls, settings: Mapping[str, str]) -> None:
-        """FirmwareError unless these are all settings of such a modem, in their form."""
-        for name, form in cls.forms.items():
-            if not re.fullmatch(form, settings.get(name, "")):
-                raise FirmwareError(f"{name} is {settings.get(name)!r}, which no such modem has")
-        if unknown := settings.keys() - cls.forms.keys():
-            raise FirmwareError(f"{min(unknown)} is no setting of such a modem")
-
     def _ask(
         self, command: bytes, answer: Callable[[Any], T | None], what: str, timeout_s: float
     ) -> T:
@@ -76,14 +64,8 @@ class ReyaxProvisioner(Modem):
     dialect = "reyax"
     reader = reyax.ReyaxParser
     bauds = (115_200, 9600, 57_600, 38_400, 19_200)
-    forms: ClassVar[Mapping[str, str]] = {
-        "NETWORKID": NUMBER,
-        "ADDRESS": NUMBER,
-        "BAND": NUMBER,
-        "PARAMETER": r"\d{1,2},\d,\d,\d{1,2}",
-        "CRFOP": NUMBER,
-        "IPR": NUMBER,  # the rate of its port: the last to be changed
-    }
+    # IPR, the rate of its port, is the last to be changed.
+    names = ("NETWORKID", "ADDRESS", "BAND", "PARAMETER", "CRFOP", "IPR")
 
     def identify(self) -> str:
         self._line.write(b"\r\n")  # ends what another program may have begun
@@ -94,7 +76,7 @@ class ReyaxProvisioner(Modem):
 
     def read(self) -> Settings:
         settings = {}
-        for name in self.forms:
+        for name in self.names:
             answer = self._command(f"AT+{name}?", name)
             if answer.error is not None:
                 raise NoAnswer(f"{self._line.path}: the modem does not tell its {name}")
@@ -137,10 +119,6 @@ class EbyteProvisioner(Modem):
     dialect = "ebyte"
     reader = registers.RegisterReader
     bauds = (9600,)  # of the configuration mode, whatever the modem has otherwise
-    forms: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(registers.named(bytes(registers.REGISTERS)), NUMBER),
-        "others": "[0-9a-f]{4}",
-    }
 
     def identify(self) -> str:
         self.read()

@@ -1,30 +1,23 @@
-"""Modems are found, compared with what they should be, changed, and brought back.
+"""Modems are found, compared with what they should be, and changed.
 
 A change ends in one of three ways: the modem has what was wanted, or it has what it had, or the
-outcome says what it was left with. Before anything is written, the settings are kept in a file.
+outcome says why it has neither.
 """
 
-import json
-import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from firmware_tools.errors import FirmwareError, NoAnswer
 from firmware_tools.radios.line import Line
 from firmware_tools.radios.modems import BY_DIALECT, Modem, Settings
 from ternmesh.errors import TernmeshError
-from ternmesh_store.files import make_private_folder
 from transports.base import TransportError
 from transports.serial_lora.port import PortError
 
 BOOT_S = 2.0  # for a board to restart
 FAILURES = (TernmeshError, TransportError, OSError, ValueError)  # of one modem
-BACKUP_BYTES_MAX = 65_536
-FORMAT, BACKUPS_MAX = 1, 10_000
 Changes = dict[str, tuple[str, str]]  # before and after, to be shown
 
 
@@ -51,7 +44,6 @@ class Outcome:
     result: str
     changes: Changes = field(default_factory=dict)
     reason: str = ""
-    backup: str = ""  # the file with the settings that it had
 
     @property
     def is_right(self) -> bool:
@@ -110,30 +102,17 @@ def differences(have: Settings, wanted: Settings) -> Changes:
 
 
 def provision(
-    port: str,
-    name: str,
-    kind: type[Modem],
-    wanted: Settings,
-    keep: Callable[[Found], Path] | None,
-    *,
-    baud: int = 0,
-    identity: str = "",
+    port: str, name: str, kind: type[Modem], wanted: Settings, *, baud: int, is_dry: bool
 ) -> Outcome:
-    """Give a modem its settings; `keep` stores what it had. None: only compare (a dry run).
-
-    `identity`: what the modem must say that it is. Whatever goes wrong is in the outcome.
-    """
+    """Give a modem its settings; where it is dry, only compare. All failures are in the outcome."""
     outcome = Outcome(port, name, "failed")
     try:
-        with opened(port, [kind], (baud,) if baud else ()) as (modem, before):
-            if identity and before.identity != identity:
-                raise FirmwareError(f"{port} is {before.identity}, not {identity}: another modem")
+        with opened(port, [kind], (baud,)) as (modem, before):
             outcome = replace(outcome, changes=differences(before.settings, wanted))
             if not outcome.changes:
                 return replace(outcome, result="unchanged")
-            if keep is None:
+            if is_dry:
                 return replace(outcome, result="differs")
-            outcome = replace(outcome, backup=str(keep(before)))
             try:
                 _change(modem, outcome.changes, wanted)
             except PortError:
@@ -142,17 +121,7 @@ def provision(
                 return _taken_back(modem, before, replace(outcome, reason=str(error)))
         return replace(outcome, result="changed")
     except FAILURES as error:
-        hint = f"; {_restore_hint(outcome)}" if outcome.backup else ""
-        return replace(outcome, reason=f"{error}{hint}")
-
-
-def restore(
-    port: str, kept: Found, keep: Callable[[Found], Path], *, is_same: bool = True
-) -> Outcome:
-    """Bring the settings of a backup back, by default to the very modem that had them."""
-    kind, identity = BY_DIALECT[kept.dialect], kept.identity if is_same else ""
-    settings = kept.settings
-    return provision(port, "", kind, settings, keep, baud=kept.baud, identity=identity)
+        return replace(outcome, reason=str(error))
 
 
 def _change(modem: Modem, changes: Changes, wanted: Settings) -> None:
@@ -169,49 +138,5 @@ def _taken_back(modem: Modem, before: Found, failed: Outcome) -> Outcome:
             _change(modem, left, before.settings)
         ending = "it has again what it had before"
     except FAILURES as second:
-        ending = f"what it had could not be brought back ({second}): {_restore_hint(failed)}"
+        ending = f"what it had could not be brought back ({second}): provision it again"
     return replace(failed, reason=f"{failed.reason}; {ending}")
-
-
-def _restore_hint(outcome: Outcome) -> str:
-    where = f"{outcome.backup} --port {outcome.port}"
-    return f"run `ternmesh firmware restore {where}` when it is back"
-
-
-# Backups
-
-
-def write_backup(folder: Path, found: Found, name: str) -> Path:
-    """Keep a modem's settings in a file of its own, readable for its owner alone; OSError."""
-    make_private_folder(folder)
-    text = json.dumps({"format": FORMAT, **asdict(found)}, indent=2) + "\n"
-    for number in range(1, BACKUPS_MAX):
-        path = folder / f"{name}-{number}.json"
-        try:
-            descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-        except FileExistsError:
-            continue  # an older backup stays
-        with os.fdopen(descriptor, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        return path
-    raise FirmwareError(f"{folder} is full of backups of {name}: move some of them elsewhere")
-
-
-def read_backup(path: Path) -> Found:
-    """The settings in a backup; FirmwareError, OSError."""
-    text = path.read_bytes()[: BACKUP_BYTES_MAX + 1]
-    try:
-        content: Any = json.loads(text)
-        format_number = content.pop("format")
-        kept = Found(**content)
-        sound = format_number == FORMAT and kept.dialect in BY_DIALECT
-        if len(text) > BACKUP_BYTES_MAX or not sound or type(kept.baud) is not int:
-            raise ValueError("it has another form")
-        BY_DIALECT[kept.dialect].check(kept.settings)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise FirmwareError(f"{path} is not a backup of a modem's settings") from error
-    except FirmwareError as error:
-        raise FirmwareError(f"{path} is not a backup of a modem's settings: {error}") from error
-    return kept

@@ -81,7 +81,7 @@ ELSEWHERE = {
 PARSED = {
     "./run demo": "tests/ternmesh_cli/test_demo.py",
     "./run host --config host.toml --return-to": "tests/ternmesh_cli/test_programs.py",
-    "./run firmware provision radios.toml --dry-run": "ends with 1: test_provision.py",
+    "./run firmware verify radios.toml": "ends with 1: test_provision.py",
     "./run export --config host.toml --out begun": "tests/ternmesh_cli/test_export.py",
     "./run wake-word": "tests/edge/test_wake_word.py",
     "./run firmware pack": "needs firmware: tests/firmware_tools/test_image.py",

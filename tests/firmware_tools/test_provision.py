@@ -1,7 +1,6 @@
 """Radio modems are set up from one file: emulated ones, on real pseudo-terminals."""
 
 import json
-import stat
 import threading
 
 import pytest
@@ -21,15 +20,8 @@ from firmware_tools.radios.ebyte_registers import (
 )
 from firmware_tools.radios.fleet_file import read_radio_fleet
 from firmware_tools.radios.line import Line
-from firmware_tools.radios.modems import BY_DIALECT, ReyaxProvisioner
-from firmware_tools.radios.provision import (
-    Found,
-    probe,
-    provision,
-    read_backup,
-    restore,
-    write_backup,
-)
+from firmware_tools.radios.modems import BY_DIALECT
+from firmware_tools.radios.provision import probe, provision
 from ternmesh.config import ConfigError
 from ternmesh_cli import main
 from transports.serial_lora.emulator.ebyte import EbyteModem
@@ -59,18 +51,10 @@ def new(dialect: str, index: int = 0):
     return modem
 
 
-def set_up(radios: EmulatedRadios, index: int, tmp_path, dialect: str = "reyax", **radio: object):
+def set_up(radios: EmulatedRadios, index: int, dialect: str = "reyax", **radio: object):
     own = fleet(dialect, **radio)
-
-    def keep(found: Found):
-        return write_backup(tmp_path, found, "board-1")
-
-    port = radios.paths[index]
-    return provision(port, "board-1", own.modem, own.wanted("board-1"), keep)
-
-
-def kept(folder):
-    return lambda found: write_backup(folder, found, "before")
+    wanted, baud = own.wanted("board-1"), own.ends["board-1"].baud
+    return provision(radios.paths[index], "board-1", own.modem, wanted, baud=baud, is_dry=False)
 
 
 @pytest.fixture(autouse=True)
@@ -91,25 +75,21 @@ def test_a_modem_of_each_dialect_is_found_and_set_up(radios, tmp_path, dialect) 
     found = probe(radios.paths[index])
     assert found.dialect == dialect
     radios.garble(index, b"\xff\xc0\x94\xc3\x00+RCV=\r\n" * 3)
-    outcome = set_up(radios, index, tmp_path, dialect)
+    outcome = set_up(radios, index, dialect)
     assert outcome.result == "changed", outcome
     own = fleet(dialect)
     radios.unplug(index)
     radios.replug(index)  # what it has kept without power
-    assert set_up(radios, index, tmp_path, dialect).result == "unchanged"
+    assert set_up(radios, index, dialect).result == "unchanged"
     now = probe(radios.paths[index]).settings
     assert now.items() >= own.wanted("board-1").items()
-    path = tmp_path / "board-1-1.json"
-    assert (outcome.backup, stat.S_IMODE(path.stat().st_mode)) == (str(path), 0o600)
-    assert restore(radios.paths[index], read_backup(path), kept(tmp_path)).is_right
-    assert probe(radios.paths[index]).settings == found.settings
 
 
 def test_a_modem_at_another_baud_rate_is_found_and_gets_that_of_the_file(radios, tmp_path) -> None:
     radios.modems[0].baud = 9600
     assert probe(radios.paths[0]).baud == 9600
     radios.modems[0].settings["IPR"] = "9600"
-    outcome = set_up(radios, 0, tmp_path)
+    outcome = set_up(radios, 0)
     assert outcome.changes["IPR"] == ("9600", "115200"), outcome
     assert outcome.is_right
     assert (radios.modems[0].baud, probe(radios.paths[0]).baud) == (115_200, 115_200)
@@ -120,7 +100,8 @@ def test_a_modem_that_nobody_knows_ends_with_a_sentence(radios) -> None:
     with pytest.raises(NoAnswer, match="no modem of a known dialect answers"):
         probe(radios.paths[0])
     own = fleet()
-    outcome = provision(radios.paths[0], "host", own.modem, own.wanted("host"), None)
+    wanted = own.wanted("host")
+    outcome = provision(radios.paths[0], "host", own.modem, wanted, baud=115_200, is_dry=False)
     assert "does not answer AT at 115200 baud" in outcome.reason
 
 
@@ -129,33 +110,10 @@ def test_a_setting_that_the_modem_refuses_is_named_and_the_others_are_taken_back
 ) -> None:
     before = probe(radios.paths[0]).settings
     radios.modems[0].refuses = "CRFOP"
-    outcome = set_up(radios, 0, tmp_path)
+    outcome = set_up(radios, 0)
     assert outcome.result == "failed"
     assert "refuses AT+CRFOP=14" in outcome.reason
     assert "it has again what it had before" in outcome.reason
-    assert probe(radios.paths[0]).settings == before
-
-
-def test_a_modem_that_is_pulled_out_can_be_brought_back(radios, tmp_path, monkeypatch) -> None:
-    before = probe(radios.paths[0]).settings
-    write = ReyaxProvisioner.write
-
-    def pulled(self, changes) -> None:
-        first = dict(list(changes.items())[:1])
-        write(self, first)
-        radios.unplug(0)
-        write(self, changes)
-
-    monkeypatch.setattr(ReyaxProvisioner, "write", pulled)
-    outcome = set_up(radios, 0, tmp_path)
-    assert outcome.result == "failed"
-    assert "is it unplugged?" in outcome.reason
-    assert "ternmesh firmware restore" in outcome.reason
-    monkeypatch.undo()
-    radios.replug(0)
-    assert probe(radios.paths[0]).settings != before, "the first setting was written"
-    backup = read_backup(tmp_path / "board-1-1.json")
-    assert restore(radios.paths[0], backup, kept(tmp_path)).is_right
     assert probe(radios.paths[0]).settings == before
 
 
@@ -195,37 +153,6 @@ def test_any_text_is_a_file_or_refused(text: str) -> None:
         return
 
 
-@given(st.binary(max_size=300) | st.just(b'{"format": 1}'))
-def test_any_bytes_are_a_backup_or_refused(tmp_path_factory, data: bytes) -> None:
-    path = tmp_path_factory.mktemp("backup") / "x.json"
-    path.write_bytes(data)
-    with pytest.raises(FirmwareError, match="is not a backup"):
-        read_backup(path)
-
-
-@pytest.mark.parametrize(
-    ("dialect", "settings", "sentence"),
-    [
-        ("reyax", {"SEND": "0,5,hello"}, "SEND is no setting"),
-        ("reyax", {"BAND": "915000000\r\nAT+SEND=0,1,x"}, "BAND is"),
-        ("ebyte", {"address": "abc"}, "address is 'abc'"),
-    ],
-)
-def test_a_backup_holds_settings_and_no_commands(tmp_path, dialect, settings, sentence) -> None:
-    whole = fleet(dialect).wanted("host") | settings
-    path = write_backup(tmp_path, Found("/dev/x", 9600, dialect, "", whole), "x")
-    with pytest.raises(FirmwareError, match=sentence):
-        read_backup(path)
-
-
-def test_a_backup_goes_back_to_its_own_modem_alone(radios, tmp_path) -> None:
-    other = probe(radios.paths[0])
-    radios.modems[0].settings["UID"] = "77"
-    outcome = restore(radios.paths[0], other, kept(tmp_path))
-    assert "another modem" in outcome.reason
-    assert restore(radios.paths[0], other, kept(tmp_path), is_same=False).is_right
-
-
 def test_frames_on_the_air_are_no_answers(radios, tmp_path) -> None:
     done = threading.Event()
 
@@ -237,23 +164,10 @@ def test_frames_on_the_air_are_no_answers(radios, tmp_path) -> None:
     thread = threading.Thread(target=noise)
     thread.start()
     try:
-        assert set_up(radios, 0, tmp_path).is_right
+        assert set_up(radios, 0).is_right
     finally:
         done.set()
         thread.join()
-
-
-def test_nothing_is_written_to_a_modem_that_cannot_be_backed_up_or_is_in_use(
-    radios, tmp_path
-) -> None:
-    (tmp_path / "file").write_text("")
-    outcome = set_up(radios, 0, tmp_path / "file")
-    assert outcome.result == "failed"
-    assert "folder" in outcome.reason
-    with Line(radios.paths[0], 115_200):
-        assert "another program has it" in set_up(radios, 0, tmp_path / "kept").reason
-    assert not (tmp_path / "kept").exists()
-    assert probe(radios.paths[0]).settings["BAND"] == "915000000"
 
 
 @given(st.binary(min_size=REGISTERS, max_size=REGISTERS))
@@ -291,10 +205,12 @@ def test_channels_and_values_that_there_are_not() -> None:
 def test_the_command_sets_up_a_fleet_and_says_what_is_wrong(radios, tmp_path, capsys) -> None:
     path = tmp_path / "radios.toml"
     path.write_text(fleet_text() + f'\n[ports]\nboard-1 = "{radios.paths[0]}"\n')
-    common = [str(path), "--backups", str(tmp_path / "kept")]
     assert main.main(["firmware", "verify", str(path)]) == 1
     assert "BAND           915000000 -> 869525000" in capsys.readouterr().out
-    assert main.main(["firmware", "provision", *common, "--json"]) == 0
+    with Line(radios.paths[0], 115_200):
+        assert main.main(["firmware", "provision", str(path)]) == 1
+        assert "another program has it" in capsys.readouterr().out
+    assert main.main(["firmware", "provision", str(path), "--json"]) == 0
     [row] = json.loads(capsys.readouterr().out)
     assert (row["result"], row["name"]) == ("changed", "board-1")
     assert main.main(["firmware", "verify", str(path)]) == 0
@@ -303,12 +219,7 @@ def test_the_command_sets_up_a_fleet_and_says_what_is_wrong(radios, tmp_path, ca
     found, missing = json.loads(capsys.readouterr().out)
     assert found["settings"]["ADDRESS"] == "1"
     assert "no such device" in missing["reason"]
-    assert main.main(["firmware", "backup", radios.paths[0], "--out", str(tmp_path)]) == 0
-    copy = capsys.readouterr().out.strip()
-    kept = ["--backups", str(tmp_path / "kept")]
-    assert main.main(["firmware", "restore", row["backup"], *kept]) == 0
-    assert main.main(["firmware", "restore", copy, *kept]) == 0
     assert main.main(["firmware", "probe"]) == 2
     capsys.readouterr()
-    assert main.main(["firmware", "provision", *common, "--port", "board-7=/dev/x"]) == 2
+    assert main.main(["firmware", "provision", str(path), "--port", "board-7=/dev/x"]) == 2
     assert "board-7 is not in [addresses]" in capsys.readouterr().err
