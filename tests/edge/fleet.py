@@ -44,6 +44,19 @@ def new_plan(rounds: int = ROUNDS, steps: int = STEPS, **more: Any) -> Plan:
     )
 
 
+def board_config(folder: Path, model: Path, **more: Any) -> NodeConfig:
+    """A board "ada" that no broker answers, with its samples in `folder`."""
+    return NodeConfig(
+        name="ada",
+        state_dir=str(folder / "state"),
+        model=str(model),
+        link=LinkConfig("mqtt://127.0.0.1:9"),
+        data=DataConfig(path=str(folder / "ada.npz")),
+        training=TrainingConfig(samples_min=8),
+        **more,
+    )
+
+
 class Host:
     """A host at one end of a transport, and what it has counted."""
 

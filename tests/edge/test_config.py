@@ -85,6 +85,8 @@ def test_a_model_may_be_a_folder_beside_the_config(tiny_copy: Path) -> None:
         ('speaker = "theo"', "speaker = [1]", r"data.where.speaker is \[1\]: it must be text or"),
         ('arrays = { features = "x", target = "y" }', "arrays = 3", "must be a table of options"),
         ("[link]", "[link", "this is not TOML"),
+        ("[link]", '[predict]\ntopic = "a"\n[link]', r"has no effect without predict\.enabled"),
+        ("[link]", '[predict]\nenabled = true\ntopic = "a/#"\n[link]', r"predict\.topic: "),
         ("[link]", '[remote]\nallow = ["sh"]\n[link]', "remote.allow names 'sh': it may"),
     ],
 )

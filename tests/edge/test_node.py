@@ -199,20 +199,6 @@ def test_a_round_that_diverges_is_counted_and_sends_only_the_residual(
     assert json.dumps(to_json(status(ada)), allow_nan=False)
 
 
-def test_a_node_with_little_to_say_is_silent_and_loses_nothing(world: World) -> None:
-    world.new_host(replace(new_plan(), silence_permille=1000, silence_rounds=2), min_peers=2)
-    nodes = [world.add("ada"), world.add("bob")]
-    world.until(lambda: any(node.protocol.silent for node in nodes))
-    silent = next(node for node in nodes if node.protocol.silent)
-    assert (status(silent).activity, status(silent).outbox) == ("silent in this round", None)
-    world.finish()
-    for address, node in enumerate(nodes, 1):
-        assert status(node).silent_rounds == ROUNDS - world.host.counted[address] > 0
-        np.testing.assert_array_equal(node.global_adapter, world.global_adapter())
-        entries: list[Any] = list(node.evaluation.history)
-        assert entries[-1].metric < entries[0].metric
-
-
 def is_quiet(node: Node) -> bool:
     return node.protocol.silent and node.trainer.round is None
 

@@ -15,16 +15,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge.config import DataConfig, EvaluateConfig, NodeConfig, ReleasesConfig, TrainingConfig
+from edge.config import DataConfig, EvaluateConfig, ReleasesConfig
 from edge.data.sources import Sample
 from edge.errors import DataError
-from edge.onnx.session import LoadedModel, adapter_version, load_model
+from edge.onnx.session import LoadedModel, adapter_version
 from edge.service import run_node
 from models.zoo import fsdd_path, package_path
 from ternmesh.config import ConfigError
 from ternmesh_service.control_socket import ControlError, ask
-from tests.edge.fleet import Host, new_plan, running
-from transports.link_config import LinkConfig
+from tests.edge.fleet import Host, board_config, new_plan, running
 from transports.mqtt.settings import MqttSettings
 from transports.mqtt.transport import MqttTransport
 
@@ -93,17 +92,6 @@ def test_kill_9_in_mid_run_and_a_clean_end(mosquitto, tiny, tiny_data, tmp_path,
     assert not (tmp_path / "state" / "control.sock").exists()
 
 
-def config_of(tiny: LoadedModel, folder: Path) -> NodeConfig:
-    return NodeConfig(
-        name="ada",
-        state_dir=str(folder / "state"),
-        model=str(tiny.folder),
-        link=LinkConfig("mqtt://127.0.0.1:9"),
-        data=DataConfig(path=str(folder / "ada.npz")),
-        training=TrainingConfig(samples_min=8),
-    )
-
-
 class Recordings:
     """A few recordings, once, without labels."""
 
@@ -118,7 +106,7 @@ def test_a_page_for_labels_is_answered_while_the_node_runs(
     monkeypatch.setitem(sys.modules, "sensors", SimpleNamespace(Recordings=Recordings))
     clips: dict[str, Any] = {"arrays": {"features": "x", "target": "y"}, "divide_by": 255}
     config = replace(
-        config_of(load_model(package_path("keyword")), tmp_path),
+        board_config(tmp_path, package_path("keyword")),
         data=DataConfig(source="sensors:Recordings"),
         evaluate=EvaluateConfig(path=str(fsdd_path("dev")), samples_max=250, **clips),
     )
@@ -150,7 +138,7 @@ def test_a_releases_folder_that_fails_does_not_end_a_node(
     np.savez(tmp_path / "ada.npz", **tiny_data)
     folder = tmp_path / "releases"
     chosen = ReleasesConfig(dir=str(folder), insecure=True)
-    with running(replace(config_of(tiny, tmp_path), releases=chosen)) as thread:
+    with running(replace(board_config(tmp_path, tiny.folder), releases=chosen)) as thread:
         eventually(lambda: status_of(tmp_path / "node.toml") is not None)
         answer = status_of(tmp_path / "node.toml")
         assert (answer["activity"], answer["joined"]) == ("joining", False)
@@ -165,23 +153,10 @@ def test_a_releases_folder_that_fails_does_not_end_a_node(
 
 def test_too_little_data_is_a_sentence_before_anything_runs(tiny, tiny_data, tmp_path):
     np.savez(tmp_path / "ada.npz", **{name: array[:7] for name, array in tiny_data.items()})
-    config, stop = config_of(tiny, tmp_path), threading.Event()
+    config, stop = board_config(tmp_path, tiny.folder), threading.Event()
     stop.set()  # where it is not refused, it ends at once
     with pytest.raises(DataError, match=r"holds 7 samples: training\.samples_min is 8"):
         run_node(config, stop, insecure=True)
     with pytest.raises(ConfigError, match="data needs path"):
         run_node(replace(config, data=DataConfig()), stop, insecure=True)
     assert not (tmp_path / "state" / "control.sock").exists()
-
-
-def test_a_wrong_config_exits_with_2_and_a_missing_model_with_1(tmp_path, tiny_copy, tiny):
-    path = write_config(tmp_path, "mqtt://127.0.0.1:9", tiny)
-    path.write_text(path.read_text().replace("samples_min", "samples_mim"))
-    with node_process(path) as process:
-        assert process.wait(20) == 2
-        assert "training.samples_mim is not a setting" in process.stderr.read()
-    (tiny_copy / "forward.onnx").unlink()
-    path = write_config(tmp_path, "mqtt://127.0.0.1:9", replace(tiny, folder=tiny_copy))
-    with node_process(path) as process:
-        assert process.wait(20) == 1
-        assert "forward.onnx cannot be read" in process.stderr.read()

@@ -164,20 +164,6 @@ def test_a_file_that_is_no_npz_is_no_data(tiny, tmp_path, name, make, sentence) 
         open_folder(tmp_path / name, tiny.package, PLAIN)
 
 
-@pytest.mark.parametrize("method", ["pathlib.Path.iterdir", "edge.data.sources.open_regular"])
-def test_data_without_permission_is_neither_missing_nor_empty(
-    tiny, tiny_data, tmp_path, monkeypatch, method
-) -> None:
-    save(tmp_path / "a.npz", **tiny_data)
-
-    def refuse(*_: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(method, refuse)  # root may read everything
-    with pytest.raises(NoData, match=r"cannot be read \(Permission denied\)"):
-        open_folder(tmp_path, tiny.package, PLAIN)
-
-
 def test_files_of_several_dtypes_lose_nothing(tiny, tmp_path) -> None:
     for name, kind in (("a", np.uint8), ("b", np.float64)):
         x = np.full((2, 6), 200 if name == "a" else 0.25, kind)

@@ -158,10 +158,8 @@ HOSTILE: tuple[tuple[str, Callable[[], bytes], str], ...] = (
     ("an external location in 64 bits", location_in_64_bits, "lies outside"),
     # Weights that are not as large as their shape says: CVE-2024-27319 and its like.
     ("too short", lambda: with_dims(2, 4), "holds 24 bytes and its shape needs 32"),
-    ("too long", lambda: with_dims(2, 2), "holds 24 bytes and its shape needs 16"),
     ("no data", lambda: with_tensor(lambda t: t.ClearField("raw_data")), "holds 0 numbers"),
     ("enormous axes", lambda: with_dims(1 << 31, 1 << 31, 4), "axis whose size is"),
-    ("a product that overflows", lambda: with_dims(1 << 30, 1 << 30, 16), "holds 24 bytes"),
     ("a negative axis", lambda: with_dims(-1, -6), "axis whose size"),
     ("many axes", lambda: with_dims(*[1] * 9), "more than 8 axes"),
     ("text", lambda: with_tensor(lambda t: setattr(t, "data_type", 8)), "data type 8"),
@@ -193,15 +191,14 @@ HOSTILE: tuple[tuple[str, Callable[[], bytes], str], ...] = (
     ("training", lambda: model(change=lambda m: m.training_info.add()), "a field 20"),
     ("metadata", lambda: model(change=lambda m: m.metadata_props.add(key="a")), "metadata"),
     ("an old operator set", lambda: model(opsets=(("", 9),)), "operator set is version 9"),
-    ("one to come", lambda: model(opsets=(("", 4000),)), "operator set is version 4000"),
     ("no operator set", lambda: model(opsets=()), "none"),
     ("a format to come", lambda: model(change=lambda m: setattr(m, "ir_version", 99)), "on 99"),
     ("an If", branch, "graph inside the graph"),
     ("fields 10,000 deep", lambda: deep(10_000), "graph inside the graph"),
     # A few bytes that become gigabytes.
     (
-        "a ConstantOfShape bomb",
-        lambda: graph("y = ConstantOfShape (s)", s=[1 << 10] * 4),
+        "two ConstantOfShape bombs that are too much together",
+        lambda: graph("z = ConstantOfShape (s) y = ConstantOfShape (s)", s=[3 << 23]),
         "expand to",
     ),
     ("a size from data", lambda: model(node("ConstantOfShape")), "depends on data"),
@@ -209,11 +206,6 @@ HOSTILE: tuple[tuple[str, Callable[[], bytes], str], ...] = (
         "a size",
         lambda: graph("t = Mul (s, s) y = ConstantOfShape (t)", s=[1 << 20]),
         "is not a constant",
-    ),
-    (
-        "two that are too much together",
-        lambda: graph("z = ConstantOfShape (s) y = ConstantOfShape (s)", s=[3 << 23]),
-        "expand to",
     ),
     ("no size", lambda: model(node("ConstantOfShape", ())), "is not a constant"),
     (
@@ -250,15 +242,6 @@ HOSTILE: tuple[tuple[str, Callable[[], bytes], str], ...] = (
         "more than 1073741824 bytes",
     ),
     (
-        "an enormous value",
-        lambda: model(
-            change=lambda m: m.graph.value_info.append(
-                helper.make_tensor_value_info("v", FLOAT, [1 << 20, 1 << 20])
-            )
-        ),
-        "more than 1073741824 bytes",
-    ),
-    (
         "an input that is a sequence",
         lambda: with_input(helper.make_tensor_sequence_value_info("x", FLOAT, None)),
         "a sequence",
@@ -286,10 +269,8 @@ HOSTILE: tuple[tuple[str, Callable[[], bytes], str], ...] = (
     ("an attribute of another type", lambda: with_attribute(type=3), "values of another type"),
     ("an attribute of a function", lambda: with_attribute(ref_attr_name="a"), "a field 21"),
     ("a group", lambda: b"\x3b\x3c", "wrong wire type"),
-    ("a number that does not end", lambda: b"\x08" + b"\xff" * 20, "ends nowhere"),
     ("more than 64 bits", lambda: b"\x08" + b"\xff" * 9 + b"\x02", "too long"),
     ("a length beyond the end", lambda: b"\x3a\xff\xff\xff\xff\x07\x00", "ends inside"),
-    ("half a file", lambda: model()[:-9], "ends inside"),
     ("no graph", lambda: b"\x08\x09", "no graph"),
     ("a field that ONNX does not have", lambda: field(13, b""), "a field 13"),
 )

@@ -13,7 +13,7 @@ import onnxruntime
 import pytest
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
-from edge.errors import BoardFault, ModelError, OutOfMemory
+from edge.errors import BoardFault, ModelError
 from edge.onnx.session import (
     Inference,
     LoadedModel,
@@ -272,15 +272,3 @@ def test_a_gpu_that_does_not_work_is_replaced_by_the_processor(
     assert caplog.messages == ([f"forward.onnx runs on {said}"] if said not in (GPU, CPU) else [])
     if broken in ("create", "run"):
         assert board.asked[1:] == [[CPU]] * 3
-
-
-def test_a_gpu_that_worked_before_keeps_its_errors(tiny: LoadedModel, monkeypatch) -> None:
-    board = Board()
-    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [GPU, CPU])
-    monkeypatch.setattr(onnxruntime, "InferenceSession", board.make)
-    inference = Inference(tiny.folder, tiny.package, provider="auto")
-    inference.predict({"x": np.ones((2, 6), np.float32)})
-    board.broken = "run"
-    with pytest.raises(OutOfMemory):
-        inference.predict({"x": np.ones((2, 6), np.float32)})
-    assert inference.provider == GPU

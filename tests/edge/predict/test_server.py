@@ -131,20 +131,6 @@ def test_a_client_that_does_not_read_is_disconnected_and_read_no_more(
     assert server.status().refused < 20_000
 
 
-def test_short_memory_leaves_no_request_without_an_answer(client, monkeypatch) -> None:
-    stack, errors = np.stack, [MemoryError(), MemoryError()]
-
-    def short(arrays: Any) -> Any:
-        if errors:
-            raise errors.pop()
-        return stack(arrays)
-
-    monkeypatch.setattr(np, "stack", short)
-    assert "MemoryError" in client.ask({"id": 1, "inputs": GOOD})["error"]
-    assert "MemoryError" in client.ask({"id": 2, "inputs": GOOD})["error"]
-    assert client.ask({"id": 3, "inputs": GOOD})["label"]
-
-
 def test_a_line_without_end_is_refused_and_the_last_needs_none(client, server, tmp_path) -> None:
     client.socket.sendall(b"x" * (server.line_max + 1))
     assert "more than" in client.answer()["error"]

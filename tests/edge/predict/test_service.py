@@ -10,20 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge.config import (
-    DataConfig,
-    NodeConfig,
-    PredictConfig,
-    TrainingConfig,
-    check_config,
-    read_node_config,
-)
+from edge.config import NodeConfig, PredictConfig
 from edge.data.feed import Feed
 from edge.data.sources import Sample
 from edge.predict.service import predicting
-from ternmesh.config import ConfigError
 from ternmesh_service.control_socket import ControlError, ask
-from tests.edge.fleet import running
+from tests.edge.fleet import board_config, running
 from tests.edge.predict.conftest import Client
 from transports.link_config import LinkConfig
 from transports.mqtt.topics import TopicClient
@@ -32,15 +24,8 @@ GOOD = {"x": [0.5, -1, 0, 1, 2, 3]}
 
 
 def config_of(tmp_path: Path, url: str, model: Path, **predict: Any) -> NodeConfig:
-    return NodeConfig(
-        name="ada",
-        state_dir=str(tmp_path),
-        model=str(model),
-        link=LinkConfig(url=url),
-        data=DataConfig(path=str(tmp_path / "ada.npz")),
-        training=TrainingConfig(samples_min=8),
-        predict=PredictConfig(enabled=True, **predict),
-    )
+    config = board_config(tmp_path, model, predict=PredictConfig(enabled=True, **predict))
+    return replace(config, state_dir=str(tmp_path), link=LinkConfig(url=url))
 
 
 def test_a_node_without_a_host_predicts(tiny, tiny_data, tmp_path: Path, eventually) -> None:
@@ -116,29 +101,3 @@ def test_a_path_in_the_way_is_a_sentence(classifier, node, tmp_path: Path) -> No
     with pytest.raises(ControlError, match="in the way"), predicting(config, classifier, node):
         pass
     assert (tmp_path / "predict.sock").read_text() == "mine"
-
-
-def test_the_table(tiny, tmp_path: Path) -> None:
-    text = (
-        f'name = "ada"\nstate_dir = "s"\nmodel = "{tiny.folder}"\n[link]\nurl = "mqtt://b"\n'
-        '[data]\npath = "d"\n'
-    )
-    path = tmp_path / "node.toml"
-
-    def read(more: str) -> NodeConfig:
-        path.write_text(text + more)
-        return read_node_config(path)
-
-    enabled = "[predict]\nenabled = true\ntopic = "
-    assert not read("").predict.enabled
-    found = read(enabled + '"attic"\nsocket = "p"\n')
-    assert (found.predict.topic, found.predict_path) == ("attic", tmp_path / "p")
-    for more, sentence in (
-        ('[predict]\ntopic = "attic"\n', r"has no effect without predict\.enabled"),
-        (enabled + '"attic/#"\n', r"predict\.topic: .*only subscriptions"),
-        (f'{enabled}"{"a" * 1020}"\n', r"predict\.topic: .*1 to 1024 bytes"),
-    ):
-        with pytest.raises(ConfigError, match=sentence):
-            read(more)
-    with pytest.raises(ConfigError, match=r"predict\.topic needs link\.url"):
-        check_config(replace(found, link=LinkConfig(ble={"bridge": "b"})))

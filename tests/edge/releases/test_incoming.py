@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge.config import DataConfig, EvaluateConfig, NodeConfig, ReleasesConfig
+from edge.config import EvaluateConfig, ReleasesConfig
 from edge.errors import NotSigned
 from edge.onnx.session import LoadedModel
 from edge.releases import incoming as module
@@ -37,7 +37,7 @@ from ternmesh.wire.release import (
 )
 from ternmesh_service.release_files import entries_of, pack_folder
 from ternmesh_service.status import IncomingRelease
-from transports.link_config import LinkConfig
+from tests.edge.fleet import board_config
 
 Release = Callable[..., Path]
 Disk = namedtuple("Disk", "total used free")
@@ -47,12 +47,9 @@ class Board:
     """A board's intake, which can be killed, and what its host would send."""
 
     def __init__(self, folder: Path, model: Path, data: Path) -> None:
-        self.config = NodeConfig(
-            "ada",
-            str(folder / "state"),
-            str(model),
-            LinkConfig("mqtt://127.0.0.1:9"),
-            DataConfig(path=str(data)),
+        self.config = board_config(
+            folder,
+            model,
             evaluate=EvaluateConfig(path=str(data)),
             releases=ReleasesConfig(dir=str(folder / "releases"), insecure=True),
         )
@@ -113,8 +110,8 @@ class Board:
 
 @pytest.fixture
 def board(tiny: LoadedModel, tiny_data: dict[str, Any], tmp_path: Path) -> Board:
-    np.savez(tmp_path / "data.npz", **tiny_data)
-    return Board(tmp_path, tiny.folder, tmp_path / "data.npz")
+    np.savez(tmp_path / "ada.npz", **tiny_data)
+    return Board(tmp_path, tiny.folder, tmp_path / "ada.npz")
 
 
 @pytest.fixture(autouse=True)
@@ -169,14 +166,14 @@ def test_a_release_that_a_person_installs_is_seen_when_the_node_is_told(
 
 
 def test_a_fault_of_the_board_is_forgiven_at_its_next_start(board, new_release, tmp_path) -> None:
-    data = (tmp_path / "data.npz").rename(tmp_path / "away.npz")
+    data = (tmp_path / "ada.npz").rename(tmp_path / "away.npz")
     for number in range(1, 6):
         board.offer(new_release(2), number=number) if number == 1 else board.begin()
         board.symbols()
         report = board.settle()
         assert report.state == "refused"
-        assert "data.npz" in report.reason
-    data.rename(tmp_path / "data.npz")
+        assert "ada.npz" in report.reason
+    data.rename(tmp_path / "ada.npz")
     board.begin()
     assert board.settle().state == "tried good"
 

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge.config import DataConfig, EvaluateConfig, NodeConfig, ReleasesConfig, TrainingConfig
+from edge.config import DataConfig, EvaluateConfig, NodeConfig, ReleasesConfig
 from edge.errors import BoardFault, ModelError, NoData, NotSigned
 from edge.onnx.session import LoadedModel
 from edge.releases.rollout import report, settle
 from edge.releases.store import Releases, accept_unsigned
 from ternmesh.model_package import FORWARD, TRAIN_STEP
 from ternmesh.release import ATTEMPTS_MAX
-from transports.link_config import LinkConfig
+from tests.edge.fleet import board_config
 
 Release = Callable[..., Path]
 SETTLE = """
@@ -34,15 +34,11 @@ rollout.settle(config, Releases(pathlib.Path(config.releases.dir), accept_unsign
 
 @pytest.fixture
 def board(tiny: LoadedModel, tiny_data: dict[str, Any], tmp_path: Path) -> NodeConfig:
-    np.savez(tmp_path / "data.npz", **tiny_data)
-    return NodeConfig(
-        name="ada",
-        state_dir=str(tmp_path / "state"),
-        model=str(tiny.folder),
-        link=LinkConfig("mqtt://127.0.0.1:9"),
-        data=DataConfig(path=str(tmp_path / "data.npz")),
-        evaluate=EvaluateConfig(path=str(tmp_path / "data.npz")),
-        training=TrainingConfig(samples_min=8),
+    np.savez(tmp_path / "ada.npz", **tiny_data)
+    return board_config(
+        tmp_path,
+        tiny.folder,
+        evaluate=EvaluateConfig(path=str(tmp_path / "ada.npz")),
         releases=ReleasesConfig(dir=str(tmp_path / "releases"), insecure=True),
     )
 
@@ -114,7 +110,7 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "gradient": ({"step": gradient_not_finite}, {}, "held-out data is not finite"),
     "damaged": ({}, {}, "forward.onnx is not what"),
     "data": ({}, {"data": {"path": "other.npz"}}, "has shape (9, 4)"),
-    "probe set": ({}, {"knowledge": {"path": "data.npz"}}, "[knowledge]"),
+    "probe set": ({}, {"knowledge": {"path": "ada.npz"}}, "[knowledge]"),
 }
 
 
@@ -231,19 +227,6 @@ def test_a_last_good_one_that_cannot_be_read_is_kept(board, releases, new_releas
     assert version_of(settle(board, releases)) == "1"
 
 
-@pytest.mark.usefixtures("fast")
-def test_a_trial_that_cannot_be_read_is_given_up_in_the_end(board, releases, new_release) -> None:
-    prove(board, releases, new_release(1))
-    releases.install(new_release(2))
-    not_readable(releases.folder / "2")
-    for _ in range(ATTEMPTS_MAX):
-        with pytest.raises(BoardFault, match="cannot be read"):
-            settle(board, releases)
-        assert releases.standing().current == 2
-    assert version_of(settle(board, releases)) == "1"
-    assert releases.standing().bad[-1][0] == 2
-
-
 def refuse(_content: bytes, _signatures: bytes) -> None:
     raise NotSigned("this release is not signed by ann")
 
@@ -271,13 +254,14 @@ def config_file(board: NodeConfig, folder: Path) -> Path:
     path = folder / "node.toml"
     path.write_text(
         f'name = "ada"\nstate_dir = "state"\nmodel = "{board.model}"\n'
-        '[link]\nurl = "mqtt://127.0.0.1:9"\n[data]\npath = "data.npz"\n'
-        '[evaluate]\npath = "data.npz"\n[training]\nsamples_min = 8\n'
+        '[link]\nurl = "mqtt://127.0.0.1:9"\n[data]\npath = "ada.npz"\n'
+        '[evaluate]\npath = "ada.npz"\n[training]\nsamples_min = 8\n'
         '[releases]\ndir = "releases"\ninsecure = true\n'
     )
     return path
 
 
+@pytest.mark.nightly
 def test_kill_9_in_a_trial_is_forgiven_and_then_leads_back_without_a_visit(
     board, releases, new_release, tmp_path
 ) -> None:

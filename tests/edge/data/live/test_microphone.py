@@ -1,7 +1,6 @@
 """Words from a microphone: the gate on its own, and arecord with ALSA's file and null devices."""
 
 import os
-import shutil
 import sys
 
 import numpy as np
@@ -114,14 +113,3 @@ def test_without_arecord_there_is_one_sentence(source, package, monkeypatch, tmp
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(DataError, match="apt install alsa-utils"):
         source("microphone", package(50, 32)).poll(0.0)
-
-
-@pytest.mark.skipif(shutil.which("arecord") is None, reason="arecord is not installed")
-def test_arecord_on_alsas_own_devices(source, package, eventually, tmp_path, monkeypatch) -> None:
-    word = np.concatenate([noise(1, rate=16_000), noise(0.4, 0.3, 16_000)] * 40)
-    path = tmp_path / "sound.raw"
-    path.write_bytes((word * 32_767).astype("<i2").tobytes())
-    (tmp_path / "asound.conf").write_text(ALSA.format(infile=path, outfile=tmp_path / "out"))
-    monkeypatch.setenv("ALSA_CONFIG_PATH", str(tmp_path / "asound.conf"))
-    made = source("microphone", package(50, 32), device="words")
-    assert all(item.inputs["x"].shape == (50, 32) for item in poll_until(made, eventually, 2))
