@@ -98,9 +98,9 @@ PARSED = {
     "./run settings": "tests/ternmesh_cli/test_boards.py",
     "./run label": "needs samples of a source: tests/ternmesh_cli/test_samples.py",
     "./run data": "needs samples of a source: tests/ternmesh_cli/test_samples.py",
-    "./run host --config examples/": "needs the example's model: tests/models/test_pm25.py",
-    "./run node --config examples/": "needs the example's model: tests/models/test_pm25.py",
-    "./run status --config examples/": "needs the example's model: tests/models/test_pm25.py",
+    "./run host --config examples/": "needs the model of the example, and its data",
+    "./run node --config examples/": "needs the model of the example, and its data",
+    "./run status --config examples/": "needs the model of the example, and its data",
 }
 # Programs of minutes or with downloads: their `--help` has to know the options that are written.
 HELPED = (

@@ -14,17 +14,17 @@ import pytest
 from edge.config import DataConfig, EvaluateConfig
 from edge.data.sources import Label, Sample
 from edge.errors import DataError, ModelError
-from edge.node import RELEASE_AFTER_S, Node
+from edge.node import Node
 from edge.onnx.session import adapter_version, read_adapter
 from edge.report import status, summary
 from edge.service import present_model
 from ternmesh.federated import robust
-from ternmesh.federated.refusals import DIVERGED, NO_ANSWER
+from ternmesh.federated.refusals import DIVERGED
 from ternmesh.federated.reputation import NodeStanding, Reputations
 from ternmesh.federated.state import new_host_state
 from ternmesh.wire.update import read_manifest
 from ternmesh_service.status import to_json
-from tests.edge.fleet import ROUNDS, SECOND_RUN, STEPS, World, new_plan, replace_step
+from tests.edge.fleet import ROUNDS, SECOND_RUN, World, new_plan, replace_step
 
 
 def test_two_nodes_learn_together_to_the_end(world: World) -> None:
@@ -78,26 +78,6 @@ def test_the_host_hears_losses_and_effects_of_probes(world, report, monkeypatch)
     assert {item.accuracy for item in evaluations} == {None}  # this model has another metric
     assert all(set(rises) == {1, 2} for rises in effects)
     assert any(rise < 0 for rises in effects for rise in rises.values()), "updates help"
-
-
-def test_the_status_is_json_and_says_where_it_stands(world: World) -> None:
-    node = world.add("ada")
-    before = status(node)
-    assert (before.activity, before.joined, before.rounds) == ("joining", False, None)
-    world.until(lambda: node.trainer.progress[0] == 2)
-    during = status(node)
-    assert during.activity == "training"
-    assert (during.training.steps_done, during.training.steps) == (2, STEPS)
-    world.until(lambda: node.protocol.pending is not None)
-    assert status(node).outbox.round == 0
-    node.protocol.receive_frames("host", [b"nonsense"], world.now)
-    world.finish()
-    after = status(node)
-    assert (after.activity, after.phase, after.version) == ("finished", "finished", ROUNDS)
-    assert after.metric == after.history[-1].metric
-    assert min(after.bytes_up, after.bytes_down, after.rss_mib or 0) > 0
-    assert sum(after.refused.values()) == 1
-    assert after.samples == 40
 
 
 def update_of_round(world: World, number: int) -> bytes:
@@ -261,20 +241,6 @@ def test_a_carried_run_predicts_with_what_was_learned_all_the_time(world: World)
     np.testing.assert_array_equal(node.global_adapter, world.global_adapter())
 
 
-def test_an_idle_node_frees_its_sessions_and_takes_them_up_again(world: World, monkeypatch) -> None:
-    freed: list[float] = []
-    monkeypatch.setattr("edge.node.trim_memory", lambda: freed.append(world.now))
-    world.new_host(min_peers=2)
-    ada, bob = world.add("ada"), world.add("bob")
-    world.until(lambda: ada.protocol.joined and bob.protocol.joined)
-    world.until(lambda: ada.protocol.pending is not None, ["ada"])
-    assert freed == []
-    world.now += RELEASE_AFTER_S
-    ada.turn(0.0)
-    assert freed == [world.now]
-    world.finish()
-
-
 class Sensor:
     """Yields `count` samples at each poll, and their labels one poll later."""
 
@@ -399,11 +365,3 @@ def test_samples_that_are_deleted_in_a_round_end_it(world: World, monkeypatch) -
     world.finish()
     assert world.host.counted[1] == ROUNDS
     assert status(node).source.by_label == {"all": len(buffer)}
-
-
-def test_a_node_that_nobody_answers_says_so_once(world: World, caplog) -> None:
-    node = world.add("ada")
-    world.now += 15.0
-    for _ in range(3):
-        node.turn(0.0)
-    assert caplog.messages.count(NO_ANSWER) == 1

@@ -1,6 +1,5 @@
 """What training may use of a board: the rule, the readings, and a node that keeps to them."""
 
-import logging
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -25,7 +24,6 @@ from edge.resources import (
     SHORT_OF_MEMORY,
     BatchSize,
     Readings,
-    Throttle,
     measure,
     why_to_wait,
 )
@@ -84,26 +82,6 @@ def test_the_hottest_zone_and_the_higher_pressure_count(tmp_path: Path) -> None:
     assert measure(tmp_path).memory_pressure == 7.25
     tree(tmp_path, {own: pressure(0.0)})
     assert measure(tmp_path).memory_pressure == 2.5
-
-
-def test_readings_are_rare_and_a_change_is_said_once(caplog) -> None:
-    caplog.set_level(logging.INFO)
-    throttle, seen = Throttle(LIMITS), []
-    now = [79.0, 81.0, 84.0, 76.0, 74.0]
-    throttle.measure = lambda: seen.append(1) or Readings(now[len(seen) - 1])  # type: ignore[func-returns-value]
-    reasons = []
-    for tenths in range(50):
-        throttle.look(tenths / 10)
-        reasons.append(throttle.reason)
-    assert len(seen) == 5
-    assert list(dict.fromkeys(reasons)) == [
-        *("", "81 C, waits for 75 C", "84 C, waits for 75 C", "76 C, waits for 75 C")
-    ]
-    assert [record.message for record in caplog.records] == [
-        "this kernel has no PSI: memory pressure does not pause training here",
-        "training is paused: 81 C, waits for 75 C",
-        "training goes on",
-    ]
 
 
 def test_a_batch_grows_until_it_takes_its_time_and_shrinks_for_good_without_memory() -> None:

@@ -1,6 +1,5 @@
 """What groups teach each other on their host, and which settings make no groups."""
 
-import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -108,15 +107,6 @@ def test_a_model_that_fails_teaches_nothing_and_ends_nothing(answer: Any, why: s
     broken = Teaching("own", KnowledgeExchange(), Mock(topic=TOPIC, **answer), 2)
     assert broken.turn(coordinator(2)) == []
     assert why in broken.remarks["own"]
-
-
-def test_a_teacher_without_reports_is_as_good_as_the_student() -> None:
-    exchange = KnowledgeExchange()
-    exchange.publish("own", known(0.7, quality=0.7))
-    exchange.publish("silent", known(0.99, quality=None))
-    assert exchange.taught("own").quality == 0.7
-    exchange.publish("own", known(0.7, quality=None))
-    assert exchange.taught("own").quality == 1.0
 
 
 @pytest.mark.parametrize(
@@ -233,20 +223,6 @@ def test_the_error_of_one_group_ends_all(two_groups: HostConfig, monkeypatch: An
     with pytest.raises(ConfigError, match="it cannot go on"):
         run_groups(two_groups, threading.Event(), lambda *_: Says(0.9))
     assert ended == [True]
-
-
-def test_a_line_of_the_log_names_its_group(
-    two_groups: HostConfig, monkeypatch: Any, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(logging.getLogger(), "handlers", [logging.StreamHandler()])
-    log = logging.getLogger("test")
-    monkeypatch.setattr(groups, "run_host", lambda *_, **_options: log.warning("round %d", 7))
-    run_groups(two_groups, threading.Event(), lambda *_: Says(0.9))
-    log.warning("the end")
-    lines = capfd.readouterr().err.splitlines()
-    assert sorted(lines[:2]) == ["keyword: round 7", "other: round 7"]
-    assert lines[2] == "the end"
-    assert not logging.getLogger().handlers[0].filters
 
 
 def test_a_released_model_that_does_not_fit_ends_no_group(

@@ -93,16 +93,6 @@ def test_a_port_that_is_there(node: Node) -> None:
     os.close(theirs)
 
 
-@pytest.mark.parametrize(
-    ("now", "shown"), [(0.0, "1970-01-01"), (4_102_444_800.0 - DAY_S, "2099-12-31")]
-)
-def test_a_wrong_clock(node: Node, now: float, shown: str) -> None:
-    result, sentence = found(node(), "clock", now)
-    assert result == WRONG
-    assert shown in sentence
-    assert "timedatectl set-ntp" in sentence
-
-
 def test_a_full_disk_and_the_time_until_then(enrolled, monkeypatch):
     assert found(enrolled, "disk")[0] == OK
     identity = enrolled.parent / "state" / "identity"

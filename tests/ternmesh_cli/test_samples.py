@@ -16,7 +16,7 @@ from edge.data.sources import Label, Sample
 from ternmesh_cli.main import main
 from ternmesh_service.config_file import load_model_package
 from ternmesh_service.control_socket import ControlServer
-from ternmesh_store.state_file import STATE, StateFile
+from ternmesh_store.state_file import StateFile
 
 CONFIG = """
 name = "ada"
@@ -117,23 +117,3 @@ def test_all_is_asked_for_at_a_terminal(config, capsys, monkeypatch, answer, cod
     monkeypatch.setattr("sys.stdin", terminal)
     assert run("data", "forget", "--config", config, "--all") == code
     assert (listed(config, capsys) == {}) == (code == 0)
-
-
-def test_copies_that_may_hold_a_sample_are_named(config, capsys) -> None:
-    copy = config.parent / "state" / f"{STATE}.format-4"
-    copy.touch()
-    assert run("data", "forget", "--config", config, "--key", "a") == 0
-    assert f"may still hold them: {copy}" in capsys.readouterr().out
-
-
-def test_a_stopped_node_with_samples_of_another_model_keeps_them(config, capsys) -> None:
-    state = StateFile(config.parent / "state")
-    state.open()
-    state.write("UPDATE replay_value SET value = x'00'")
-    state.commit()
-    state.close()
-    assert run("data", "list", "--config", config) == 1
-    assert "its samples are not of keyword" in capsys.readouterr().err
-    state.open()
-    assert len(state.rows("SELECT id FROM replay_sample")) == 4
-    state.close()

@@ -199,14 +199,6 @@ def test_root_makes_the_keys_as_the_service_and_starts_it_once_enrolled(run, hos
     assert "started      ternmesh-node" in said
 
 
-def test_a_state_folder_that_a_kill_left_to_root_becomes_the_service_s(run, host, service):
-    (service / "var" / "node").rmdir()
-    (service / "var" / "node").mkdir(0o700)
-    code, said = run(*BOARD)
-    assert code == 0, said
-    assert (service / "var" / "node").stat().st_uid == ids()[0]
-
-
 def test_what_is_done_as_the_service_has_no_group_of_root(service):
     os.setgroups([0, 4])
     with setup.acting_as(pwd.getpwnam("nobody")):

@@ -3,8 +3,6 @@ import os
 import resource
 import signal
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -102,19 +100,6 @@ def test_what_was_committed_survives_a_kill_and_what_was_not_does_not(path, in_k
     stored.put("key", b"lost")
     assert database.changed, "the value of the lost transaction is not taken for written"
     database.close()
-
-
-def test_a_second_process_is_refused_while_the_first_lives(path):
-    database = opened(path)
-    command = [sys.executable, "-c", OTHER_PROCESS, str(path)]
-    with pytest.raises(StoreError, match="another process uses"):
-        opened(path)  # and it leaves the lock as it was
-    refused = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert "another process uses" in refused
-    assert str(path) in refused
-    database.close()
-    allowed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert allowed == ""
 
 
 @pytest.mark.parametrize(
@@ -369,23 +354,3 @@ def test_a_full_disk_is_a_sentence_and_keeps_what_was_committed(path):
     survivor = values(opened(path)).get("key")
     assert survivor is not None
     assert survivor == bytes([survivor[0]]) * 10_000, "a whole value, not a torn one"
-
-
-def test_the_same_value_is_not_written_again(path):
-    database = opened(path)
-    stored = values(database)
-    stored.put("key", b"value")
-    database.commit()
-    stored.put("key", b"value")
-    assert not database.changed
-    database.close()
-    database = opened(path)
-    stored = values(database)
-    assert stored.get("key") == b"value"
-    stored.put("key", b"value")
-    assert not database.changed, "what was read is known to be there"
-    stored.put("key", b"other")
-    stored.forget()
-    stored.put("key", b"other")
-    assert stored.get("key") == b"other"
-    database.close()

@@ -9,9 +9,8 @@ import pytest
 
 from edge.data import labels
 from edge.data.buffer import ReplayBuffer
-from edge.data.labels import IMAGE_MAX, PresentModel, answer_data, finish_data, image
+from edge.data.labels import IMAGE_MAX, PresentModel, image
 from edge.data.sources import Label, Sample
-from edge.errors import ModelError
 from edge.onnx.session import Inference, load_model
 from models.zoo import fsdd_path, package_path
 from tests.edge.data.conftest import NewBuffer, ask
@@ -73,14 +72,6 @@ def test_the_least_certain_come_first_with_guesses_and_a_picture(buffer, model) 
         pixels = np.frombuffer(base64.b64decode(row["image"]), np.uint8).reshape(50, 32)
         np.testing.assert_allclose(pixels / 255, (x - x.min()) / np.ptp(x), atol=0.003)
     assert ask(buffer, "queue", model, limit=1)["rows"][0]["key"] == rows[0]["key"]
-
-
-def test_without_the_model_the_newest_come_first(buffer) -> None:
-    buffer.add(clips(3))
-    found = ask(buffer, "queue", limit=2)
-    assert [row["key"] for row in found["rows"]] == ["noise", "2"]
-    assert found["rows"][0]["guesses"] == []
-    assert (found["score"], found["rows"][0]["certainty"]) == (None, None)
 
 
 def test_wrong_labels_are_among_the_worst(buffer, model, monkeypatch) -> None:
@@ -175,37 +166,11 @@ def test_a_sample_that_was_learned_is_no_news_after_undo_and_a_slip_stays_news(n
     assert buffer.add([]).size == 0
 
 
-def test_the_thread_of_the_node_leaves_the_model_to_one_other(buffer, model, monkeypatch) -> None:
-    buffer.add(clips(2))
-    others: list[Any] = []
-
-    def fails(inputs: Any) -> Any:
-        others.append(finish_data(begun))  # a second request while this one is worked on
-        raise ModelError("no memory is free")
-
-    monkeypatch.setattr(labels, "BUSY_S", 0.0)
-    begun = answer_data(buffer, {"data": "queue"}, replace(model, scores=fails))
-    assert finish_data(begun) == {"error": "no memory is free"}
-    assert "ask again" in others[0]["error"]
-    assert finish_data({"data": []}) == {"data": []}
-
-
 @pytest.mark.parametrize("scores", [np.full((2, 10), np.inf), np.zeros((2, 5, 10))])
 def test_a_model_without_shares_gives_no_guess(buffer, model, scores) -> None:
     buffer.add(clips(1))
     for row in ask(buffer, "queue", replace(model, scores=lambda inputs: scores))["rows"]:
         assert (row["guesses"], row["certainty"]) == ([], None)
-
-
-def test_a_model_without_classes_is_shown_and_not_guessed(tiny, new_buffer, model) -> None:
-    buffer = new_buffer(tiny.package)
-    buffer.add([Sample("a", {"x": np.arange(6)}), Sample("b", {"x": np.zeros(6)})])
-    buffer.add([Label("b", {"t": np.zeros(3)})])
-    found = ask(buffer, "queue", model)
-    assert (found["labels"], found["rows"][0]["guesses"]) == ([], [])
-    assert found["rows"][0]["shape"] == [6]
-    assert ask(buffer, "labelled", model)["rows"][0]["label"] is None
-    assert "classes" in ask(buffer, "worst", model)
 
 
 @pytest.mark.parametrize(

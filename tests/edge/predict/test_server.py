@@ -14,7 +14,7 @@ import pytest
 from edge.data.sources import Sample
 from edge.errors import ModelError
 from edge.predict import server as module
-from edge.predict.server import BATCH_MAX, Asker, PredictionServer
+from edge.predict.server import BATCH_MAX, PredictionServer
 from ternmesh_service.control_socket import ControlError
 from ternmesh_service.status import to_json
 from tests.edge.predict.conftest import Client
@@ -183,18 +183,6 @@ def test_followers_get_live_predictions(client: Client, server: PredictionServer
     assert client.ask({"follow": False})["follow"] is False
     server.predict_live([sample])
     assert client.ask({"id": "next", "inputs": GOOD})["id"] == "next"
-
-
-def test_a_flood_of_samples_is_skipped_and_requests_go_on(client, server, gate) -> None:
-    client.send({"id": 0, "inputs": GOOD})
-    assert gate.reached.wait(20.0)
-    server.predict_live([Sample(str(n), {"x": np.zeros(6)}) for n in range(1000)])
-    assert server.status().live_skipped == 1000 - module.POSTED_MAX
-    assert not server.post(b"{}", Asker(lambda _: None))
-    gate.opened.set()
-    assert client.answer()["id"] == 0
-    assert client.ask({"id": 1, "inputs": GOOD})["label"]
-    assert server.post(b"{}", Asker(lambda _: None))  # there is room again
 
 
 def test_a_socket_has_one_server_and_close_disconnects_and_removes_it(

@@ -5,7 +5,6 @@ import socket
 import threading
 
 import pytest
-from paho.mqtt import client as paho
 from paho.mqtt import publish
 
 from ternmesh.wire.frame import SEALED_MIN
@@ -281,26 +280,3 @@ def test_a_young_process_whose_name_is_taken_back_ends_and_an_old_one_comes_back
     eventually(has_ended if young_s else lambda: len(broker.seen) == 4)
     assert has_ended() is bool(young_s)
     assert len(broker.seen) == (1 if young_s else 4)
-
-
-def test_a_broker_that_reads_no_answers_is_left(new_end, eventually, monkeypatch) -> None:
-    # R7.2-9
-    send = paho.Client._sock_send
-
-    def stuck(client: paho.Client, packet: bytes) -> int:
-        if packet[0] == 0x70:
-            raise BlockingIOError  # the answer to 0x62
-        return send(client, packet)
-
-    monkeypatch.setattr(paho.Client, "_sock_send", stuck)
-    monkeypatch.setattr("transports.mqtt.connection.UNSENT_MAX", 100)
-    broker = ScriptedBroker([ACCEPT_BY_5 + 1000 * bytes([0x62, 2, 0, 1])])
-    ada = new_end(broker.url, "ada", reconnect_min_s=60.0, reconnect_max_s=60.0)
-    eventually(lambda: "does not read our answers" in str(ada.status().last_error))
-
-
-def test_a_broker_that_never_answers_is_left(new_end, eventually) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        url = f"mqtt://127.0.0.1:{silent.getsockname()[1]}"
-        ada = new_end(url, "ada", connect_timeout_s=0.2)
-        eventually(lambda: "did not answer in time" in str(ada.status().last_error))

@@ -12,7 +12,6 @@ import pytest
 from edge.config import read_node_config
 from edge.data.live.rows import READ_MAX
 from edge.data.sources import Label, Sample
-from edge.errors import DataError
 from ternmesh.config import ConfigError
 from ternmesh_service.control_socket import ControlError
 from ternmesh_service.status import LiveStatus, ask_status
@@ -67,21 +66,6 @@ def test_a_file_that_is_replaced_or_emptied(csv) -> None:
     path.write_text("7,8\n")
     source.poll(4.0)
     assert keys(source.poll(5.0)) == [[8.0, 7.0]]
-
-
-def test_a_file_that_is_missing_is_looked_for_more_and_more_rarely(csv) -> None:
-    path, source = csv(None)
-    failures = 0
-    for second in range(100):
-        try:
-            assert source.poll(float(second)) == []
-        except FileNotFoundError:
-            failures += 1
-    assert 5 <= failures <= 8
-    path.write_text("")
-    source.poll(200.0)
-    add(path, "a,b\n1,2\n")
-    assert keys(source.poll(201.0)) == [[1.0, 2.0]]
 
 
 def test_a_flood_is_read_in_parts_and_cut_to_rate_max(csv) -> None:
@@ -173,8 +157,3 @@ def test_a_node_reads_a_built_in_source_and_closes_it(tiny, tmp_path, eventually
     path.write_text(path.read_text().replace("columns", "colums"))
     with pytest.raises(ConfigError, match=r"colums is not a setting: .* allows columns, horizon"):
         read_node_config(path)
-
-
-def test_a_topic_of_labels_has_no_wildcards(source, package) -> None:
-    with pytest.raises(DataError, match="only subscriptions may have them"):
-        source("mqtt", package(2), columns=COLUMNS, url="mqtt://a", topic="a/+", label_topic="l/+")
