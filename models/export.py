@@ -85,9 +85,9 @@ def export(
     mean over the batch. `metric` compares the first output with the first target and is one of
     ternmesh.model_package.METRICS: "accuracy" for logits [batch, classes] and whole numbers
     [batch], which is the default for such shapes, else "mean_absolute_error". `labels` name the
-    classes. With `input_gradient`, the train step also returns the gradient of the inputs, after
-    the adapter's. The module is exported in evaluation mode: no dropout, no batch statistics. With
-    `replace`, an earlier package in `folder` is overwritten. ExportError or ModelPackageError where
+    classes. With `input_gradient`, the train step also returns the gradient of the inputs. The
+    module is exported in evaluation mode: no dropout, no batch statistics. With `replace`, an
+    earlier package in `folder` is overwritten. ExportError or ModelPackageError where
     an argument does not fit, an operator cannot be exported, or the graphs compute something else.
     """
     _check_folder(Path(folder), replace)
