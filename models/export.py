@@ -86,9 +86,8 @@ def export(
     ternmesh.model_package.METRICS: "accuracy" for logits [batch, classes] and whole numbers
     [batch], which is the default for such shapes, else "mean_absolute_error". `labels` name the
     classes. With `input_gradient`, the train step also returns the gradient of the inputs. The
-    module is exported in evaluation mode: no dropout, no batch statistics. With `replace`, an
-    earlier package in `folder` is overwritten. ExportError or ModelPackageError where
-    an argument does not fit, an operator cannot be exported, or the graphs compute something else.
+    module is exported in evaluation mode. With `replace`, an earlier package is overwritten. Raises
+    ExportError or ModelPackageError for what does not fit, cannot be exported or computes else.
     """
     _check_folder(Path(folder), replace)
     _check_arguments(module, adapter, example_batch)
