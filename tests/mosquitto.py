@@ -4,6 +4,7 @@ Benches and experiments use it too: no installed package needs it.
 """
 
 import os
+import random
 import shutil
 import signal
 import socket
@@ -28,10 +29,16 @@ def find_mosquitto() -> str | None:
 
 
 def free_port() -> int:
-    """A TCP port of this machine that is unused now."""
-    with socket.socket() as sock:
-        sock.bind((ADDRESS, 0))
-        return int(sock.getsockname()[1])
+    """A TCP port of this machine that is unused now.
+
+    It is below those that the system gives to clients: one that tries a port of these again and
+    again while no broker listens may get that very port, and is then connected to itself.
+    """
+    while True:
+        port = random.SystemRandom().randrange(12_000, 32_000)
+        with socket.socket() as sock:
+            if sock.connect_ex((ADDRESS, port)) != 0:
+                return port
 
 
 def run_as(user: str, folder: Path) -> None:
