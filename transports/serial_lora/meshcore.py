@@ -21,7 +21,6 @@ from transports.serial_lora.settings import SerialLoraSettings
 
 DATA, SET_HARDWARE = 0x00, 0x06
 SET_RADIO, SET_POWER, GET_AIRTIME = 0x09, 0x0A, 0x0F
-ANSWER = 0x80  # a flag of what answers a command
 AIRTIME, OK, ERROR, TX_DONE, RX_META = 0x8F, 0xF0, 0xF1, 0xF8, 0xF9
 TX_BUSY = 7
 ERRORS = {

@@ -55,7 +55,6 @@ TO_PACKET, TO_WANT_CONFIG, TO_HEARTBEAT = 1, 3, 7
 FROM_PACKET, FROM_MY_INFO, FROM_CONFIG, FROM_COMPLETE, FROM_REBOOTED = 2, 3, 5, 7, 8
 FROM_QUEUE = 11
 MY_NODE = 1
-CONFIG_ONLY = 69_420  # as the nonce of a request: without the nodes of the mesh
 PACKET_FROM, PACKET_TO, PACKET_DATA, PACKET_ID = 1, 2, 4, 6
 PACKET_SNR, PACKET_HOPS, PACKET_PRIORITY, PACKET_RSSI = 8, 9, 11, 12
 DATA_PORT, DATA_PAYLOAD, DATA_REQUEST = 1, 2, 6
@@ -69,11 +68,12 @@ def frame(message: bytes) -> bytes:
     return MAGIC + len(message).to_bytes(2, "big") + message
 
 
-def packet(*, to: int, packet_id: int, port: int, payload: bytes) -> bytes:
-    """A MeshPacket; further fields may follow it."""
-    data = protobuf.number_field(DATA_PORT, port) + protobuf.bytes_field(DATA_PAYLOAD, payload)
+def packet(packet_id: int, payload: bytes) -> bytes:
+    """A MeshPacket of ours to all; further fields may follow it."""
+    data = protobuf.number_field(DATA_PORT, PRIVATE_APP)
+    data += protobuf.bytes_field(DATA_PAYLOAD, payload)
     return (
-        protobuf.fixed32_field(PACKET_TO, to)
+        protobuf.fixed32_field(PACKET_TO, BROADCAST)
         + protobuf.bytes_field(PACKET_DATA, data)
         + protobuf.fixed32_field(PACKET_ID, packet_id)
     )
@@ -152,7 +152,7 @@ class Meshtastic(Dialect[dict[int, Value]]):
     def send(self, payload: bytes, now: float) -> list[Event]:
         """Broadcast without acknowledgement, because the reliable link detects losses itself."""
         self._packet_id = self._rng.randrange(1, 1 << 32)
-        message = packet(to=BROADCAST, packet_id=self._packet_id, port=PRIVATE_APP, payload=payload)
+        message = packet(self._packet_id, payload)
         message += protobuf.number_field(PACKET_PRIORITY, LOWEST_PRIORITY)
         if self._settings.hop_limit:
             message += protobuf.number_field(PACKET_HOPS, self._settings.hop_limit)
