@@ -17,9 +17,11 @@ from ternmesh.wire.control import OPEN
 from ternmesh.wire.frame import BROADCAST, DOWN, UNASSIGNED, Header, open_seal, seal_open
 from ternmesh.wire.global_update import (
     Counted,
+    GlobalSnapshot,
     GlobalUpdate,
     certify,
     hash_adapter,
+    write_global_snapshot,
     write_global_update,
 )
 from ternmesh.wire.update import MANIFEST_KIND
@@ -265,3 +267,29 @@ def test_a_node_whose_adapter_is_damaged_gets_a_snapshot(bench: Any) -> None:  #
     assert np.array_equal(theo.model_q24, bench.host.model_q24)
     both_submit(bench, 2)
     assert theo.version == 3
+
+
+def test_an_older_snapshot_takes_nothing_back(bench: Any) -> None:  # R4.5-3
+    theo, address = bench.nodes["theo"], bench.nodes["theo"].address
+    both_submit(bench, 0)
+    host = bench.host
+    old = GlobalSnapshot(1, host.global_hash, MODEL[:8], False, 0, (), host.model_q24)
+    both_submit(bench, 1)
+    before = theo.model_q24.copy()
+    for body in fragments.split(certify(write_global_snapshot(old)), bench.plan.frame_mtu):
+        theo.receive_frames(HOST, [seal_open(Header(address | DOWN, 0), body)], bench.now)
+    assert theo.version == 2
+    assert np.array_equal(theo.model_q24, before)
+
+
+def test_a_host_that_asks_again_at_once_gets_no_second_answer(bench: Any) -> None:
+    theo = bench.nodes["theo"]
+    both_submit(bench, 0)
+    bench.take("theo")
+    answers = []
+    for _ in range(3):
+        from_host(bench, theo, control.Wanted(theo.address, 0))
+        answers.append(len(bench.take("theo")))
+        bench.now += 0.1
+    assert answers[0] > 0
+    assert answers[1:] == [0, 0]
