@@ -1,9 +1,12 @@
 """A student learns soft labels and similarities, and no more than it is taught."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
 from experiments.transfer.distillation import (
+    GRADIENT_NORM_MAX,
     LearningSettings,
     Lesson,
     learn,
@@ -66,3 +69,26 @@ def test_the_relational_loss_brings_similarities_nearer() -> None:
         for module in (train(taught), train(taught, LearningSettings(300, 0.02, relational=20.0)))
     ]
     assert losses[1] < 0.8 * losses[0]
+
+
+def test_steps_are_clipped_inputs_augmented_and_the_module_ends_in_evaluation_mode() -> None:
+    taught = replace(lesson(), targets=100 * lesson().targets)  # a hundred times the gradient
+    seen: list[Tensor] = []
+
+    def louder(x: Tensor, _generator: torch.Generator) -> Tensor:
+        seen.append(x)
+        return 2 * x
+
+    module = Small()
+    settings = LearningSettings(steps=3, learning_rate=1e-6)
+    learn(module, taught, settings, torch.Generator().manual_seed(0), augment=louder)
+    assert [len(x) for x in seen] == 3 * [settings.batch]
+    unclipped = Small()
+    loss = nn.functional.cross_entropy(unclipped(2 * taught.inputs[0]), taught.targets)
+    loss.backward()
+    norms = [
+        torch.cat([p.grad.ravel() for p in one.parameters() if p.grad is not None]).norm()
+        for one in (unclipped, module)
+    ]
+    assert norms[0] > GRADIENT_NORM_MAX >= norms[1] - 1e-5
+    assert not module.training

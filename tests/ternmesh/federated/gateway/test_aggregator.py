@@ -236,6 +236,7 @@ def test_contributors_without_a_word_pass_again() -> None:  # R6.8-18
         yard.wait(60.0)
         yard.exchange()
     assert yard.host.version == 1
+    assert yard.bodies("up").count(("ada", CONTRIBUTIONS_KIND)) == 5  # four tries, then once more
     assert yard.made[0].partial_aggregates == ()
     assert [row.address for row in yard.made[0].counted] == [1, 2, 3]
 
