@@ -117,7 +117,7 @@ class GlobalEvaluation:
 
     def evaluate_labelled(self, data: Dataset, indexes: NDArray[np.int64]) -> None:
         """Add samples that were labelled just now to the next entry; what takes long is left."""
-        self._has_more(self.evaluator.evaluate(data, indexes))
+        self._has_more(self.evaluator.evaluate(data, indexes[::-1]))
 
     def report(self, version: int) -> Values:
         """What the host is told of a global adapter; nothing without held-out samples."""

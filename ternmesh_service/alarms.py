@@ -166,6 +166,10 @@ def _own(status: BoardStatus) -> Iterator[Alarm]:
         yield Alarm(WARN, "", "this board has not joined a run yet", NO_ANSWER)
     if status.diverged:
         yield Alarm(WARN, "", f"training diverged in {status.diverged} rounds", DIVERGED)
+    if status.aside.newest:
+        text = f"{status.aside.count} samples are set aside, such as "
+        text += ": ".join(status.aside.newest[-1])
+        yield Alarm(WARN, "", text, "look at them with `ternmesh data list`")
     if status.source is not None and status.source.last_failure:
         text = f"the source of samples failed: {status.source.last_failure}"
         yield Alarm(WARN, "", text, "ask `ternmesh doctor`")

@@ -28,7 +28,7 @@ class CsvSource(RowSource):
     def _open(self, _now: float) -> None:
         self._file = open_regular(self._path)
         end = os.fstat(self._file.fileno()).st_size if self._is_first else 0
-        self._mapper.is_header(self._file.readline(LINE_MAX))
+        self._mapper.reader.is_header(self._file.readline(LINE_MAX))
         # The byte before the end: where it ends a line, no half line follows.
         self._file.seek(max(0, end - 1))
         self._splitter = LineSplitter(self.left_out, skips=end > 0)

@@ -77,7 +77,7 @@ class FolderSource(LiveSource):
             sample = read_sample(path, self._package)
         except (OSError, DataError) as error:
             self.last_refusal = str(error)
-            self.left_out["file that cannot be used"] += 1
+            self.left_out.add("file that cannot be used", str(error))
             return []
         # The same key after a restart, so that no sample is stored twice.
         name = str(path.relative_to(self._path))
@@ -87,6 +87,6 @@ class FolderSource(LiveSource):
         try:
             label = label_arrays(self._package, own if is_label else Path(name).parent.name)
         except DataError:
-            self.left_out["no label in the name"] += 1
+            self.left_out.add("no label in the name", name)
             return [Sample(key, sample)]
         return [Sample(key, sample), Label(key, label)]

@@ -385,9 +385,14 @@ def test_every_input_that_must_be_whole_is_a_size_or_changes_no_shape() -> None:
 
 def test_no_model_is_loaded_unchecked(tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
-    monkeypatch.setattr("edge.onnx.session.check_file", lambda path: seen.append(path.name))
-    load_model(tiny.folder)
-    assert seen == [FORWARD, TRAIN_STEP]
+
+    def check(path: Path) -> dict[str, int]:
+        seen.append(path.name)
+        return {path.name: 3}
+
+    monkeypatch.setattr("edge.onnx.session.check_file", check)
+    assert load_model(tiny.folder).package.table_sizes == {FORWARD: 3, TRAIN_STEP: 3}
+    assert sorted(seen) == [FORWARD, TRAIN_STEP]
 
 
 @pytest.mark.parametrize("kind", sorted(OPERATORS))
