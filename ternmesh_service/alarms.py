@@ -150,6 +150,8 @@ def _machine(machine: MachineStatus) -> Iterator[Alarm]:
     if free_mb is not None and free_mb < DISK_MB:
         text = f"only {free_mb:.0f} MB are free here"
         yield Alarm(BAD, "", text, "make room on this disk")
+    for text in machine.not_served:
+        yield Alarm(WARN, "", text, "it is tried again every half a minute")
     for name, left_s in machine.certificates.items():
         if left_s < ENDS_DAYS * DAY_S:
             ends = f"ends in {left_s / DAY_S:.0f} days" if left_s > 0 else "has ended"

@@ -49,6 +49,7 @@ class MachineStatus:
     disk_free_mb: float | None = None  # where its state is
     # Seconds until each one ends, by file
     certificates: Mapping[str, float] = field(default_factory=dict)
+    not_served: tuple[str, ...] = ()  # why page or metrics are not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,15 @@ import numpy as np
 import pytest
 
 from edge.errors import ModelError
-from edge.trainer import AdamSettings, Trainer, adam_update, clip_gradient, init_adam, round_rng
+from edge.trainer import (
+    AdamSettings,
+    Arrays,
+    Trainer,
+    adam_update,
+    clip_gradient,
+    init_adam,
+    round_rng,
+)
 from ternmesh.plan import Plan, make_plan
 
 D = 18
@@ -113,7 +121,7 @@ def test_clipping_keeps_the_direction_and_bounds_the_length() -> None:
 class Picky:
     """A step that cannot compute the sample 7, and finds no loss for the sample 9."""
 
-    def run(self, adapter: np.ndarray, batch: dict[str, np.ndarray]) -> tuple[float, np.ndarray]:
+    def run(self, adapter: np.ndarray, batch: Arrays) -> tuple[float, np.ndarray]:
         if 7 in batch["x"]:
             raise ModelError("index out of range")
         return (np.inf if 9 in batch["x"] else 1.0), np.ones_like(adapter)
