@@ -374,6 +374,9 @@ def opened_npz(path: Path) -> Iterator[Any]:
                 raise NoData(f"{path} is not an .npz file: write it with numpy.savez")
             file.seek(0)
             with np.load(file, allow_pickle=False) as archive:
+                names = [name.removesuffix(".npy") for name in archive.zip.namelist()]
+                if len(set(names)) < len(names):
+                    raise NoData(f"{path} holds two arrays of one name: write it again")
                 yield archive
     except OSError as error:
         raise _unreadable(path, error) from error

@@ -99,6 +99,15 @@ class RowReader:
                 return True
         return False
 
+    def begin(self, line: bytes, path: str) -> None:
+        """Read the first line of a file. DataError where it is a header without all columns."""
+        text = line.decode("utf-8-sig", errors="replace").strip()
+        if not text or text[0] in "{[" or any(map(str.isdigit, self._columns)):
+            return
+        if not self.is_header(line) and not self._header:
+            lacks = ", ".join(column for column in self._columns if column not in text)
+            raise DataError(f"{path} has no column {lacks}: its first line is {text:.200}")
+
     def number(self, row: Row, column: str) -> float:
         """The number in a column. ValueError, TypeError, LookupError or OverflowError."""
         value = _look_up(row, column)
@@ -246,9 +255,9 @@ class RowSource(LiveSource):
         super().__init__(options.rate_max)
         self._mapper = RowMapper(options, package, self.left_out, self._key)
 
-    def _lines(self) -> list[bytes]:
+    def _lines(self, now: float) -> list[bytes]:
         """The lines that have come since the last call, at most about READ_MAX bytes."""
         raise NotImplementedError
 
-    def _read(self, _now: float) -> list[Sample | Label]:
-        return [item for line in self._lines() for item in self._mapper.take(line)]
+    def _read(self, now: float) -> list[Sample | Label]:
+        return [item for line in self._lines(now) for item in self._mapper.take(line)]

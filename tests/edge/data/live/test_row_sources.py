@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from edge.config import read_node_config
-from edge.data.live.rows import READ_MAX
 from edge.data.sources import Label, Sample
+from edge.errors import DataError
 from ternmesh.config import ConfigError
 from ternmesh_service.control_socket import ControlError
 from ternmesh_service.status import LiveStatus, ask_status
@@ -70,13 +70,19 @@ def test_a_file_that_is_replaced_or_emptied(csv) -> None:
     assert keys(source.poll(5.0)) == [[8.0, 7.0]]
 
 
-def test_a_flood_is_read_in_parts_and_cut_to_rate_max(csv) -> None:
+def test_many_rows_wait_for_rate_max(csv) -> None:
     path, source = csv(rate_max=5.0)
     source.poll(0.0)
-    add(path, "1,2\n" * READ_MAX)
+    add(path, "1,2\n" * 22)
     polls = [len(source.poll(1.0 + second)) for second in range(6)]
-    assert polls == [5, 5, 5, 5, 0, 0]  # each read has READ_MAX bytes
-    assert source.status().left_out == {"more than rate_max": READ_MAX - 20}
+    assert polls == [5, 5, 5, 5, 2, 0]
+    assert source.status().left_out == {}
+
+
+def test_a_header_without_a_column_is_named_with_what_it_has(csv) -> None:
+    _, source = csv("vibration,temp\n1,2\n", columns=["vibration", "temperature"])
+    with pytest.raises(DataError, match="no column temperature: its first line is vibration,temp"):
+        source.poll(0.0)
 
 
 def test_a_serial_sensor(source, package) -> None:
