@@ -101,9 +101,8 @@ def read_clip(path: Path) -> Sound:
         used = np.insert(np.frombuffer(used, "u1").reshape(-1, 3), 0, 0, axis=1).tobytes()
     samples = np.frombuffer(used, kind).astype(np.float32)
     if tag == PCM:
-        samples = (
-            (samples - 128) / 128 if bits == 8 else samples / 2 ** (8 * np.dtype(kind).itemsize - 1)
-        )
+        zero, full = (128, 128) if bits == 8 else (0, 1 << 8 * np.dtype(kind).itemsize - 1)
+        samples = ((samples - zero) / full).astype(np.float32)
     if not np.isfinite(samples).all():
         raise DataError(f"{path} holds NaN or infinity: record or convert it")
     return resample(samples.reshape(-1, channels).mean(1), rate)

@@ -1,6 +1,7 @@
 import io
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from edge.data.sources import NpzSettings, make_source, open_folder
 from edge.errors import DataError, NoData
 from models.zoo import package_path
-from ternmesh.model_package import read_model_package
+from ternmesh.model_package import TensorSpec, read_model_package
 
 PLAIN = NpzSettings(arrays={}, where={})
 
@@ -246,3 +247,26 @@ def test_a_source_is_made_from_its_name_and_options(monkeypatch) -> None:
     ):
         with pytest.raises(DataError, match=sentence):
             make_source(name, options)
+
+
+def test_an_archive_with_two_arrays_of_one_name_is_refused(tiny, tmp_path) -> None:
+    path = whole(tmp_path)
+    with zipfile.ZipFile(path) as archive:
+        content = archive.read("x.npy")
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("x", content)
+    with pytest.raises(NoData, match="two arrays of one name"):
+        open_folder(path, tiny.package, PLAIN)
+
+
+def test_numbers_that_a_table_of_the_model_does_not_have_are_set_aside(tiny, tmp_path) -> None:
+    specs = (TensorSpec("x", "int64", (1, 2)), TensorSpec("t", "float32", (1, 3)))
+    inputs = (TensorSpec("x", "int64", (-1, 2)),)
+    package = replace(tiny.package, inputs=inputs, batch_inputs=specs, table_sizes={"x": 8})
+    path = save(tmp_path / "a.npz", x=[[0, 7], [99, 1], [1, -1]], t=np.zeros((3, 3)))
+    data = open_folder(path, package, PLAIN)
+    assert [*data.aside.newest] == [
+        (f"{path}: sample 1", "x holds 99: x of this model is 0 to 7"),
+        (f"{path}: sample 2", "x holds -1: x of this model is 0 to 7"),
+    ]
+    assert data.batch(np.array([0]))["x"].tolist() == [[0, 7]]

@@ -143,6 +143,11 @@ def test_pictures_of_other_kinds_need_pillow(package, tmp_path) -> None:
         image.save(path)
         assert np.allclose(read_sample(path, package(3, 4, 4))["x"], 0.2)
         assert np.allclose(read_sample(path, package(4, 4))["x"], 0.2)
+        Image.fromarray(np.full((4, 4), 0x8080, np.uint16)).save(path)
+        assert np.allclose(read_sample(path, package(4, 4))["x"], 128 / 255)
+        Image.fromarray(np.zeros((4, 4, 4), np.uint8)).save(path)
+        with pytest.raises(DataError, match="mode RGBA, or transparent parts"):
+            read_sample(path, package(4, 4))
 
 
 @given(
