@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.data.gate import failing
 from edge.data.sources import input_specs, target_specs
-from edge.errors import DataError, OutOfMemory
+from edge.errors import DataError, ModelError, OutOfMemory
 from edge.onnx.session import Inference
 from edge.resources import BatchSize
 from edge.trainer import Dataset, Vector
@@ -50,19 +51,34 @@ class Evaluator:
     ) -> Iterator[None]:
         """Add the scores of some samples; yields after each batch, so that traffic can be served.
 
-        `adapter` are the tensors of another adapter than that of the predictor.
+        `adapter` are the tensors of another adapter than that of the predictor. Samples that the
+        model cannot compute are set aside; later indexes are lower, or `data` keeps its places.
         The batches adapt to the board's speed and memory. OutOfMemory if one sample is too many.
         """
+
+        def predict(some: NDArray[np.int64]) -> tuple[Mapping[str, Array], dict[str, Array]]:
+            batch = data.batch(some)
+            inputs = {name: batch[name] for name in self._inputs}
+            return batch, self._predictor.predict({**(adapter or {}), **inputs})
+
+        def check(some: NDArray[np.int64]) -> str:
+            predict(some)
+            return ""
+
         while indexes.size:
             part, began = indexes[: self._batch_size.samples], self._clock()
-            batch = data.batch(part)
             try:
-                inputs = {name: batch[name] for name in self._inputs}
-                outputs = self._predictor.predict({**(adapter or {}), **inputs})
+                batch, outputs = predict(part)
             except OutOfMemory:
                 self._predictor.release()
                 if not self._batch_size.failed():
                     raise
+                continue
+            except ModelError:
+                if not (reasons := failing(part, check)):
+                    raise
+                data.set_aside(reasons)
+                indexes = indexes[~np.isin(indexes, list(reasons))]
                 continue
             output = outputs[self._package.outputs[0].name]
             values = scores(self._package.metric, output, batch[self._target])

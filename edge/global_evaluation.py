@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.config import NodeConfig
+from edge.errors import BoardFault, ModelError
 from edge.evaluation import SLICE_S, Evaluator, spread
 from edge.onnx.session import LoadedModel
 from edge.trainer import Dataset, Vector
@@ -112,12 +113,17 @@ class GlobalEvaluation:
         running, self._running = self._running, None
         if running is None and self._next is not None:
             running, self._next = self._evaluate(*self._next), None
-        if running is not None and self._has_more(running):
-            self._running = running
+        try:
+            if running is not None and self._has_more(running):
+                self._running = running
+        except BoardFault:
+            raise
+        except ModelError as error:
+            _log.warning("a global adapter was not evaluated: %s", error)
 
     def evaluate_labelled(self, data: Dataset, indexes: NDArray[np.int64]) -> None:
         """Add samples that were labelled just now to the next entry; what takes long is left."""
-        self._has_more(self.evaluator.evaluate(data, indexes))
+        self._has_more(self.evaluator.evaluate(data, indexes[::-1]))
 
     def report(self, version: int) -> Values:
         """What the host is told of a global adapter; nothing without held-out samples."""

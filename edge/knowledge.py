@@ -8,7 +8,7 @@ NodeProtocol ── BoardKnowledge ── KnowledgeReceiver     what has arrived
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +87,16 @@ class WithKnowledge:
             return taught
         parts = self.own.batch(indexes[is_own] % len(self.own)), taught
         return {name: np.concatenate([part[name] for part in parts]) for name in taught}
+
+    def set_aside(self, reasons: Mapping[int, str]) -> None:
+        """Use these samples no longer; those of the probe set are forgotten until the next packet.
+
+        A class that the model does not have cannot be told of one sample of the probe set alone.
+        """
+        own = {at % len(self.own): why for at, why in reasons.items() if at < self._own_count}
+        if len(own) < len(reasons):
+            self._labels, self._sums = self._labels[:0], self._sums[:0]
+        self.own.set_aside(own)
 
 
 class BoardKnowledge:

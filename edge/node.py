@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from edge.config import NodeConfig, TrainingConfig
 from edge.data.node_data import NodeData
-from edge.errors import ModelError, OutOfMemory
+from edge.errors import BoardFault, ModelError, OutOfMemory
 from edge.evaluation import Evaluator
 from edge.event_log import EventLog
 from edge.global_evaluation import GlobalEvaluation, Probe
@@ -322,10 +322,9 @@ class Node:
         try:
             self._weigh_knowledge()
             is_done = not self.trainer.step()
-        except ModelError as error:
-            if self.data.feed is None or isinstance(error, OutOfMemory):
-                raise  # Files do not change by themselves.
-            # For example a label out of range: a restart would find it again.
+        except BoardFault:
+            raise
+        except ModelError as error:  # no sample of the batch fails alone
             self._lose_round(error)
             return
         if is_done:

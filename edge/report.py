@@ -48,6 +48,7 @@ def status(node: Node) -> BoardStatus:
         provider=node.provider,
         training=_training(node),
         samples=len(node.data.training),
+        aside=node.data.aside(),
         source=_source(node),
         metric_name=node.package.metric,
         metric=metrics[-1] if metrics else None,

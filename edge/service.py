@@ -29,10 +29,9 @@ from ternmesh_service.config_file import control_path, package_folder
 from ternmesh_service.control_socket import BACKUP, DATA, INSTALLED, ControlServer, Relay
 from ternmesh_service.keyring import Keyring, NoKeyring, choose_keyring, hop_keys, opened
 from ternmesh_service.machine import Machine
-from ternmesh_service.metrics import served_metrics
 from ternmesh_service.mqtt_health import served_health
 from ternmesh_service.notify import ServiceManager
-from ternmesh_service.page.config import served_page
+from ternmesh_service.servers import servers_of
 from ternmesh_service.status import to_json
 from ternmesh_store.node_store import NodeStore
 from ternmesh_store.state_file import StateFile
@@ -140,17 +139,16 @@ def _serve(
         path = control_path(config.state_dir, config.control_socket)
         server = ControlServer(path, lambda request: finish_data(relay.ask(request)))
         with closing(data), server, ExitStack() as stack:
-            stack.enter_context(served_metrics(config.metrics, path))
-            stack.enter_context(served_page(config.page, path, state.folder))
-            health = served_health(config.health, path, config.link.fleet, config.name)
-            stack.enter_context(health)
+            served = servers_of(config.page, config.metrics, path, state.folder)
+            servers = stack.enter_context(served)
+            stack.enter_context(served_health(config.health, path, config.link.fleet, config.name))
             made = partial(Node, config, loaded, data, store, last, transport)
             node = made(pace=pace_of(transport), keyring=keyring, beat=manager.beat)
             node.management.values = partial(values, node, time.monotonic(), transport.status)
             incoming = None if releases is None else _intake(node, loaded, keyring, releases)
             transport.open()
             node.start()
-            machine = Machine(state.folder, config.page, config.link)
+            machine = Machine(state.folder, config.page, config.link, servers)
             parts: dict[str, Callable[[], Any]] = {
                 "machine": machine.status,
                 "transport": transport.status,
@@ -164,6 +162,7 @@ def _serve(
 
                 parts["predict"] = stack.enter_context(predicting(config, loaded, node))
             answer = partial(_answer, state, node, incoming, parts)
+            servers.turn(time.monotonic())
             manager.ready()
             _log.info("%s is ready: %d samples", config.name, len(data.training))
             while not stop.is_set():
@@ -171,6 +170,7 @@ def _serve(
                     _log.info("a release was installed: %s restarts with it", config.name)
                     break
                 node.turn()
+                servers.turn(time.monotonic())
                 if incoming is not None:
                     incoming.poll(time.monotonic())
                 relay.serve(answer)

@@ -14,6 +14,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.data.gate import failing
+from edge.errors import ModelError, OutOfMemory
 from ternmesh.plan import Plan
 
 Vector = NDArray[np.float32]
@@ -77,6 +79,9 @@ class Dataset(Protocol):
 
     def batch(self, indexes: Indexes) -> Arrays:
         """The arrays of some samples by name, as train_step.onnx needs them."""
+
+    def set_aside(self, reasons: Mapping[int, str]) -> None:
+        """Use these samples, by index, no longer: the model cannot compute them."""
 
 
 class Step(Protocol):
@@ -184,18 +189,48 @@ class Trainer:
             self._moments = init_adam(start.size)
 
     def step(self) -> bool:
-        """Train on one batch; True while the round has more steps."""
+        """Train on one batch; True while the round has more steps.
+
+        A batch with samples that the model cannot compute sets them aside, and does not count.
+        """
         work = self._work
         moments = self._moments
         assert work is not None
         assert moments is not None
-        batch = self._data.batch(work.draw(self._batch_size, len(self._data)))
-        loss, gradient = self._step.run(work.vector, batch)
+        if not len(self._data):
+            return False
+        indexes = work.draw(self._batch_size, len(self._data))
+        try:
+            loss, gradient = self._step.run(work.vector, self._data.batch(indexes))
+        except OutOfMemory:
+            raise
+        except ModelError:
+            if self._set_aside(indexes):
+                return True
+            raise
+        if not math.isfinite(loss) and self._set_aside(indexes):
+            return True
         change, self._moments = adam_update(moments, gradient, work.learning_rate, self._settings)
         work.vector = work.vector + change
         work.losses += loss
         work.steps_done += 1
         return work.steps_done < work.steps
+
+    def _set_aside(self, indexes: Indexes) -> bool:
+        """Set those samples aside that fail alone; whether there are any."""
+        work = self._work
+        assert work is not None
+
+        def run(some: Indexes) -> str:
+            # At the start: where training has diverged since, no sample is at fault.
+            batch = self._data.batch(np.resize(some, self._batch_size))
+            loss, gradient = self._step.run(work.start, batch)
+            is_finite = math.isfinite(loss) and bool(np.isfinite(gradient).all())
+            return "" if is_finite else "its loss or gradient is not finite"
+
+        if reasons := failing(np.unique(indexes), run):
+            self._data.set_aside(reasons)
+        return bool(reasons)
 
     def delta(self) -> Vector:
         """The change of the adapter in this round so far (float32, D)."""

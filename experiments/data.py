@@ -47,3 +47,7 @@ class Clips:
     def batch(self, indexes: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
         """The arrays of the given samples."""
         return {name: array[indexes] for name, array in self.arrays.items()}
+
+    def set_aside(self, reasons: Mapping[int, str]) -> None:
+        """No sample of an experiment is left out."""
+        raise DataMissing(f"the model cannot compute sample {next(iter(reasons.items()))}")

@@ -6,8 +6,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
-from dataclasses import replace
+from contextlib import closing
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,10 +41,9 @@ from ternmesh_service.control_socket import (
 )
 from ternmesh_service.keyring import Keyring, NoKeyring, choose_keyring, hop_keys, opened
 from ternmesh_service.machine import Machine
-from ternmesh_service.metrics import served_metrics
 from ternmesh_service.mqtt_health import served_health
 from ternmesh_service.notify import ServiceManager
-from ternmesh_service.page.config import served_page
+from ternmesh_service.servers import Servers, servers_of
 from ternmesh_service.status import HostStatus, to_json
 from ternmesh_store.host_store import HostStore, StoredRound, StoredRun
 from ternmesh_store.state_file import HOST as HOST_TABLES
@@ -372,27 +371,40 @@ def _host_model(
             teaching=teaching,
         )
 
-        def answer(request: Mapping[str, Any]) -> dict[str, Any]:
-            if BACKUP in request:
-                return answer_backup(state, config.security.path(state.folder), request)
-            if {membership.ASK, BOARDS, PUBLISHED, RETURN} & set(request):
-                return service.manage(request)
-            shown = service.status(int(request.get("since", 0)))
-            return _whole(shown, config, package.name, releases, transport, machine)
-
-        machine = Machine(state.folder, config.page, config.link)
         path = control_path(config.state_dir, config.control_socket)
-        with _observed(config, path):
-            return _serve(service, releases, transport, path, answer, stop, until_finished, manager)
+        servers = servers_of(config.page, config.metrics, path, state.folder)
+        health = served_health(config.health, path, config.link.fleet, HOST)
+        relay = Relay()
+        with servers, health, ControlServer(path, relay.ask):
+            machine = Machine(state.folder, config.page, config.link, servers)
+            whole = partial(_whole, config, package.name, releases, transport, machine)
+            answer = partial(_answer, state, config, service, whole)
+            ends = Ends(stop, until_finished=until_finished)
+            return _serve(service, releases, transport, servers, relay, answer, ends, manager)
+
+
+def _answer(
+    state: StateFile,
+    config: HostConfig,
+    service: HostService,
+    whole: Callable[[HostStatus], dict[str, Any]],
+    request: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The answer to a request over the control socket."""
+    if BACKUP in request:
+        return answer_backup(state, config.security.path(state.folder), request)
+    if {membership.ASK, BOARDS, PUBLISHED, RETURN} & set(request):
+        return service.manage(request)
+    return whole(service.status(int(request.get("since", 0))))
 
 
 def _whole(
-    status: HostStatus,
     config: HostConfig,
     model: str,
     releases: Publisher,
     transport: StatusTransport,
     machine: Machine,
+    status: HostStatus,
 ) -> dict[str, Any]:
     """The status of a run with what is around it, as JSON."""
     found = replace(
@@ -406,42 +418,38 @@ def _whole(
     return to_json(found)
 
 
-@contextmanager
-def _observed(config: HostConfig, socket: Path) -> Iterator[None]:
-    """All that shows the host to its owner, by its control socket; ConfigError."""
-    link = config.link
-    with (
-        served_metrics(config.metrics, socket),
-        served_page(config.page, socket, Path(config.state_dir)),
-        served_health(config.health, socket, link.fleet, HOST),
-    ):
-        yield
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """When the host ends."""
+
+    stop: threading.Event
+    until_finished: bool  # with the run
 
 
 def _serve(
     service: HostService,
     releases: Publisher,
     transport: StatusTransport,
-    socket: Path,
+    servers: Servers,
+    relay: Relay,
     answer: Answer,
-    stop: threading.Event,
-    until_finished: bool,
+    ends: Ends,
     manager: ServiceManager,
 ) -> bool:
-    """Serve until `stop`, or the end of the run; True where a release has replaced the model."""
-    relay = Relay()
-    with ControlServer(socket, relay.ask):
-        transport.open()
-        service.start()
-        manager.ready()
-        describe_run = partial(summary, service.protocol)
-        while not (stop.is_set() or releases.has_switched):
-            if until_finished and service.may_leave():
-                break
-            service.poll(POLL_S)
-            relay.serve(answer)
-            manager.turn(describe_run, lambda: [transport.status()])
-        if stop.is_set() or not releases.has_switched:
-            manager.stopping()
-            return False
+    """Serve until the end of process or run; True where a release has replaced the model."""
+    transport.open()
+    service.start()
+    servers.turn(time.monotonic())
+    manager.ready()
+    describe_run = partial(summary, service.protocol)
+    while not (ends.stop.is_set() or releases.has_switched):
+        if ends.until_finished and service.may_leave():
+            break
+        service.poll(POLL_S)
+        servers.turn(time.monotonic())
+        relay.serve(answer)
+        manager.turn(describe_run, lambda: [transport.status()])
+    if ends.stop.is_set() or not releases.has_switched:
+        manager.stopping()
+        return False
     return True

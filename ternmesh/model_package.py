@@ -16,7 +16,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -88,6 +88,8 @@ class ModelPackage:
     metric: str  # how predictions are judged: "accuracy" (argmax) or "mean_absolute_error"
     files: Mapping[str, str]  # file name to SHA-256 in hex
     labels: tuple[str, ...] = ()  # the names of the classes, where they have names
+    # By input, the rows of the table that its numbers look up: of the graphs, not of model.json
+    table_sizes: Mapping[str, int] = field(default_factory=dict, compare=False)
 
     @property
     def dimension(self) -> int:
@@ -141,6 +143,7 @@ def keeps_adapter(old: bytes | None, new: bytes) -> bool:
 def write_model_package(package: ModelPackage) -> bytes:
     """The bytes of model.json, with sorted keys: equal packages give equal bytes."""
     content = {"format": FORMAT, **asdict(package)}
+    del content["table_sizes"]
     if not package.labels:
         del content["labels"]  # as it was before there were labels
     return json.dumps(content, sort_keys=True, indent=1).encode()

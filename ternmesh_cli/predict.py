@@ -64,7 +64,9 @@ def read_samples(
     arrays = {spec.name: settings.arrays.get(spec.name, spec.name) for spec in specs}
     for path in files:
         if path.suffix == ".npz":
-            data = open_folder(path, only_inputs, replace(settings, arrays=arrays, where={}))
+            data = open_folder(
+                path, only_inputs, replace(settings, arrays=arrays, where={}), needs_all=True
+            )
             yield from (
                 (f"{path.name}:{at}", data.batch(np.array([at]))) for at in range(len(data))
             )

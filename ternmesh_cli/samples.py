@@ -32,6 +32,8 @@ def add_data_arguments(parser: argparse.ArgumentParser) -> None:
     )
     what = "samples that wait for a label"
     row.add_argument("--unlabelled", action="store_const", const=True, help=what)
+    what = "samples that the model cannot compute"
+    row.add_argument("--set-aside", action="store_const", const=True, help=what)
     row.add_argument("--all", action="store_true", help="all samples, after a question")
     row.add_argument("--yes", action="store_true", help="with --all: do not ask")
 
@@ -55,11 +57,13 @@ def run_list(arguments: argparse.Namespace) -> int:
 
 
 def run_forget(arguments: argparse.Namespace) -> int:
-    names = ("key", "label", "older_s", "unlabelled")
+    names = ("key", "label", "older_s", "unlabelled", "set_aside")
     given = ((name, getattr(arguments, name)) for name in names)
     which = {name: value for name, value in given if value is not None}
     if bool(which) == arguments.all:
-        raise ConfigError("say which: --key, --label, --older-than, --unlabelled; or --all alone")
+        raise ConfigError(
+            "say which: --key, --label, --older-than, --unlabelled, --set-aside; or --all alone"
+        )
     if arguments.all and not arguments.yes:
         if not sys.stdin.isatty():
             raise ConfigError("this deletes all samples: if that is intended, add --yes")

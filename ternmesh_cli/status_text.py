@@ -13,6 +13,7 @@ from ternmesh_service.status import (
     GatewayStatus,
     HostedBoard,
     HostStatus,
+    LiveStatus,
     PublishedRelease,
     SourceStatus,
     SplitBoardStatus,
@@ -164,11 +165,14 @@ def _board(status: BoardStatus) -> Iterator[str]:
     yield from _connection(status)
     total = ", no run joined yet" if status.rounds is None else of_rounds(status.rounds)
     yield f"global adapter {status.version}{total}, {status.phase}; {_activity(status)}"
-    yield f"{status.samples} samples; {_metric(status)}"
+    aside = f", {status.aside.count} set aside" if status.aside.count else ""
+    yield f"{status.samples} samples{aside}; {_metric(status)}"
     if status.provider not in ("", CPU):
         yield f"training runs on {status.provider}"
     if status.source is not None:
         yield _samples(status.source)
+        if status.source.live is not None and status.source.live.left_out:
+            yield f"left out: {_left_out(status.source.live)}"
     if (known := status.knowledge) is not None:
         less = f"; {known.remark}" if known.remark else ""
         yield (
@@ -212,6 +216,14 @@ def _samples(source: SourceStatus) -> str:
     return (
         f"{source.waiting} wait for a label; by label: {labels or 'none'}{newest}; "
         f"{counters['refused']} refused, {counters['evicted'] + counters['expired']} made room"
+    )
+
+
+def _left_out(live: LiveStatus) -> str:
+    """How many, for which reason, and what the first one was."""
+    return "; ".join(
+        f"{count} {reason}" + (f" (first: {live.first[reason]})" if reason in live.first else "")
+        for reason, count in sorted(live.left_out.items())
     )
 
 

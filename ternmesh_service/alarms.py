@@ -150,6 +150,8 @@ def _machine(machine: MachineStatus) -> Iterator[Alarm]:
     if free_mb is not None and free_mb < DISK_MB:
         text = f"only {free_mb:.0f} MB are free here"
         yield Alarm(BAD, "", text, "make room on this disk")
+    for text in machine.not_served:
+        yield Alarm(WARN, "", text, "it is tried again every half a minute")
     for name, left_s in machine.certificates.items():
         if left_s < ENDS_DAYS * DAY_S:
             ends = f"ends in {left_s / DAY_S:.0f} days" if left_s > 0 else "has ended"
@@ -166,6 +168,10 @@ def _own(status: BoardStatus) -> Iterator[Alarm]:
         yield Alarm(WARN, "", "this board has not joined a run yet", NO_ANSWER)
     if status.diverged:
         yield Alarm(WARN, "", f"training diverged in {status.diverged} rounds", DIVERGED)
+    if status.aside.newest:
+        text = f"{status.aside.count} samples are set aside, such as "
+        text += ": ".join(status.aside.newest[-1])
+        yield Alarm(WARN, "", text, "look at them with `ternmesh data list`")
     if status.source is not None and status.source.last_failure:
         text = f"the source of samples failed: {status.source.last_failure}"
         yield Alarm(WARN, "", text, "ask `ternmesh doctor`")

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ternmesh.config import ConfigError
 from ternmesh.errors import TernmeshError
 from ternmesh_store.database import StoreError
 from ternmesh_store.files import make_private_folder
@@ -39,6 +40,10 @@ PATH_MAX = 107  # bytes in the address of a Unix socket
 Answer = Callable[[dict[str, Any]], Mapping[str, Any]]
 
 _log = logging.getLogger(__name__)
+
+
+class NotServed(ConfigError):
+    """An address or a file of a server cannot be used now."""
 
 
 class ControlError(TernmeshError):

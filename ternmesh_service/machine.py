@@ -9,15 +9,17 @@ from pathlib import Path
 from cryptography.x509 import load_pem_x509_certificates
 
 from ternmesh_service.page.config import PageConfig
+from ternmesh_service.servers import Servers
 from ternmesh_service.status import MachineStatus
 from transports.link_config import LinkConfig
 
 
 class Machine:
-    """Looks at the disk of a state folder, and at the certificates of a page and a link."""
+    """Looks at the disk of a state folder, the certificates of page and link, and the servers."""
 
-    def __init__(self, folder: Path, page: PageConfig, link: LinkConfig) -> None:
+    def __init__(self, folder: Path, page: PageConfig, link: LinkConfig, servers: Servers) -> None:
         self._folder = folder
+        self._servers = servers
         certificates = (page.certificate_file, link.ca_file, link.certificate_file)
         self._certificates = [Path(path) for path in certificates if path]
         self._began = time.monotonic()
@@ -28,6 +30,7 @@ class Machine:
             up_s=time.monotonic() - self._began,
             disk_free_mb=shutil.disk_usage(self._folder).free / 1e6,
             certificates=dict(self._ends(time.time())),
+            not_served=tuple(self._servers.failed.values()),
         )
 
     def _ends(self, now: float) -> Iterator[tuple[str, float]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ternmesh.config import ConfigError, limits
-from ternmesh_service.control_socket import ControlError
+from ternmesh_service.control_socket import ControlError, NotServed
 from ternmesh_service.status import (
     BoardStatus,
     GatewayStatus,
@@ -90,7 +90,7 @@ def served_metrics(config: MetricsConfig, socket: Path) -> Iterator[None]:
     try:
         server, thread = start_http_server(config.port, config.address, registry)
     except OSError as error:
-        raise ConfigError(
+        raise NotServed(
             f"metrics.port {config.port} on {config.address} cannot be used ({error.strerror}): "
             "choose another one"
         ) from error

@@ -49,6 +49,7 @@ class MachineStatus:
     disk_free_mb: float | None = None  # where its state is
     # Seconds until each one ends, by file
     certificates: Mapping[str, float] = field(default_factory=dict)
+    not_served: tuple[str, ...] = ()  # why page or metrics are not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,6 +200,7 @@ class LiveStatus:
 
     open: bool
     left_out: Mapping[str, int]  # samples and labels, by reason
+    first: Mapping[str, str]  # what was left out first, by reason
     last_refusal: str | None = None
     broker: TransportStatus | None = None
 
@@ -218,6 +220,14 @@ class SourceStatus:
     last_failure: str | None
     counters: Mapping[str, int]  # of `edge.data.buffer.ReplayCounters`
     live: LiveStatus | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AsideStatus:
+    """Samples that the model cannot compute, and the newest of them with their reasons."""
+
+    count: int = 0
+    newest: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,6 +320,7 @@ class BoardStatus:
     provider: str
     training: TrainingStatus | None
     samples: int
+    aside: AsideStatus = AsideStatus()
     source: SourceStatus | None
     metric_name: str
     metric: float | None  # the newest

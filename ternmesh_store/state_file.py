@@ -66,10 +66,12 @@ _NODE = (
 )
 # added_at: seconds since 1970, 0 where the clock was not set
 # certainty: 0 to 1, NULL where nothing has rated the sample
+# set_aside: why the model cannot compute the sample; NULL where it can
 _REPLAY = (
     """CREATE TABLE replay_sample (
         id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, added_at INTEGER NOT NULL,
-        certainty REAL, had_label INTEGER NOT NULL, targets BLOB, inputs BLOB NOT NULL
+        certainty REAL, had_label INTEGER NOT NULL, targets BLOB, inputs BLOB NOT NULL,
+        set_aside TEXT
     )""",
     "CREATE TABLE replay_value (key TEXT PRIMARY KEY, value BLOB NOT NULL)",
 )

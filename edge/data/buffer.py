@@ -17,15 +17,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.data.gate import REASON_MAX, SetAside, failing
 from edge.data.sources import (
     Label,
     Sample,
     class_count,
     convert,
     input_specs,
-    label_classes,
     sample_bytes,
     target_specs,
+    value_counts,
 )
 from edge.errors import DataError, ModelError
 from ternmesh.model_package import ModelPackage, TensorSpec
@@ -37,6 +38,7 @@ ID_MAX = 1 << 62
 RATED_MAX = 128  # samples whose certainty is computed at once
 CLOCK_SET = 1_735_689_600  # 2025, in seconds since 1970: a clock that is behind was not set
 EXPIRE_S, DAY_S = 3600.0, 86_400.0  # time between two looks for samples that are too old
+ASIDE_MAX = 256  # samples that are set aside: of more, the oldest are deleted
 _TENSORS = "tensors"
 
 Array = NDArray[Any]
@@ -89,7 +91,7 @@ class ReplayBuffer:
         self._expired_at = 0.0
         self._inputs = input_specs(package)
         self._targets = target_specs(package)
-        self._classes = label_classes(package)
+        self._counts = value_counts(package)
         self._database = database
         self._labelled: list[int] = []  # ids, oldest first
         self.classes: dict[int, int] = {}  # of labelled samples by id; -1: the model has none
@@ -117,7 +119,8 @@ class ReplayBuffer:
             self._values.put(_TENSORS, tensors)
         self._drop_damaged()
         samples = self._database.rows(
-            "SELECT id, certainty, had_label, targets FROM replay_sample ORDER BY id"
+            "SELECT id, certainty, had_label, targets FROM replay_sample "
+            "WHERE set_aside IS NULL ORDER BY id"
         )
         self.classes = {
             row: self._class_of(targets) for row, _, _, targets in samples if targets is not None
@@ -126,7 +129,7 @@ class ReplayBuffer:
         waiting = [sample for sample in samples if sample[0] not in self.classes]
         self._relabelled = {row for row, _, had_label, _ in waiting if had_label}
         self._waiting = {row: 0.0 if had else certainty for row, certainty, had, _ in waiting}
-        self._id = samples[-1][0] if samples else 0
+        self._id = self._database.rows("SELECT COALESCE(MAX(id), 0) FROM replay_sample")[0][0]
         self._trim()  # the settings may allow less than before
         self._database.commit()
 
@@ -170,6 +173,8 @@ class ReplayBuffer:
             values = self.certainty(self.inputs(rows))
         except ModelError as error:
             _log.warning("the certainty of samples is not computed anew: %s", error)
+            self._set_aside(failing(np.array(rows), self._predict))
+            self._database.commit()
             return
         self._waiting |= {row: float(v) for row, v in zip(rows, values, strict=True) if 0 <= v <= 1}
 
@@ -204,6 +209,23 @@ class ReplayBuffer:
         count = self._delete(rows)
         self._database.compact()
         return count
+
+    def set_aside(self, reasons: Mapping[int, str]) -> None:
+        """Use these samples, by index, no longer; they stay until somebody deletes them."""
+        self._set_aside({self._labelled[at]: reason for at, reason in reasons.items()})
+        self._database.commit()
+
+    @property
+    def aside(self) -> SetAside:
+        """The samples that the model cannot compute."""
+        found = SetAside()
+        for _, key, reason in self._rows_aside():
+            found.add(key, reason)
+        return found
+
+    def rows_aside(self) -> list[int]:
+        """Their ids, the oldest first."""
+        return [row for row, _, _ in self._rows_aside()]
 
     def groups(self) -> dict[int | None, list[int]]:
         """The ids of samples by class, the oldest first; None: those that wait for a label."""
@@ -266,6 +288,24 @@ class ReplayBuffer:
         inputs = _unpack([inputs for inputs, _ in packed], self._inputs)
         return inputs | _unpack([targets for _, targets in packed], self._targets)
 
+    def _rows_aside(self) -> list[tuple[int, str, str]]:
+        sql = "SELECT id, key, set_aside FROM replay_sample WHERE set_aside IS NOT NULL ORDER BY id"
+        return self._database.rows(sql)
+
+    def _set_aside(self, reasons: Mapping[int, str]) -> None:
+        for row, reason in reasons.items():
+            _log.warning("the sample %s is set aside: %s", self.key(row), reason)
+            sql = "UPDATE replay_sample SET set_aside = ? WHERE id = ?"
+            self._database.write(sql, reason[:REASON_MAX], row)
+        self._drop(reasons)
+        self._delete(self.rows_aside()[:-ASIDE_MAX])
+
+    def _predict(self, rows: NDArray[np.int64]) -> str:
+        """Raise ModelError where the model cannot compute these samples."""
+        assert self.certainty is not None
+        self.certainty(self.inputs(rows.tolist()))
+        return ""
+
     def _packed(self, rows: Sequence[int]) -> list[tuple[bytes, bytes]]:
         """The stored inputs and targets of samples."""
         sql = (
@@ -288,24 +328,24 @@ class ReplayBuffer:
             self.last_refusal = str(error)
 
     def _take_sample(self, sample: Sample, certainties: Mapping[str, float]) -> None:
-        packed = _pack(sample.key, sample.inputs, self._inputs, {})
+        packed = _pack(sample.key, sample.inputs, self._inputs, self._counts)
         if self.find(sample.key):
             self.counters.repeated += 1
             return
         self._id += 1
         now, certainty = self._clock(), certainties.get(sample.key)
         added_at = int(now) if now >= CLOCK_SET else 0
-        row = (self._id, sample.key, added_at, certainty, False, None, packed)
+        row = (self._id, sample.key, added_at, certainty, False, None, packed, None)
         self._database.insert("replay_sample", *row)
         self._waiting[self._id] = certainty
         self.counters.samples += 1
 
     def _take_label(self, label: Label, *, corrects: bool = False) -> bool:
         """Store a label; False where no sample takes it."""
-        packed = _pack(label.key, label.targets, self._targets, self._classes)
+        packed = _pack(label.key, label.targets, self._targets, self._counts)
         row = self.find(label.key)
         is_new = row in self._waiting
-        if not is_new and not (row and corrects):
+        if not is_new and not (row in self.classes and corrects):
             self.counters.unmatched += 1
             return False
         self._database.write("UPDATE replay_sample SET targets = ? WHERE id = ?", packed, row)
@@ -352,12 +392,16 @@ class ReplayBuffer:
         deleted = set(rows)
         for row in deleted:
             self._database.write("DELETE FROM replay_sample WHERE id = ?", row)
+        self._drop(deleted)
+        return len(deleted)
+
+    def _drop(self, rows: Iterable[int]) -> None:
+        for row in rows:
             self._waiting.pop(row, None)
-            self.classes.pop(row, None)
             self._relabelled.discard(row)
+            self.classes.pop(row, None)
         if len(self._labelled) != len(self.classes):
             self._labelled = [row for row in self._labelled if row in self.classes]
-        return len(deleted)
 
 
 def _or_most(certainty: float | None) -> float:
@@ -365,7 +409,7 @@ def _or_most(certainty: float | None) -> float:
 
 
 def _pack(
-    key: str, arrays: Mapping[str, Array], specs: Sequence[TensorSpec], classes: Mapping[str, int]
+    key: str, arrays: Mapping[str, Array], specs: Sequence[TensorSpec], counts: Mapping[str, int]
 ) -> bytes:
     """The bytes of one sample's arrays in the order of `specs`. DataError where they do not fit."""
     if not isinstance(key, str) or not 0 < len(key) <= KEY_MAX:
@@ -379,7 +423,7 @@ def _pack(
         if array.shape != spec.shape[1:]:
             raise DataError(f"{key}: {spec.name} has shape {array.shape}, not {spec.shape[1:]}")
         what = f"{key}: {spec.name}"
-        parts.append(convert(array, spec, what, classes=classes.get(spec.name)).tobytes())
+        parts.append(convert(array, spec, what, count=counts.get(spec.name)).tobytes())
     return b"".join(parts)
 
 

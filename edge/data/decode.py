@@ -16,6 +16,7 @@ from ternmesh_store.files import read_file
 PICTURES = (".pgm", ".ppm", ".png", ".jpg", ".jpeg")
 SUFFIXES = (".wav", ".npy", ".npz", *PICTURES)
 BYTES_MAX, PIXELS_MAX, HEAD_MAX = 64 << 20, 1 << 24, 4096  # of a picture; bytes of its head
+MODES = ("1", "L", "P", "RGB")  # of Pillow
 _HEAD = re.compile(rb"P([56])" + 3 * rb"(?:\s|#[^\n]*\n)+(\d{1,6})" + rb"\s")
 
 
@@ -91,7 +92,15 @@ def _with_pillow(path: Path, data: bytes, size: tuple[int, int], mode: str) -> A
         with pillow.open(io.BytesIO(data), formats=("PNG", "JPEG")) as image:
             if image.width * image.height > PIXELS_MAX:
                 raise DataError(f"{path} has more than {PIXELS_MAX} pixels: make it smaller")
-            pixels = np.asarray(image.convert(mode).resize(size), np.uint8)
+            upright = importlib.import_module("PIL.ImageOps").exif_transpose(image)
+            if upright.mode.startswith("I"):  # 16 bits of grey, which Pillow would cut off at 255
+                upright = pillow.fromarray((np.asarray(upright) >> 8).astype(np.uint8))
+            if upright.mode not in MODES or "transparency" in upright.info:
+                raise DataError(
+                    f"{path} has the mode {upright.mode}, or transparent parts: save it as grey or "
+                    "RGB without them"
+                )
+            pixels = np.asarray(upright.convert(mode).resize(size), np.uint8)
     except (ValueError, SyntaxError, OSError, pillow.DecompressionBombError) as error:
         raise DataError(f"{path} is damaged or no picture ({error})") from error
     return pixels.reshape(*size[::-1], -1)

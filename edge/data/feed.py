@@ -44,6 +44,13 @@ class Rehearsal:
             parts.insert(0, self._live.batch(indexes[is_live] % len(self._live)))
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
+    def set_aside(self, reasons: Mapping[int, str]) -> None:
+        """Use these samples no longer."""
+        count = self._count
+        live = {at % len(self._live): why for at, why in reasons.items() if at < count}
+        self._files.set_aside({at - count: why for at, why in reasons.items() if at >= count})
+        self._live.set_aside(live)
+
 
 class Feed:
     """Polls `source` every `poll_s` and stores its items in `buffer`.

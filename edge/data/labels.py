@@ -112,18 +112,21 @@ def answer_data(
 
 
 def _groups(buffer: ReplayBuffer) -> list[dict[str, Any]]:
-    """What waits for a label (None), and what is stored under each."""
+    """What waits for a label (None), what is stored under each, and what is set aside, and why."""
     names = {None: None} | dict(enumerate(class_names(buffer.package)))
+    groups = [(names.get(label, "labelled"), rows) for label, rows in buffer.groups().items()]
+    if aside := buffer.rows_aside():
+        groups.append((f"set aside: {buffer.aside.newest[-1][1]}", aside))
     return [
         {
-            "label": names.get(label, "labelled"),
+            "label": label,
             "samples": len(rows),
             "bytes": len(rows) * buffer.sizes()[label is not None],
             "newest": buffer.key(rows[-1]),
             "newest_s": buffer.age_s(rows[-1]),
             "oldest_s": buffer.age_s(rows[0]),
         }
-        for label, rows in buffer.groups().items()
+        for label, rows in groups
     ]
 
 
@@ -133,10 +136,13 @@ def _forget(
     label: str | None = None,
     older_s: float | None = None,
     unlabelled: bool = False,
+    set_aside: bool = False,
 ) -> int:
     """Delete the samples that fit all that is given."""
-    groups = buffer.groups()
-    chosen = {row for rows in groups.values() for row in rows}
+    groups, aside = buffer.groups(), set(buffer.rows_aside())
+    chosen = aside.union(row for rows in groups.values() for row in rows)
+    if set_aside:
+        chosen &= aside
     if key is not None:
         chosen &= {buffer.find(key)}
     if label is not None:

@@ -4,9 +4,8 @@ A second of sound at 8 kHz becomes 50 frames of 32 mel bands. With these numbers
 recordings in models/zoo/fsdd come out bit for bit.
 """
 
-import io
 import math
-import wave
+import struct
 from functools import cache
 from pathlib import Path
 
@@ -24,6 +23,17 @@ LOW_HZ, HIGH_HZ = 60.0, 3900.0
 QUIET, LOUD = -6.0, 3.0  # log10 of power; 0 and 1 as features
 RATES = (1000, 384_000)  # Hz, of a .wav file
 WAV_BYTES_MAX, WAV_S = 16 << 20, 2
+PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE  # formats; the last one names another at `SUBFORMAT`
+SUBFORMAT = 24
+_FORM, _TAG = struct.Struct("<HHIIHH"), struct.Struct("<H")
+_KINDS = {
+    (PCM, 8): "u1",
+    (PCM, 16): "<i2",
+    (PCM, 24): "<i4",
+    (PCM, 32): "<i4",
+    (FLOAT, 32): "<f4",
+    (FLOAT, 64): "<f8",
+}
 TAPS = 16  # of the low-pass filter, on each side, for each sample that it leaves out
 
 Sound = NDArray[np.float32]  # [samples], -1 to 1
@@ -67,22 +77,52 @@ def resample(sound: Sound, rate: int) -> Sound:
 
 
 def read_clip(path: Path) -> Sound:
-    """The first 2 s of a .wav file (PCM of 8, 16 or 32 bits) at 8 kHz, its channels mixed.
+    """The first 2 s of a .wav file at 8 kHz, its channels mixed.
 
-    DataError; OSError where the file cannot be read.
+    PCM of 8, 16, 24 or 32 bits, or floats of 32 or 64. DataError; OSError where the file cannot be
+    read.
     """
     try:
-        with wave.open(io.BytesIO(read_file(path, WAV_BYTES_MAX))) as file:
-            rate, width, channels = file.getframerate(), file.getsampwidth(), file.getnchannels()
-            data = file.readframes(WAV_S * rate)
-    except (wave.Error, EOFError, ValueError, RuntimeError) as error:
-        raise DataError(f"{path} is no .wav file of PCM ({error}): convert it") from error
-    if width not in (1, 2, 4) or not RATES[0] <= rate <= RATES[1]:
+        form, data = _read_wav(read_file(path, WAV_BYTES_MAX))
+        tag, channels, rate, _, block, bits = _FORM.unpack_from(form)
+        if tag == EXTENSIBLE:
+            (tag,) = _TAG.unpack_from(form, SUBFORMAT)
+    except (ValueError, struct.error) as error:
+        raise DataError(f"{path} is no whole .wav file ({error}): record or convert it") from error
+    kind = _KINDS.get((tag, bits))
+    is_known = kind and channels and block == channels * bits // 8
+    if not is_known or not RATES[0] <= rate <= RATES[1]:
         raise DataError(
-            f"{path} has {8 * width} bits at {rate} Hz: convert it to PCM of 8, 16 or 32 bits, "
-            f"{RATES[0]} to {RATES[1]} Hz"
+            f"{path} has format {tag} of {bits} bits at {rate} Hz: convert it to PCM of 8, 16, 24 "
+            f"or 32 bits or to floats, {RATES[0]} to {RATES[1]} Hz"
         )
-    whole = data[: len(data) - len(data) % (width * channels)]
-    samples = np.frombuffer(whole, "u1" if width == 1 else f"<i{width}").astype(np.float32)
-    scaled = (samples - 128 * (width == 1)) / (1 << (8 * width - 1))
-    return resample(scaled.reshape(-1, channels).mean(1), rate)
+    used = data[: min(len(data) // block, WAV_S * rate) * block]
+    if bits == 24:  # as 32 bits whose lowest are 0
+        used = np.insert(np.frombuffer(used, "u1").reshape(-1, 3), 0, 0, axis=1).tobytes()
+    samples = np.frombuffer(used, kind).astype(np.float32)
+    if tag == PCM:
+        zero, full = (128, 128) if bits == 8 else (0, 1 << 8 * np.dtype(kind).itemsize - 1)
+        samples = ((samples - zero) / full).astype(np.float32)
+    if not np.isfinite(samples).all():
+        raise DataError(f"{path} holds NaN or infinity: record or convert it")
+    return resample(samples.reshape(-1, channels).mean(1), rate)
+
+
+def _read_wav(data: bytes) -> tuple[bytes, bytes]:
+    """The format and the sound of a RIFF file; ValueError where it holds less than it says."""
+    if data[:4] != b"RIFF" or data[8:12] != b"WAVE":
+        raise ValueError("it does not begin as one")
+    form, at = b"", 12
+    while at + 8 <= len(data):
+        name, size = data[at : at + 4], int.from_bytes(data[at + 4 : at + 8], "little")
+        content = data[at + 8 : at + 8 + size]
+        if name == b"data" and not size:
+            raise ValueError("its header promises no sound")
+        if len(content) < size:
+            raise ValueError(f"its header promises {size} bytes, and {len(content)} are there")
+        if name == b"fmt ":
+            form = content
+        elif name == b"data":
+            return form, content
+        at += 8 + size + size % 2
+    raise ValueError("it holds no sound")

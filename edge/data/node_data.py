@@ -10,11 +10,12 @@ from edge.config import NodeConfig
 from edge.data.buffer import DAY_S, ReplayBuffer
 from edge.data.feed import Feed, Rehearsal
 from edge.data.probe_set import ProbeSet, open_probe_set
-from edge.data.sources import make_source, open_folder
+from edge.data.sources import FolderData, make_source, open_folder
 from edge.errors import DataError
 from edge.knowledge import BoardKnowledge
 from edge.trainer import Dataset
 from ternmesh.model_package import ModelPackage
+from ternmesh_service.status import AsideStatus
 from ternmesh_store.database import Database
 
 _log = logging.getLogger(__name__)
@@ -25,7 +26,8 @@ class NodeData:
     """The data of a node."""
 
     training: Dataset
-    held_out: Dataset | None = None  # for evaluation; without it, new labels are evaluated
+    held_out: FolderData | None = None  # for evaluation; without it, new labels are evaluated
+    files: FolderData | None = None  # of `training`
     feed: Feed | None = None  # fills `training` from a source
     knowledge: BoardKnowledge | None = None  # of other models, beside `training`
 
@@ -33,6 +35,14 @@ class NodeData:
     def samples(self) -> Dataset:
         """What the board trains on."""
         return self.training if self.knowledge is None else self.knowledge.samples
+
+    def aside(self) -> AsideStatus:
+        """The samples of all of it that the model cannot compute."""
+        known = [data.aside for data in (self.files, self.held_out) if data is not None]
+        if self.feed is not None:
+            known.append(self.feed.buffer.aside)
+        newest = [sample for one in known for sample in one.newest]
+        return AsideStatus(count=sum(one.count for one in known), newest=tuple(newest))
 
     def close(self) -> None:
         """Close the source, if there is one."""
@@ -66,7 +76,7 @@ def _open_samples(config: NodeConfig, package: ModelPackage, database: Database)
             )
     if data.source is None:
         assert files is not None
-        return NodeData(files, held_out)
+        return NodeData(files, held_out, files)
     folder = None if data.source_path is None else Path(data.source_path)
     with _about("data"):
         source = make_source(data.source, data.options, folder, package)
@@ -80,7 +90,7 @@ def _open_samples(config: NodeConfig, package: ModelPackage, database: Database)
     buffer.keep_s = data.keep_days * DAY_S
     buffer.load()
     training = buffer if files is None else Rehearsal(buffer, files)
-    return NodeData(training, held_out, Feed(source, buffer, data.poll_s))
+    return NodeData(training, held_out, files, Feed(source, buffer, data.poll_s))
 
 
 def open_knowledge(config: NodeConfig, package: ModelPackage) -> ProbeSet | None:

@@ -63,7 +63,7 @@ def open_probe_set(
     if package.outputs[0].shape[1:] != (classes,):
         raise DataError(f"the first output of {package.name} is not one row of scores a sample")
     inputs = replace(package, batch_inputs=tuple(input_specs(package)))
-    data = open_folder(path, inputs, settings)
+    data = open_folder(path, inputs, settings, needs_all=True)
     count = len(data)
     sample = sum(math.prod(spec.shape[1:]) for spec in input_specs(package))
     most = min(PROBE_MAX - 1, PREDICTIONS_MAX // classes, NUMBERS_MAX // max(1, sample))

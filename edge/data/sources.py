@@ -9,7 +9,7 @@ import sys
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.data.gate import SetAside
 from edge.data.live.options import BUILT_IN, read_options
 from edge.errors import DataError, NoData
 from ternmesh.config import Table, limits
@@ -126,6 +127,11 @@ def label_classes(package: ModelPackage) -> dict[str, int]:
     return {targets[0].name: classes} if classes > 0 else {}
 
 
+def value_counts(package: ModelPackage) -> dict[str, int]:
+    """How many whole numbers, from 0 on, a tensor may hold, by its name; others hold any."""
+    return {**package.table_sizes, **label_classes(package)}
+
+
 def class_count(package: ModelPackage) -> int:
     """The number of classes where the class of a sample is its only target; else 0."""
     targets = target_specs(package)
@@ -146,8 +152,8 @@ def label_arrays(package: ModelPackage, value: Any) -> dict[str, Array]:
         number = names.index(value) if value in names else float(value)
         if np.dtype(spec.dtype).kind != "f" and number != (number := int(number)):
             raise ValueError("not a whole number")
-        classes = label_classes(package).get(spec.name)
-        array = convert(np.asarray(number), spec, f"{value!r:.100}", classes=classes)
+        count = label_classes(package).get(spec.name)
+        array = convert(np.asarray(number), spec, f"{value!r:.100}", count=count)
         return {spec.name: array.reshape(spec.shape[1:])}
     except (ValueError, TypeError, OverflowError) as error:
         labels = ", ".join(class_names(package)) or "no classes"
@@ -155,18 +161,18 @@ def label_arrays(package: ModelPackage, value: Any) -> dict[str, Array]:
 
 
 def convert(
-    array: Array, spec: TensorSpec, what: str, divide_by: float = 1.0, classes: int | None = None
+    array: Array, spec: TensorSpec, what: str, divide_by: float = 1.0, count: int | None = None
 ) -> Array:
     """`array` in the dtype of `spec`; DataError if values would change, or are not finite.
 
-    Labels must be those of `classes`: a graph reads -1 as the last class, and stops at others. It
-    is NoData where no model could use the values.
+    `count`: as in `value_counts`. A graph reads -1 as the last class or row, and stops at others.
+    It is NoData where no model could use the values.
     """
-    if classes is not None and array.dtype.kind in "iu":
-        wrong = array[(array < 0) | (array >= classes)]
+    if count is not None and array.dtype.kind in "iu":
+        wrong = array[(array < 0) | (array >= count)]
         if wrong.size:
             raise (NoData if wrong.min() < 0 else DataError)(
-                f"{what} is the label {wrong.flat[0]}: the model has the classes 0 to {classes - 1}"
+                f"{what} holds {wrong.flat[0]}: {spec.name} of this model is 0 to {count - 1}"
             )
     wanted = np.dtype(spec.dtype)
     if array.dtype == wanted == np.bool_:
@@ -192,28 +198,64 @@ def convert(
 
 
 class FolderData:
-    """The samples of one .npz file or of all in a folder, in memory in their stored dtypes."""
+    """The samples of one .npz file or of all in a folder, in memory in their stored dtypes.
 
-    def __init__(self, package: ModelPackage, arrays: dict[str, Array], divide_by: float) -> None:
+    `rows` are the files, and the places in each of those samples that are used.
+    """
+
+    def __init__(
+        self,
+        package: ModelPackage,
+        arrays: dict[str, Array],
+        divide_by: float,
+        rows: Sequence[tuple[Path, NDArray[np.int64]]] = (),
+    ) -> None:
+        self.aside = SetAside()
         self._specs = package.batch_inputs
         self._inputs = {spec.name for spec in package.inputs}
         self._arrays = arrays
         self._divide_by = divide_by
+        self._rows = rows
+        # What is read in place of each sample: itself, until it is set aside
+        self._read = np.arange(len(self._arrays[self._specs[0].name]))
 
     def __len__(self) -> int:
-        return len(self._arrays[self._specs[0].name])
+        return self._read.size
 
     def batch(self, indexes: NDArray[np.int64]) -> dict[str, Array]:
         """The arrays of some samples by name, in the model's dtypes."""
-        return {spec.name: self._part(spec, indexes) for spec in self._specs}
+        return {spec.name: self._part(spec, self._read[indexes]) for spec in self._specs}
+
+    def set_aside(self, reasons: Mapping[int, str]) -> None:
+        """Read another sample in place of each of these; without another one, none is left."""
+        for index, reason in reasons.items():
+            self.aside.add(self._name(int(self._read[index])), reason)
+        bad = self._read[list(reasons)]
+        good = np.setdiff1d(self._read, bad)
+        if good.size:
+            self._read = np.where(np.isin(self._read, bad), good[0], self._read)
+        else:
+            self._read = good
+
+    def _name(self, index: int) -> str:
+        for path, places in self._rows:
+            if index < places.size:
+                return f"{path}: sample {places[index]}"
+            index -= places.size
+        return f"sample {index}"
 
     def _part(self, spec: TensorSpec, indexes: NDArray[np.int64]) -> Array:
         divide_by = self._divide_by if spec.name in self._inputs else 1.0
         return convert(self._arrays[spec.name][indexes], spec, spec.name, divide_by)
 
 
-def open_folder(path: Path, package: ModelPackage, settings: NpzSettings) -> FolderData:
-    """The samples in the file or folder `path`, checked against the model package; DataError."""
+def open_folder(
+    path: Path, package: ModelPackage, settings: NpzSettings, *, needs_all: bool = False
+) -> FolderData:
+    """The samples in the file or folder `path`, checked against the model package; DataError.
+
+    Single samples that the model does not take are set aside, unless it `needs_all`.
+    """
     names = {spec.name for spec in package.batch_inputs}
     if unknown := set(settings.arrays) - names:
         raise DataError(
@@ -242,11 +284,19 @@ def open_folder(path: Path, package: ModelPackage, settings: NpzSettings) -> Fol
     for spec, dtype in zip(specs, dtypes, strict=True):
         convert(np.empty(0, dtype), spec, f"{path}: {spec.name} of all files together")
     read = []
+    bad: list[tuple[str, DataError]] = []  # the names of samples, and what is wrong with them
     for part in parts:
         with opened_npz(part.path) as archive:
-            read.append(_samples(part, archive, package, settings))
-    arrays = {name: np.concatenate([samples[name] for samples in read]) for name in names}
-    return FolderData(package, arrays, settings.divide_by)
+            read.append(_samples(part, archive, package, settings, bad))
+    arrays = {name: np.concatenate([samples[name] for samples, _ in read]) for name in names}
+    places = [(part.path, rows) for part, (_, rows) in zip(parts, read, strict=True)]
+    data = FolderData(package, arrays, settings.divide_by, places)
+    if bad and (needs_all or not len(data)):
+        name, error = bad[0]
+        raise type(error)(f"{name}: {error}")
+    for name, error in bad:
+        data.aside.add(name, str(error))
+    return data
 
 
 def make_source(
@@ -324,6 +374,9 @@ def opened_npz(path: Path) -> Iterator[Any]:
                 raise NoData(f"{path} is not an .npz file: write it with numpy.savez")
             file.seek(0)
             with np.load(file, allow_pickle=False) as archive:
+                names = [name.removesuffix(".npy") for name in archive.zip.namelist()]
+                if len(set(names)) < len(names):
+                    raise NoData(f"{path} holds two arrays of one name: write it again")
                 yield archive
     except OSError as error:
         raise _unreadable(path, error) from error
@@ -364,27 +417,41 @@ def _survey(path: Path, archive: Any, package: ModelPackage, settings: NpzSettin
 
 
 def _samples(
-    part: _Part, archive: Any, package: ModelPackage, settings: NpzSettings
-) -> dict[str, Array]:
-    """The wanted samples of a file by tensor name; DataError names the first bad one."""
+    part: _Part,
+    archive: Any,
+    package: ModelPackage,
+    settings: NpzSettings,
+    bad: list[tuple[str, DataError]],
+) -> tuple[dict[str, Array], NDArray[np.int64]]:
+    """The wanted samples of a file by tensor name, and their places; `bad` ones are left out."""
     arrays = {}
-    inputs = input_specs(package)
-    classes = label_classes(package)
+    counts, inputs = value_counts(package), input_specs(package)
+    places = np.flatnonzero(part.chosen)
+    errors: dict[int, DataError] = {}
     for spec in package.batch_inputs:
         name = settings.arrays.get(spec.name, spec.name)
         divide_by = settings.divide_by if spec in inputs else 1.0
-        check = partial(convert, spec=spec, divide_by=divide_by, classes=classes.get(spec.name))
+        check = partial(convert, spec=spec, divide_by=divide_by, count=counts.get(spec.name))
         arrays[spec.name] = values = archive[name][part.chosen]
         for start in range(0, len(values), CHECKED):
             block = values[start : start + CHECKED]
             try:
                 check(block, what=name)
             except DataError:
-                rows = np.flatnonzero(part.chosen)[start:]
-                for row, value in zip(rows, block, strict=False):
-                    check(value, what=f"{part.path}: sample {row} of {name}")
-                raise
-    return arrays
+                errors |= _bad_rows(block, start, partial(check, what=name))
+    bad += [(f"{part.path}: sample {places[row]}", errors[row]) for row in sorted(errors)]
+    good = np.setdiff1d(np.arange(places.size), list(errors))
+    return {name: values[good] for name, values in arrays.items()}, places[good]
+
+
+def _bad_rows(block: Array, start: int, check: Callable[[Array], Array]) -> dict[int, DataError]:
+    found = {}
+    for row, value in enumerate(block, start):
+        try:
+            check(value)
+        except DataError as error:
+            found[row] = error
+    return found
 
 
 def array_head(path: Path, archive: Any, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:

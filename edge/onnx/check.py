@@ -40,18 +40,22 @@ PRODUCTS: Final = frozenset(
 )
 # The types that a Cast may have as its aim: numbers, as the size of text has no bound.
 CAST_TO: Final = {(kind,) for kind in ELEMENT_SIZES}
+# The operators whose result has the numbers of their first input.
+SAME_NUMBERS: Final = frozenset(
+    b"Cast Expand Flatten Identity Reshape Slice Squeeze Transpose Unsqueeze".split()
+)
 
 
-def check_file(path: Path) -> None:
+def check_file(path: Path) -> dict[str, int]:
     """ModelError, which names the file and the reason, unless a board may load the file.
 
-    The file is mapped into memory; weights are counted, not read.
+    The file is mapped into memory; weights are counted, not read. Returns `table_sizes`.
     """
     try:
         with open_regular(path) as file:
             # Not closed here: views of it may live on in an error. It closes with the last view.
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        check(memoryview(mapped))
+        return check(memoryview(mapped))
     except OSError as error:
         raise unreadable(path, error) from error
     except ValueError as error:  # an empty file cannot be mapped
@@ -60,11 +64,32 @@ def check_file(path: Path) -> None:
         raise ModelError(f"{path} is refused: {error}") from error
 
 
-def check(data: memoryview) -> None:
-    """ModelError unless `data` is an ONNX file that a board may load."""
+def check(data: memoryview) -> dict[str, int]:
+    """ModelError unless `data` is an ONNX file that a board may load. Returns `table_sizes`."""
     model = read_model(data)
     _check_versions(model)
     _check_flow(model.graph)
+    return table_sizes(model.graph)
+
+
+def table_sizes(graph: Graph) -> dict[str, int]:
+    """The rows of the smallest table that a Gather looks up by an input, by the input's name.
+
+    Such an input must hold whole numbers from 0 to one less: onnxruntime stops at others, and
+    reads a negative one from the table's end.
+    """
+    tables = {tensor.name: tensor.shape for tensor in graph.initializers}
+    origins = {name: name for name in graph.inputs if name not in tables}
+    sizes: dict[str, int] = {}
+    for node in graph.nodes:
+        first, second = (*node.inputs, b"", b"")[:2]
+        if node.operator in SAME_NUMBERS and first in origins:
+            origins[node.outputs[0]] = origins[first]
+        if node.operator == b"Gather" and second in origins and tables.get(first):
+            axis = (node.attributes.get(b"axis") or (0,))[0]
+            name, rows = origins[second].decode(), tables[first][axis]
+            sizes[name] = min(rows, sizes.get(name, rows))
+    return sizes
 
 
 def _check_versions(model: Model) -> None:

@@ -56,6 +56,7 @@ class Tensor:
     """An initializer or a constant; `integers` are its values if it is a short list of int64."""
 
     name: bytes
+    shape: Integers
     integers: Integers | None
 
 
@@ -200,7 +201,8 @@ class _Reader:
                     numbers.add(key, value)
         what = f"the tensor {shown(name)}"
         element = _element(kind, what)
-        return Tensor(name, numbers.take(kind, element, _count(dims, what), what))
+        integers = numbers.take(kind, element, _count(dims, what), what)
+        return Tensor(name, tuple(dims), integers)
 
     def _value(self, data: memoryview) -> bytes:
         name = b""

@@ -10,7 +10,7 @@ import mmap
 import os
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -110,8 +110,8 @@ def load_model(folder: Path) -> LoadedModel:
             raise ModelError(
                 f"{folder / file} is not what {DESCRIPTION} describes: copy the package again"
             )
-    for file in (FORWARD, TRAIN_STEP):
-        check_file(folder / file)
+    sizes = check_file(folder / TRAIN_STEP) | check_file(folder / FORWARD)
+    package = replace(package, table_sizes=sizes)
     return LoadedModel(folder, package, _read_adapter(folder / ADAPTER, package.dimension))
 
 

@@ -25,9 +25,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from ternmesh.config import ConfigError
 from ternmesh.errors import TernmeshError
-from ternmesh_service.control_socket import ANSWER_S, BOARDS, DATA, ControlError, ask
+from ternmesh_service.control_socket import ANSWER_S, BOARDS, DATA, ControlError, NotServed, ask
 from ternmesh_service.page.config import PageConfig, read_token
 from ternmesh_service.page.feed import PageFeed
 from ternmesh_service.page.parts import parts
@@ -301,7 +300,7 @@ def serving(config: PageConfig, socket: Path, folder: Path) -> Iterator[None]:
         settings.load()
     except OSError as error:
         listening.close()
-        raise ConfigError(
+        raise NotServed(
             f"[page] cannot be served on {config.address} port {config.port}: "
             f"{error.strerror or error}"
         ) from error

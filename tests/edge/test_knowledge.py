@@ -1,5 +1,6 @@
 """Knowledge packets on a board, with the shipped keyword model."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,9 @@ class Rows:
 
     def batch(self, indexes: np.ndarray) -> dict[str, np.ndarray]:
         return {name: array[indexes] for name, array in self.arrays.items()}
+
+    def set_aside(self, reasons: Mapping[int, str]) -> None:
+        self.arrays = {name: np.delete(array, list(reasons)) for name, array in self.arrays.items()}
 
 
 @pytest.fixture(scope="module")

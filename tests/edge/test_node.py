@@ -292,13 +292,10 @@ def test_a_source_that_fails_is_asked_again(world: World, monkeypatch, caplog) -
 
 
 @pytest.mark.parametrize("is_live", [True, False])
-def test_a_sample_that_breaks_the_graph_costs_a_round_and_no_more(
+def test_a_model_that_fails_costs_a_round_and_no_more(
     world: World, monkeypatch, is_live: bool
 ) -> None:
-    """It stays in the buffer on disk: a node that gave up would give up again and again.
-
-    Files do not change by themselves: there it is an end.
-    """
+    """A node that gave up would give up again and again."""
     node = add_with_source(world, monkeypatch) if is_live else world.add("ada")
 
     def refusing(run: Callable[..., Any], *given: Any) -> Any:
@@ -307,12 +304,30 @@ def test_a_sample_that_breaks_the_graph_costs_a_round_and_no_more(
         return run(*given)
 
     replace_step(monkeypatch, refusing)
-    if not is_live:
-        with pytest.raises(ModelError, match="out of data bounds"):
-            world.finish()
-        return
     world.finish()
     assert (node.diverged, world.host.counted[1]) == (1, ROUNDS)
+    assert status(node).aside.count == 0
+
+
+@pytest.mark.parametrize("is_live", [True, False])
+def test_a_sample_that_breaks_the_graph_is_set_aside(
+    world: World, monkeypatch, is_live: bool
+) -> None:
+    node = add_with_source(world, monkeypatch) if is_live else world.add("ada")
+    bad: list[float] = []
+
+    def refusing(run: Callable[..., Any], adapter: Any, batch: Any) -> Any:
+        bad[:] = bad or [batch["x"].flat[0]]
+        if bad[0] in batch["x"]:
+            raise ModelError("indices element out of data bounds")
+        return run(adapter, batch)
+
+    replace_step(monkeypatch, refusing)
+    world.finish()
+    assert (node.diverged, world.host.counted[1]) == (0, ROUNDS)
+    shown = status(node).aside
+    assert shown.count >= 1
+    assert shown.newest[0][1] == "indices element out of data bounds"
 
 
 def test_a_buffer_too_small_for_training_is_refused(world: World, monkeypatch) -> None:

@@ -1,7 +1,19 @@
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import pytest
 
-from edge.trainer import AdamSettings, Trainer, adam_update, clip_gradient, init_adam, round_rng
+from edge.errors import ModelError
+from edge.trainer import (
+    AdamSettings,
+    Arrays,
+    Trainer,
+    adam_update,
+    clip_gradient,
+    init_adam,
+    round_rng,
+)
 from ternmesh.plan import Plan, make_plan
 
 D = 18
@@ -24,6 +36,9 @@ class Numbers:
     def batch(self, indexes: np.ndarray) -> dict[str, np.ndarray]:
         self.asked.append(indexes.tolist())
         return {"x": indexes}
+
+    def set_aside(self, reasons: Mapping[int, str]) -> None:
+        raise AssertionError(reasons)
 
 
 class Bowl:
@@ -101,3 +116,50 @@ def test_clipping_keeps_the_direction_and_bounds_the_length() -> None:
     np.testing.assert_allclose(clip_gradient(gradient, 1.0), [0.6, -0.8], rtol=1e-6)
     for norm_max in (0.0, 5.0, 9.0):  # 0: no limit
         assert clip_gradient(gradient, norm_max) is gradient
+
+
+class Picky:
+    """A step that cannot compute the sample 7, and finds no loss for the sample 9."""
+
+    def run(self, adapter: np.ndarray, batch: Arrays) -> tuple[float, np.ndarray]:
+        if 7 in batch["x"]:
+            raise ModelError("index out of range")
+        return (np.inf if 9 in batch["x"] else 1.0), np.ones_like(adapter)
+
+
+class Shrinking(Numbers):
+    """Its samples that are set aside stand for another one."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self.aside: dict[int, str] = {}
+
+    def batch(self, indexes: np.ndarray) -> dict[str, np.ndarray]:
+        return {"x": np.where(np.isin(indexes, list(self.aside)), 0, indexes)}
+
+    def set_aside(self, reasons: Mapping[int, str]) -> None:
+        self.aside |= reasons
+
+
+def test_samples_that_the_model_cannot_compute_are_found_and_the_round_goes_on() -> None:
+    data = Shrinking(12)
+    trainer = Trainer(Picky(), data, 4, AdamSettings())
+    trainer.begin(0, np.zeros(D, np.float32), plan(steps=12), round_rng(0, "ada", 0))
+    while trainer.step():
+        pass
+    assert data.aside == {7: "index out of range", 9: "its loss or gradient is not finite"}
+    assert trainer.progress == (12, 12)
+    assert np.isfinite(trainer.delta()).all()
+
+
+def test_a_step_that_fails_for_no_sample_alone_is_the_models_fault() -> None:
+    class Broken(Picky):
+        def run(self, adapter: np.ndarray, batch: Any) -> Any:
+            if len(set(batch["x"].tolist())) > 1:
+                raise ModelError("broken")
+            return 1.0, np.ones_like(adapter)
+
+    trainer = Trainer(Broken(), Shrinking(12), 4, AdamSettings())
+    trainer.begin(0, np.zeros(D, np.float32), plan(steps=12), round_rng(0, "ada", 0))
+    with pytest.raises(ModelError, match="broken"):
+        trainer.step()

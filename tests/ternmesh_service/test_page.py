@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,12 @@ from ternmesh_cli.broker.certificates import SERVER_DAYS, make_authority, make_s
 from ternmesh_service.alarms import BAD, WARN, alarms
 from ternmesh_service.control_socket import ControlServer
 from ternmesh_service.machine import Machine
+from ternmesh_service.metrics import MetricsConfig, served_metrics
 from ternmesh_service.page import server
 from ternmesh_service.page.config import PageConfig, check_page, read_token, served_page
 from ternmesh_service.page.feed import ROUNDS_MAX, PageFeed
 from ternmesh_service.page.parts import parts
+from ternmesh_service.servers import TRY_S, Servers
 from ternmesh_service.status import MachineStatus, to_json
 from tests.mosquitto import free_port
 from tests.statuses import (
@@ -215,11 +218,24 @@ def test_a_page_is_open_with_tls_or_a_proxy_only(config: PageConfig, sentence: s
             check_page(config)
 
 
-def test_a_port_in_use_is_a_sentence(tmp_path: Path) -> None:
+def test_a_port_in_use_is_an_alarm_and_tried_again(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        page = served_page(PageConfig(taken.getsockname()[1]), tmp_path, tmp_path)
-        with pytest.raises(ConfigError, match="cannot be served"), page:
-            pass
+        port = taken.getsockname()[1]
+        config = MetricsConfig(port)
+        makers = {
+            "page": partial(served_page, PageConfig(port), tmp_path, tmp_path),
+            "metrics": partial(served_metrics, config, tmp_path),
+        }
+        servers = Servers(makers)
+        servers.turn(0.0)
+        assert [*servers.failed] == ["page", "metrics"]
+        machine = Machine(tmp_path, PageConfig(), LinkConfig("mqtt://localhost"), servers).status()
+        assert any("cannot be served" in text for _, _, text in told(machine=machine))
+    servers.turn(1.0)
+    assert servers.failed, "not yet"
+    with servers:
+        servers.turn(TRY_S)
+        assert [*servers.failed] == ["metrics"], "the page has the port now"
 
 
 # Requests
@@ -484,6 +500,7 @@ def test_a_machine_tells_when_its_certificates_end(tmp_path: Path) -> None:
         tmp_path,
         PageConfig(certificate_file=chain),
         LinkConfig("mqtt://localhost", ca_file=str(tmp_path / "none.pem")),
+        Servers({}),
     ).status()
     assert told(machine=machine) == [(WARN, "", "the certificate page.pem ends in 5 days")]
 

@@ -12,7 +12,22 @@ from ternmesh.timers import Backoff
 from ternmesh_service.status import LiveStatus
 from transports.base import TransportError
 
+SHOWN_MAX = 80  # characters of what is left out
 PAUSE_S = (1.0, 60.0)  # the first and the longest between two attempts to open
+
+
+class LeftOut:
+    """What a source could not use: how often, by reason, and what came first."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.first: dict[str, str] = {}
+
+    def add(self, reason: str, value: object = None) -> None:
+        """Count what is left out; `value` is shown."""
+        if not self.counts[reason] and value is not None:
+            self.first[reason] = f"{value!r:.{SHOWN_MAX}}"
+        self.counts[reason] += 1
 
 
 class LiveSource:
@@ -22,7 +37,7 @@ class LiveSource:
     """
 
     def __init__(self, rate_max: float) -> None:
-        self.left_out: Counter[str] = Counter()  # by the reason
+        self.left_out = LeftOut()
         self._prefix = secrets.token_hex(4)  # keys differ from those of an earlier process
         self._made = 0
         self._rate_max = rate_max
@@ -54,7 +69,9 @@ class LiveSource:
 
     def status(self) -> LiveStatus:
         """Whether it is open, and what it left out."""
-        return LiveStatus(open=self._is_open, left_out=dict(+self.left_out))
+        return LiveStatus(
+            open=self._is_open, left_out=dict(self.left_out.counts), first=dict(self.left_out.first)
+        )
 
     def _open(self, now: float) -> None:
         """Begin, at `now`."""
@@ -77,7 +94,8 @@ class LiveSource:
     def _allows(self, now: float) -> bool:
         allows = self._free(now) > 0
         self._room -= allows
-        self.left_out["more than rate_max"] += not allows
+        if not allows:
+            self.left_out.add("more than rate_max")
         return allows
 
 

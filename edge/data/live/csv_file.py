@@ -1,6 +1,7 @@
 """A source that reads rows as they are added to a CSV file."""
 
 import os
+from collections import deque
 from io import BufferedReader
 from pathlib import Path
 
@@ -18,6 +19,7 @@ class CsvSource(RowSource):
         self._path = Path(options.path)
         self._file: BufferedReader | None = None
         self._is_first = True
+        self._waiting: deque[bytes] = deque()  # lines for which `rate_max` has no room yet
 
     def close(self) -> None:
         super().close()
@@ -28,13 +30,18 @@ class CsvSource(RowSource):
     def _open(self, _now: float) -> None:
         self._file = open_regular(self._path)
         end = os.fstat(self._file.fileno()).st_size if self._is_first else 0
-        self._mapper.is_header(self._file.readline(LINE_MAX))
+        self._mapper.reader.begin(self._file.readline(LINE_MAX), str(self._path))
         # The byte before the end: where it ends a line, no half line follows.
         self._file.seek(max(0, end - 1))
         self._splitter = LineSplitter(self.left_out, skips=end > 0)
         self._is_first = False
 
-    def _lines(self) -> list[bytes]:
+    def _lines(self, now: float) -> list[bytes]:
+        if not self._waiting:
+            self._waiting.extend(self._next_lines())
+        return [self._waiting.popleft() for _ in range(min(len(self._waiting), self._free(now)))]
+
+    def _next_lines(self) -> list[bytes]:
         assert self._file is not None
         data = self._file.read(READ_MAX)
         if not data:

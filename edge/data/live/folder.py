@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -65,19 +64,31 @@ class FolderSource(LiveSource):
             if (left := left - len(entries)) < 0:
                 raise DataError(f"{self._path} has over {ENTRIES_MAX} files: remove some")
             for entry in entries:
-                if entry.name.lower().endswith(SUFFIXES) and entry.is_file():
-                    with suppress(FileNotFoundError):  # it was just renamed or deleted
+                if entry.name.startswith("."):
+                    continue  # such as those that a program is still writing
+                try:
+                    if entry.name.lower().endswith(SUFFIXES) and entry.is_file():
                         state = entry.stat()
                         yield entry.path, (state.st_mtime_ns, state.st_size)
-                elif folder == self._path and entry.is_dir():
-                    folders.append(Path(entry.path))
+                    elif folder == self._path and entry.is_dir():
+                        folders.append(Path(entry.path))
+                except FileNotFoundError:
+                    continue  # it was just renamed or deleted
+                except OSError as error:  # such as a link to itself, or a dead mount
+                    self._note(f"{entry.path}: {error.strerror}")
+
+    def _note(self, refusal: str) -> None:
+        self.last_refusal = refusal
+        self.left_out.add("file that cannot be used", refusal)
 
     def _items(self, path: Path) -> list[Sample | Label]:
         try:
             sample = read_sample(path, self._package)
-        except (OSError, DataError) as error:
-            self.last_refusal = str(error)
-            self.left_out["file that cannot be used"] += 1
+        except DataError as error:
+            self._note(str(error))
+            return []
+        except OSError as error:
+            self._note(f"{path}: {error.strerror}")
             return []
         # The same key after a restart, so that no sample is stored twice.
         name = str(path.relative_to(self._path))
@@ -87,6 +98,6 @@ class FolderSource(LiveSource):
         try:
             label = label_arrays(self._package, own if is_label else Path(name).parent.name)
         except DataError:
-            self.left_out["no label in the name"] += 1
+            self.left_out.add("no label in the name", name)
             return [Sample(key, sample)]
         return [Sample(key, sample), Label(key, label)]

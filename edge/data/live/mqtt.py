@@ -5,7 +5,7 @@ from collections import deque
 from dataclasses import replace
 
 from edge.data.live.options import MqttOptions
-from edge.data.live.rows import READ_MAX, RowSource
+from edge.data.live.rows import LINE_SHOWN, READ_MAX, RowSource
 from edge.data.sources import Label, Sample, label_arrays
 from edge.errors import DataError
 from ternmesh.model_package import ModelPackage
@@ -59,6 +59,7 @@ class MqttSource(RowSource):
                 items += self._label(payload)
             else:
                 items += (i for line in payload.splitlines() for i in self._mapper.take(line))
+                self._mapper.reader.end()
         return items
 
     def _label(self, payload: bytes) -> list[Label]:
@@ -66,5 +67,6 @@ class MqttSource(RowSource):
             content = json.loads(payload)
             return [Label(str(content["key"]), label_arrays(self._package, content["label"]))]
         except (ValueError, TypeError, LookupError, RecursionError, DataError):
-            self.left_out['no {"key": .., "label": ..} of this model'] += 1
+            reason = 'no {"key": .., "label": ..} of this model'
+            self.left_out.add(reason, payload[:LINE_SHOWN].decode(errors="replace"))
             return []

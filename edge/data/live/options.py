@@ -27,9 +27,10 @@ class MicrophoneOptions(LiveOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowOptions(LiveOptions):
-    """See `edge.data.live.rows.RowMapper`. `scale` has [mean, std] of columns."""
+    """See `edge.data.live.rows`. `scale` has [mean, std] of columns; no separator: it is found."""
 
     columns: tuple[str, ...]
+    separator: str = ""
     scale: Table = field(default_factory=dict)
     target: str | None = None
     horizon: int = field(default=0, metadata=limits(0, 10_000))

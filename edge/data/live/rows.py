@@ -2,14 +2,15 @@
 
 import csv
 import json
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import count
 from typing import Any
 
 import numpy as np
 
-from edge.data.live.base import LiveSource, sole_input
+from edge.data.live.base import LeftOut, LiveSource, sole_input
 from edge.data.live.options import RowOptions
 from edge.data.sources import Label, Sample, label_arrays
 from edge.errors import DataError
@@ -18,7 +19,12 @@ from ternmesh.model_package import ModelPackage
 LINE_MAX = 8192  # bytes
 READ_MAX = 1 << 14  # bytes in one poll: 0.1 s of work for a PC, 1 s for a small board
 FLOAT32_MAX = float(np.finfo(np.float32).max)
-_MALFORMED = (ValueError, TypeError, OverflowError, RecursionError, csv.Error)
+ROWS_MAX = 1000  # in one JSON value
+LINE_SHOWN = 80  # bytes
+SEPARATORS = (",", ";", "\t", "|")
+DECIMAL_COMMA = SEPARATORS[1:]
+
+Row = dict[str, Any]
 
 
 class LineSplitter:
@@ -27,7 +33,7 @@ class LineSplitter:
     With `skips`, it begins after the first end of a line: what comes before may be half a line.
     """
 
-    def __init__(self, left_out: Counter[str], *, skips: bool) -> None:
+    def __init__(self, left_out: LeftOut, *, skips: bool) -> None:
         self._left_out = left_out
         self._skips = skips
         self._partial = b""
@@ -39,43 +45,149 @@ class LineSplitter:
             del lines[0]
             self._skips = False
         if len(self._partial) > LINE_MAX:
-            self._left_out["line too long"] += not self._skips
+            if not self._skips:
+                self._left_out.add("line too long")
             self._skips = True
         if self._skips:
             self._partial = b""
         return lines
 
 
-def parse_row(line: bytes, header: Sequence[str] = ()) -> dict[str, Any]:
-    """The fields of a JSON object or of CSV, by the names in `header`, or by place from "1" on.
+class RowReader:
+    """Lines to rows: the fields of a JSON object by name, those of CSV by the header or by place.
 
-    DataError.
+    A CSV line with the names of all columns is a header. Without `separator` it is found: a comma,
+    or a semicolon, tab or bar where the header has one, or where a first row without a header has.
+    Numbers may have a decimal comma where the comma is no separator. JSON may be nested
+    ("temp.value"), a list of rows or of numbers, and stretch over several lines.
     """
+
+    def __init__(self, columns: Sequence[str], separator: str, left_out: LeftOut) -> None:
+        self._columns = columns
+        self._left_out = left_out
+        self._separator = separator
+        self._header: Sequence[str] = ()
+        self._fields = 0  # of each row
+        self._odd = 0  # of a row that had not as many: a second one of these is no accident
+        self._decimal_comma = False
+        self._open_json = ""  # lines of JSON that have not ended
+
+    def take(self, line: bytes) -> list[Row]:
+        """The rows that a line adds. DataError where it is none."""
+        try:
+            text = line.decode("utf-8-sig").strip()
+        except UnicodeDecodeError as error:
+            raise DataError("line that is not UTF-8") from error
+        if self._open_json or text[:1] in ("{", "["):
+            return self._take_json(text)
+        return self._take_csv(text) if text else []
+
+    def is_header(self, line: bytes) -> bool:
+        """Whether `line` has the names of all columns, which are then those of later lines.
+
+        DataError where a column stands there twice.
+        """
+        text = line.decode("utf-8-sig", errors="replace").strip()
+        wanted = set(self._columns)
+        for separator in (self._separator,) if self._separator else SEPARATORS:
+            fields = _fields(text, separator)
+            if wanted <= set(fields) and not any(map(str.isdigit, wanted)):
+                if twice := [name for name in self._columns if fields.count(name) > 1]:
+                    raise DataError(f"header with {twice[0]} twice: rename one of the columns")
+                self._header, self._separator, self._fields = fields, separator, len(fields)
+                self._decimal_comma = separator in DECIMAL_COMMA
+                return True
+        return False
+
+    def begin(self, line: bytes, path: str) -> None:
+        """Read the first line of a file. DataError where it is a header without all columns."""
+        text = line.decode("utf-8-sig", errors="replace").strip()
+        if not text or text[0] in "{[" or any(map(str.isdigit, self._columns)):
+            return
+        if not self.is_header(line) and not self._header:
+            lacks = ", ".join(column for column in self._columns if column not in text)
+            raise DataError(f"{path} has no column {lacks}: its first line is {text:.200}")
+
+    def number(self, row: Row, column: str) -> float:
+        """The number in a column. ValueError, TypeError, LookupError or OverflowError."""
+        value = _look_up(row, column)
+        if isinstance(value, str) and self._decimal_comma and "." not in value:
+            value = value.replace(",", ".")
+        return float(value)
+
+    def _take_csv(self, text: str) -> list[Row]:
+        if self.is_header(text.encode()):
+            return []
+        # Without one: numbers with decimal commas, or commas between numbers
+        separator = self._separator or next((s for s in DECIMAL_COMMA if s in text), ",")
+        fields = _fields(text, separator)
+        if len(fields) not in (self._fields, self._odd) and self._fields:
+            self._odd = 0 if self._header else len(fields)
+            raise DataError(f"line without the {self._fields} fields of the others, and no JSON")
+        self._fields = len(fields)
+        if not self._header:
+            self._decimal_comma = separator in DECIMAL_COMMA
+        return [dict(zip(self._header or map(str, count(1)), fields, strict=bool(self._header)))]
+
+    def _take_json(self, text: str) -> list[Row]:
+        for begun in dict.fromkeys((self._open_json, "")):
+            with suppress(ValueError, RecursionError):
+                content = json.loads(begun + text)
+                if not begun:  # what began before was cut off
+                    self.end()
+                self._open_json = ""
+                return _rows(content)
+        self._open_json += text + "\n"
+        if len(self._open_json) > LINE_MAX:
+            self.end()
+        return []
+
+    def end(self) -> None:
+        """No more lines belong to what has begun."""
+        if self._open_json:
+            self._left_out.add("JSON that does not end", self._open_json[:LINE_SHOWN])
+            self._open_json = ""
+
+
+def _fields(text: str, separator: str) -> list[str]:
     try:
-        if len(line) > LINE_MAX:
-            raise ValueError("too long")
-        text = line.decode().strip()
-        if text.startswith("{"):
-            row: dict[str, Any] = json.loads(text)
-            return row
-        fields = next(csv.reader([text], skipinitialspace=True))
-        return dict(zip(header or map(str, count(1)), fields, strict=bool(header)))
-    except _MALFORMED as error:
-        raise DataError("line is no CSV of as many fields as the header, and no JSON") from error
+        reader = csv.reader([text], delimiter=separator, skipinitialspace=True)
+        return [field.strip() for field in next(reader, [])]
+    except csv.Error as error:
+        raise DataError("line that is no CSV, and no JSON") from error
+
+
+def _rows(content: Any) -> list[Row]:
+    """The rows of a JSON value."""
+    if isinstance(content, dict):
+        return [content]
+    if not isinstance(content, list) or len(content) > ROWS_MAX:
+        raise DataError(f"JSON that is no object, and no list of up to {ROWS_MAX}")
+    if all(isinstance(item, dict) for item in content):
+        return content
+    return [dict(zip(map(str, count(1)), content, strict=False))]
+
+
+def _look_up(row: Row, column: str) -> Any:
+    """The value of a column; "temp.value" is that of "value" in the object "temp"."""
+    if column in row:
+        return row[column]
+    first, _, others = column.partition(".")
+    return _look_up(row[first], others) if others else row[column]
 
 
 class RowMapper:
     """Rows to samples: the columns of the last rows, in the shape of the model's input.
 
     How many rows follows from that shape. With a target, row t gives the label of the sample that
-    ended with row t - horizon. A CSV line with the names of all columns is a header.
+    ended with row t - horizon.
     """
 
     def __init__(
         self,
         options: RowOptions,
         package: ModelPackage,
-        left_out: Counter[str],
+        left_out: LeftOut,
         new_key: Callable[[], str],
     ) -> None:
         self._spec = sole_input(package)
@@ -89,31 +201,22 @@ class RowMapper:
         self._package = package
         self._left_out = left_out
         self._new_key = new_key
-        self._header: Sequence[str] = ()
+        self.reader = RowReader(options.columns, options.separator, left_out)
         self._rows: deque[list[float]] = deque(maxlen=size // len(options.columns))
         self._keys: deque[str] = deque(maxlen=options.horizon + 1)  # "": no sample
 
     def take(self, line: bytes) -> list[Sample | Label]:
         """What a line adds; one that is no row is counted."""
+        items: list[Sample | Label] = []
         try:
-            return [] if not line.strip() or self.is_header(line) else self._items(line)
+            for row in self.reader.take(line):
+                items += self._items(row)
         except DataError as error:
-            self._left_out[str(error)] += 1
-            return []
+            self._left_out.add(str(error), line[:LINE_SHOWN].decode(errors="replace"))
+        return items
 
-    def is_header(self, line: bytes) -> bool:
-        """Whether `line` has the names of all columns, which are then those of later lines."""
-        text = line.decode("utf-8-sig", errors="replace")
-        fields = [part.strip().strip('"') for part in text.split(",")]
-        columns = set(self._options.columns)
-        if not columns <= set(fields) or any(map(str.isdigit, columns)):
-            return False
-        self._header = fields
-        return True
-
-    def _items(self, line: bytes) -> list[Sample | Label]:
+    def _items(self, row: Row) -> list[Sample | Label]:
         options = self._options
-        row = parse_row(line, self._header)
         self._rows.append([self._number(row, column) for column in options.columns])
         is_full = len(self._rows) == self._rows.maxlen
         key = str(row["key"]) if row.get("key") is not None else ""
@@ -123,22 +226,25 @@ class RowMapper:
             values = np.array(self._rows, np.float32).reshape(self._spec.shape[1:])
             items.append(Sample(self._keys[-1], {self._spec.name: values}))
         if options.target and len(self._keys) > options.horizon and self._keys[0]:
-            try:
-                is_scaled = options.target in options.scale
-                value = self._number(row, options.target) if is_scaled else row[options.target]
-                items.append(Label(self._keys[0], label_arrays(self._package, value)))
-            except (DataError, LookupError):
-                self._left_out[f"no label in column {options.target}"] += 1
+            items += self._label(row, options.target, self._keys[0])
         return items
 
-    def _number(self, row: dict[str, Any], column: str) -> float:
-        mean, std = self._options.scale.get(column, (0.0, 1.0))
+    def _label(self, row: Row, target: str, key: str) -> list[Label]:
         try:
-            number: float = (float(row[column]) - mean) / std
+            value = _look_up(row, target)
+            if target in self._options.scale:
+                value = self._number(row, target)
+            return [Label(key, label_arrays(self._package, value))]
+        except (DataError, LookupError, TypeError):
+            self._left_out.add(f"no label in column {target}", row)
+            return []
+
+    def _number(self, row: Row, column: str) -> float:
+        mean, std = self._options.scale.get(column, (0.0, 1.0))
+        with suppress(LookupError, ValueError, TypeError, OverflowError):
+            number: float = (self.reader.number(row, column) - mean) / std
             if abs(number) <= FLOAT32_MAX:  # also not for NaN
                 return number
-        except (LookupError, *_MALFORMED):
-            pass  # the same as NaN
         raise DataError(f"no number in column {column}")
 
 
@@ -149,9 +255,9 @@ class RowSource(LiveSource):
         super().__init__(options.rate_max)
         self._mapper = RowMapper(options, package, self.left_out, self._key)
 
-    def _lines(self) -> list[bytes]:
+    def _lines(self, now: float) -> list[bytes]:
         """The lines that have come since the last call, at most about READ_MAX bytes."""
         raise NotImplementedError
 
-    def _read(self, _now: float) -> list[Sample | Label]:
-        return [item for line in self._lines() for item in self._mapper.take(line)]
+    def _read(self, now: float) -> list[Sample | Label]:
+        return [item for line in self._lines(now) for item in self._mapper.take(line)]

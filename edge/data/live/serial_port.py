@@ -28,7 +28,7 @@ class SerialSource(RowSource):
         self._port = SerialPort(self._options.port, self._options.baud, 0.0, self._waker)
         self._splitter = LineSplitter(self.left_out, skips=True)
 
-    def _lines(self) -> list[bytes]:
+    def _lines(self, _now: float) -> list[bytes]:
         assert self._port is not None
         lines: list[bytes] = []
         left = READ_MAX

@@ -1,3 +1,4 @@
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -85,7 +86,7 @@ def test_a_label_outside_the_classes_is_left_out(classes, new_buffer) -> None:
     for number, target in enumerate((-1, 3, 2)):
         buffer.add([sample(number), Label(str(number), {"t": np.array(target)})])
     assert (len(buffer), buffer.counters.refused) == (1, 2)
-    assert buffer.last_refusal == "1: t is the label 3: the model has the classes 0 to 2"
+    assert buffer.last_refusal == "1: t holds 3: t of this model is 0 to 2"
 
 
 def test_the_oldest_make_room(tiny, new_buffer) -> None:
@@ -163,6 +164,9 @@ class Files:
     def batch(self, indexes: Any) -> dict[str, Any]:
         x = np.repeat(1000.0 + indexes[:, None], 6, axis=1).astype(np.float32)
         return {"x": x, "t": -x[:, :3]}
+
+    def set_aside(self, reasons: Mapping[int, str]) -> None:
+        assert not reasons
 
 
 def test_samples_of_files_stay_beside_those_of_a_source(buffer) -> None:

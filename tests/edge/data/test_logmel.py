@@ -2,6 +2,7 @@
 
 import math
 import os
+import struct
 import wave
 from contextlib import suppress
 from pathlib import Path
@@ -59,16 +60,30 @@ def write_wav(path: Path, rate: int, width: int, channels: int, sound: np.ndarra
     scaled = np.repeat(np.round(sound * ((1 << (8 * width - 1)) - 1))[:, None], channels, 1)
     with wave.open(str(path), "wb") as file:
         file.setparams((channels, width, rate, 0, "NONE", ""))
-        if width == 3:
-            file.writeframes(bytes(3 * scaled.size))
-            return path
-        data = (scaled + 128).astype("u1") if width == 1 else scaled.astype(f"<i{width}")
-        file.writeframes(data.tobytes())
+        data = (scaled + 128).astype("u1") if width == 1 else scaled.astype("<i4")
+        whole = (
+            data.tobytes() if width == 1 else data.view("u1").reshape(-1, 4)[:, :width].tobytes()
+        )
+        file.writeframes(whole)
+    return path
+
+
+MONO = (1, 1, 8000, 16_000, 2, 16)
+
+
+def riff(
+    path: Path, form: tuple[int, ...], sound: bytes, more: bytes = b"", promised: int | None = None
+) -> Path:
+    """A file with this format, and with the bytes of sound that its header promises."""
+    head = struct.pack("<HHIIHH", *form) + more
+    size = len(sound) if promised is None else promised
+    body = b"fmt " + struct.pack("<I", len(head)) + head + b"data" + struct.pack("<I", size) + sound
+    path.write_bytes(b"RIFF" + struct.pack("<I", 4 + len(body)) + b"WAVE" + body)
     return path
 
 
 @pytest.mark.parametrize("rate", [8000, 11_025, 16_000, 48_000])
-@pytest.mark.parametrize(("width", "channels"), [(1, 1), (2, 2), (4, 1)])
+@pytest.mark.parametrize(("width", "channels"), [(1, 1), (2, 2), (3, 2), (4, 1)])
 def test_a_tone_is_the_same_at_any_rate(tmp_path, rate, width, channels) -> None:
     times = np.arange(rate) / rate
     path = write_wav(tmp_path / "a.wav", rate, width, channels, 0.5 * np.sin(5000 * times))
@@ -88,11 +103,25 @@ def test_what_is_above_the_new_range_is_filtered_out() -> None:
 def test_a_file_of_another_kind_is_one_sentence(tmp_path) -> None:
     sound = np.zeros(80)
     for path, sentence in (
-        (write_wav(tmp_path / "a.wav", 500, 2, 1, sound), "has 16 bits at 500 Hz"),
-        (write_wav(tmp_path / "b.wav", 8000, 3, 1, sound), "has 24 bits"),
+        (write_wav(tmp_path / "a.wav", 500, 2, 1, sound), "has format 1 of 16 bits at 500 Hz"),
+        (riff(tmp_path / "b.wav", (7, 1, 8000, 8000, 1, 8), bytes(80)), "has format 7 of 8 bits"),
+        (riff(tmp_path / "c.wav", MONO, b""), "its header promises no sound"),
+        (riff(tmp_path / "d.wav", MONO, bytes(80), promised=99), "promises 99 bytes, and 80 are"),
     ):
         with pytest.raises(DataError, match=sentence):
             read_clip(path)
+
+
+def test_floats_and_an_extensible_header_are_read(tmp_path) -> None:
+    tone = (0.5 * np.sin(np.arange(800))).astype(np.float32)
+    plain = riff(tmp_path / "a.wav", (3, 1, 8000, 32_000, 4, 32), tone.tobytes())
+    assert np.array_equal(read_clip(plain), tone)
+    whole = struct.pack("<HHI", 22, 32, 0) + struct.pack("<H", 3) + bytes(14)
+    path = riff(tmp_path / "b.wav", (0xFFFE, 1, 8000, 32_000, 4, 32), tone.tobytes(), whole)
+    assert np.array_equal(read_clip(path), tone)
+    bad = riff(tmp_path / "c.wav", (3, 1, 8000, 32_000, 4, 32), (tone * np.inf).tobytes())
+    with pytest.raises(DataError, match="NaN or infinity"):
+        read_clip(bad)
 
 
 @given(st.binary(max_size=64), st.integers(0, 64), st.integers(0, 64))

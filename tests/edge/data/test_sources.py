@@ -1,6 +1,7 @@
 import io
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from edge.data.sources import NpzSettings, make_source, open_folder
 from edge.errors import DataError, NoData
 from models.zoo import package_path
-from ternmesh.model_package import read_model_package
+from ternmesh.model_package import TensorSpec, read_model_package
 
 PLAIN = NpzSettings(arrays={}, where={})
 
@@ -69,19 +70,20 @@ def test_labels_beyond_their_dtype_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="target is float64: target must be int64"):
         open_folder(path, package, PLAIN)
     path = save(tmp_path / "b.npz", features=x, target=np.array([0, 2**63], np.uint64))
-    with pytest.raises(DataError, match="target is the label 9223372036854775808"):
-        open_folder(path, package, PLAIN)
+    data = open_folder(path, package, PLAIN)
+    assert (len(data), data.aside.count) == (1, 1)
+    assert "target holds 9223372036854775808" in data.aside.newest[0][1]
 
 
 @pytest.mark.parametrize(
     ("array", "value", "kind", "sentence"),
     [
-        ("target", -1, NoData, "is the label -1: the model has the classes 0 to 9"),
-        ("target", 99, DataError, "is the label 99: the model has the classes 0 to 9"),
-        ("features", np.nan, NoData, "holds NaN or infinity"),
+        ("target", -1, NoData, "target holds -1: target of this model is 0 to 9"),
+        ("target", 99, DataError, "target holds 99: target of this model is 0 to 9"),
+        ("features", np.nan, NoData, "features holds NaN or infinity: leave such samples out"),
     ],
 )
-def test_the_first_bad_sample_is_named(tmp_path: Path, array, value, kind, sentence) -> None:
+def test_bad_samples_are_set_aside_and_named(tmp_path: Path, array, value, kind, sentence) -> None:
     package = read_model_package((package_path("keyword") / "model.json").read_bytes())
     good: dict[str, Any] = {
         "features": np.zeros((300, 50, 32), np.float32),
@@ -91,10 +93,28 @@ def test_the_first_bad_sample_is_named(tmp_path: Path, array, value, kind, sente
     save(tmp_path / "a.npz", **good)
     good[array][[4, 281, 283]] = value
     path = save(tmp_path / "b.npz", **good)
+    data = open_folder(tmp_path, package, NpzSettings(where={"room": 1}))
+    assert (len(data), data.aside.count) == (298, 2)
+    assert data.aside.newest[0] == (f"{path}: sample 281", sentence)
+    assert len(data.batch(np.arange(298))["target"]) == 298
     with pytest.raises(DataError) as caught:
-        open_folder(tmp_path, package, NpzSettings(where={"room": 1}))
+        open_folder(tmp_path, package, NpzSettings(where={"room": 1}), needs_all=True)
     assert type(caught.value) is kind
-    assert f"{path}: sample 281 of {array} {sentence}" in str(caught.value)
+    assert str(caught.value) == f"{path}: sample 281: {sentence}"
+
+
+def test_another_sample_is_read_in_place_of_one_that_is_set_aside(tiny, tmp_path) -> None:
+    for name in ("a", "b"):
+        save(tmp_path / f"{name}.npz", x=np.arange(18).reshape(3, 6), t=np.zeros((3, 3)))
+    data = open_folder(tmp_path, tiny.package, PLAIN)
+    data.set_aside({0: "odd", 4: "even"})
+    assert [*data.aside.newest] == [
+        (f"{tmp_path}/a.npz: sample 0", "odd"),
+        (f"{tmp_path}/b.npz: sample 1", "even"),
+    ]
+    assert data.batch(np.arange(6))["x"][:, 0].tolist() == [6, 6, 12, 0, 6, 12]
+    data.set_aside(dict.fromkeys(range(6), "all"))
+    assert len(data) == 0
 
 
 def whole(tmp_path: Path, **changes: Any) -> Path:
@@ -227,3 +247,26 @@ def test_a_source_is_made_from_its_name_and_options(monkeypatch) -> None:
     ):
         with pytest.raises(DataError, match=sentence):
             make_source(name, options)
+
+
+def test_an_archive_with_two_arrays_of_one_name_is_refused(tiny, tmp_path) -> None:
+    path = whole(tmp_path)
+    with zipfile.ZipFile(path) as archive:
+        content = archive.read("x.npy")
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("x", content)
+    with pytest.raises(NoData, match="two arrays of one name"):
+        open_folder(path, tiny.package, PLAIN)
+
+
+def test_numbers_that_a_table_of_the_model_does_not_have_are_set_aside(tiny, tmp_path) -> None:
+    specs = (TensorSpec("x", "int64", (1, 2)), TensorSpec("t", "float32", (1, 3)))
+    inputs = (TensorSpec("x", "int64", (-1, 2)),)
+    package = replace(tiny.package, inputs=inputs, batch_inputs=specs, table_sizes={"x": 8})
+    path = save(tmp_path / "a.npz", x=[[0, 7], [99, 1], [1, -1]], t=np.zeros((3, 3)))
+    data = open_folder(path, package, PLAIN)
+    assert [*data.aside.newest] == [
+        (f"{path}: sample 1", "x holds 99: x of this model is 0 to 7"),
+        (f"{path}: sample 2", "x holds -1: x of this model is 0 to 7"),
+    ]
+    assert data.batch(np.array([0]))["x"].tolist() == [[0, 7]]

@@ -10,7 +10,8 @@ import pytest
 
 from edge.errors import ModelError
 from edge.onnx import reader
-from edge.onnx.check import OPSETS, SIZES, check, check_file
+from edge.onnx.check import OPSETS, SIZES, check, check_file, table_sizes
+from edge.onnx.reader import Graph, GraphNode, Tensor
 from edge.onnx.session import LoadedModel, load_model
 from models.zoo import FOLDER
 from ternmesh.model_package import FORWARD, OPERATORS, TRAIN_STEP
@@ -385,9 +386,14 @@ def test_every_input_that_must_be_whole_is_a_size_or_changes_no_shape() -> None:
 
 def test_no_model_is_loaded_unchecked(tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
-    monkeypatch.setattr("edge.onnx.session.check_file", lambda path: seen.append(path.name))
-    load_model(tiny.folder)
-    assert seen == [FORWARD, TRAIN_STEP]
+
+    def check(path: Path) -> dict[str, int]:
+        seen.append(path.name)
+        return {path.name: 3}
+
+    monkeypatch.setattr("edge.onnx.session.check_file", check)
+    assert load_model(tiny.folder).package.table_sizes == {FORWARD: 3, TRAIN_STEP: 3}
+    assert sorted(seen) == [FORWARD, TRAIN_STEP]
 
 
 @pytest.mark.parametrize("kind", sorted(OPERATORS))
@@ -397,3 +403,32 @@ def test_an_operator_may_have_any_number_of_inputs(kind: bytes) -> None:
         made = model(node(kind.decode(), "s" * count), constants=[numbers("s", 1)])
         with suppress(ModelError):
             check(memoryview(made))
+
+
+def test_the_smallest_table_that_an_input_looks_up_bounds_it() -> None:
+    def node(
+        operator: bytes, inputs: tuple[bytes, ...], output: bytes, **integers: int
+    ) -> GraphNode:
+        attributes = {name.encode(): (value,) for name, value in integers.items()}
+        return GraphNode(operator, b"", inputs, (output,), attributes)
+
+    graph = Graph(
+        inputs=[b"ids", b"big", b"free", b"table"],
+        outputs=[b"y"],
+        nodes=[
+            node(b"Cast", (b"ids",), b"whole"),
+            node(b"Gather", (b"words", b"whole"), b"a"),
+            node(b"Gather", (b"wide", b"big"), b"b", axis=1),
+            node(b"Gather", (b"small", b"ids"), b"c"),
+            node(b"Gather", (b"free", b"ids"), b"d"),
+            node(b"Add", (b"free", b"ids"), b"e"),
+            node(b"Gather", (b"words", b"e"), b"y"),
+        ],
+        initializers=[
+            Tensor(b"words", (99, 4), None),
+            Tensor(b"wide", (3, 77), None),
+            Tensor(b"small", (8, 4), None),
+            Tensor(b"table", (5,), None),
+        ],
+    )
+    assert table_sizes(graph) == {"ids": 8, "big": 77}

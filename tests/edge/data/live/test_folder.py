@@ -32,6 +32,7 @@ def test_clips_are_read_once_with_their_labels(source, package, tmp_path) -> Non
     for name in ("yes/1.wav", "2/b.wav", "stop_7.wav", "other/c.wav", "notes.txt", "d.wav"):
         write_clip(tmp_path / name)
     (tmp_path / "bad.wav").write_bytes(b"RIFF")
+    write_clip(tmp_path / ".being_written.wav")
     assert made.poll(0.0) == []  # They may still be written to.
     assert made.status().last_refusal is None  # That of the buffer would be hidden.
     items = made.poll(1.0)
@@ -41,7 +42,7 @@ def test_clips_are_read_once_with_their_labels(source, package, tmp_path) -> Non
     assert len(samples) == 5
     assert np.array_equal(samples[0].inputs["x"], log_mel(read_clip(tmp_path / "2/b.wav")))
     assert made.status().left_out == {"file that cannot be used": 1, "no label in the name": 2}
-    assert "bad.wav is no .wav file" in made.status().last_refusal
+    assert "bad.wav is no whole .wav file" in made.status().last_refusal
     write_clip(tmp_path / "e.wav")
     assert made.poll(2.0) == made.poll(3.0)[1:] == []
     again = source("folder", package(50, 32), path=str(tmp_path))
@@ -61,6 +62,17 @@ def test_files_wait_where_there_are_too_many(source, package, tmp_path, monkeypa
     made = source("folder", package(2), path=str(tmp_path / "none"))
     with pytest.raises(FileNotFoundError):
         made.poll(0.0)
+
+
+def test_an_entry_that_cannot_be_looked_at_does_not_stop_the_others(
+    source, package, tmp_path
+) -> None:
+    np.save(tmp_path / "a.npy", np.zeros(2))
+    (tmp_path / "loop.npy").symlink_to(tmp_path / "loop.npy")
+    made = source("folder", package(2), path=str(tmp_path))
+    assert made.poll(0.0) == []
+    assert len(made.poll(1.0)) == 1
+    assert "loop.npy: Too many levels of symbolic links" in made.status().last_refusal
 
 
 def test_a_folder_that_cannot_be_read_does_not_stop_the_others(
@@ -131,6 +143,11 @@ def test_pictures_of_other_kinds_need_pillow(package, tmp_path) -> None:
         image.save(path)
         assert np.allclose(read_sample(path, package(3, 4, 4))["x"], 0.2)
         assert np.allclose(read_sample(path, package(4, 4))["x"], 0.2)
+        Image.fromarray(np.full((4, 4), 0x8080, np.uint16)).save(path)
+        assert np.allclose(read_sample(path, package(4, 4))["x"], 128 / 255)
+        Image.fromarray(np.zeros((4, 4, 4), np.uint8)).save(path)
+        with pytest.raises(DataError, match="mode RGBA, or transparent parts"):
+            read_sample(path, package(4, 4))
 
 
 @given(

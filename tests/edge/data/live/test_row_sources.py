@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from edge.config import read_node_config
-from edge.data.live.rows import READ_MAX
 from edge.data.sources import Label, Sample
+from edge.errors import DataError
 from ternmesh.config import ConfigError
 from ternmesh_service.control_socket import ControlError
 from ternmesh_service.status import LiveStatus, ask_status
@@ -51,7 +51,9 @@ def test_rows_that_are_added_to_a_file(csv) -> None:
     assert keys(source.poll(1.0)) == [[3.0, 4.0]]
     add(path, "6\nbad,7\n")
     assert keys(source.poll(2.0)) == [[5.0, 6.0]]
-    assert source.status() == LiveStatus(open=True, left_out={"no number in column a": 1})
+    assert source.status() == LiveStatus(
+        open=True, left_out={"no number in column a": 1}, first={"no number in column a": "'bad,7'"}
+    )
 
 
 def test_a_file_that_is_replaced_or_emptied(csv) -> None:
@@ -68,13 +70,19 @@ def test_a_file_that_is_replaced_or_emptied(csv) -> None:
     assert keys(source.poll(5.0)) == [[8.0, 7.0]]
 
 
-def test_a_flood_is_read_in_parts_and_cut_to_rate_max(csv) -> None:
+def test_many_rows_wait_for_rate_max(csv) -> None:
     path, source = csv(rate_max=5.0)
     source.poll(0.0)
-    add(path, "1,2\n" * READ_MAX)
+    add(path, "1,2\n" * 22)
     polls = [len(source.poll(1.0 + second)) for second in range(6)]
-    assert polls == [5, 5, 5, 5, 0, 0]  # each read has READ_MAX bytes
-    assert source.status().left_out == {"more than rate_max": READ_MAX - 20}
+    assert polls == [5, 5, 5, 5, 2, 0]
+    assert source.status().left_out == {}
+
+
+def test_a_header_without_a_column_is_named_with_what_it_has(csv) -> None:
+    _, source = csv("vibration,temp\n1,2\n", columns=["vibration", "temperature"])
+    with pytest.raises(DataError, match="no column temperature: its first line is vibration,temp"):
+        source.poll(0.0)
 
 
 def test_a_serial_sensor(source, package) -> None:
@@ -151,7 +159,7 @@ def test_a_node_reads_a_built_in_source_and_closes_it(tiny, tmp_path, eventually
         eventually(lambda: (now := source()) and now.live.open)
         add(log, "1,2,3\n4,5,6\n?\n7,8,9\n")
         eventually(lambda: source().counters["samples"] == 2)
-        assert source().live.left_out == {"no number in column 1": 1}
+        assert [*source().live.first.values()] == ["'?'"]
     opened = {os.path.realpath(f"/proc/self/fd/{one}") for one in os.listdir("/proc/self/fd")}
     assert str(log) not in opened
     path.write_text(path.read_text().replace("columns", "colums"))

@@ -1,7 +1,6 @@
 """Rows of text to samples and labels."""
 
 import json
-from collections import Counter
 from itertools import count
 
 import numpy as np
@@ -9,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from edge.data.live.base import LeftOut
 from edge.data.live.options import BUILT_IN, RowOptions, read_options
 from edge.data.live.rows import LINE_MAX, LineSplitter, RowMapper
 from edge.data.sources import Sample, make_source
@@ -17,15 +17,15 @@ from ternmesh.config import ConfigError
 
 
 @pytest.fixture
-def left_out() -> Counter[str]:
-    return Counter()
+def left_out() -> LeftOut:
+    return LeftOut()
 
 
 @pytest.fixture
 def mapper(package, left_out):
     def make(shape=(2,), *, regression=False, columns=("a", "b"), **options) -> RowMapper:
         made, numbers = RowOptions(columns=columns, **options), count(1)
-        left_out.clear()
+        left_out.counts.clear()
         model = package(*shape, regression=regression)
         return RowMapper(made, model, left_out, lambda: f"k{next(numbers)}")
 
@@ -58,6 +58,46 @@ def test_csv_with_a_header_json_and_places(mapper) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("header", "line"),
+    [
+        ('"a","b, in hPa"', "1.5,2"),
+        ('a;"b, in hPa"', "1,5;2"),
+        ('"b, in hPa"\ta', "2\t1,5"),
+        ('x|a|"b, in hPa"', "0|1,5|2"),
+    ],
+)
+def test_separators_are_found_and_decimal_commas_with_them(mapper, header: str, line: str) -> None:
+    assert take(mapper(columns=("a", "b, in hPa")), header, line) == [("k1", [1.5, 2.0])]
+
+
+def test_a_number_with_a_comma_is_none_where_that_is_the_separator(mapper, left_out) -> None:
+    rows = mapper()
+    assert take(rows, "a,b", '"1,5",2') == []
+    assert left_out.counts == {"no number in column a": 1}
+    by_place = mapper(columns=("1", "2"))
+    assert take(by_place, "1,5;2,5", "?", "1;2") == [("k1", [1.5, 2.5]), ("k2", [1.0, 2.0])]
+    assert take(by_place, "1,2,3", "3,4,5") == [("k3", [3.0, 4.0])]  # a second one is no accident
+    assert left_out.counts.total() == 2
+    said = mapper(columns=("1", "2"), separator=";")
+    assert take(said, "1;2") == [("k1", [1.0, 2.0])]
+
+
+def test_a_column_that_stands_twice_in_the_header_is_refused(mapper, left_out) -> None:
+    assert take(mapper(), "a,b,a") == []
+    assert left_out.counts == {"header with a twice: rename one of the columns": 1}
+
+
+def test_json_as_devices_publish_it(mapper, left_out) -> None:
+    rows = mapper(columns=("env.temp", "id"))
+    whole = '{"env": {"temp": 1.5}, "id": 2}'
+    assert take(rows, "{", '"env": {"temp": 1.5},', '"id": 2', "}") == [("k1", [1.5, 2.0])]
+    assert take(rows, f"[{whole}, {whole}]") == [("k2", [1.5, 2.0]), ("k3", [1.5, 2.0])]
+    assert take(rows, '{"env": {"te', whole) == [("k4", [1.5, 2.0])]
+    assert left_out.counts == {"JSON that does not end": 1}
+    assert take(mapper(columns=("1", "3")), "[1, 2, 3]") == [("k1", [1.0, 3.0])]
+
+
 def test_the_last_rows_are_one_sample_and_scaled(mapper) -> None:
     rows = mapper((3, 2), columns=("1", "2"), scale={"1": [10, 2]})
     assert take(rows, "10,1", "12,2") == []
@@ -79,8 +119,9 @@ def test_a_class_by_name_or_number_is_the_label_of_its_own_row(mapper, left_out)
     rows = mapper(columns=("1", "2"), target="3")
     labels = [item[1] for item in take(rows, "1,2,yes", "1,2,0", "1,2,2.0") if item[1] in (0, 1, 2)]
     assert labels == [1, 0, 2]
-    assert len(take(rows, "1,2,maybe", "1,2,7", "1,2,-1", "1,2,0.5", "1,2", "1,2,nan")) == 6
-    assert left_out == {"no label in column 3": 6}
+    assert len(take(rows, "1,2,maybe", "1,2,7", "1,2,-1", "1,2,0.5", "1,2,nan")) == 5
+    assert left_out.counts == {"no label in column 3": 5}
+    assert "maybe" in left_out.first["no label in column 3"]
 
 
 @pytest.mark.parametrize(
@@ -89,18 +130,20 @@ def test_a_class_by_name_or_number_is_the_label_of_its_own_row(mapper, left_out)
         ("1,x", "no number in column b"),
         ("nan,1", "no number in column a"),
         ("1,1e999", "no number in column b"),
-        ("1", "line is no CSV of as many fields as the header, and no JSON"),
+        ("1", "line without the 2 fields of the others, and no JSON"),
         ('{"a": 1}', "no number in column b"),
         ('{"a": 1, "b": [1]}', "no number in column b"),
-        ('{"a": ', "line is no CSV"),
-        ("{" * 5000, "line is no CSV"),
-        ("1," * LINE_MAX, "line is no CSV"),
+        ('{"a": ', "JSON that does not end"),
+        ("{" * 9000, "JSON that does not end"),
+        ("1," * LINE_MAX, "line without the 2 fields"),
+        ("[" + "{}," * 1001 + "{}]", "JSON that is no object, and no list"),
     ],
 )
 def test_what_is_no_row_is_counted(mapper, left_out, line: str, reason: str) -> None:
     rows = mapper()
     assert take(rows, "a,b", line) == []
-    assert [(next(iter(left_out))[: len(reason)], left_out.total())] == [(reason, 1)]
+    rows.reader.end()
+    assert [(next(iter(left_out.counts))[: len(reason)], left_out.counts.total())] == [(reason, 1)]
     assert len(take(rows, "1,2")) == 1
 
 
@@ -117,15 +160,16 @@ LINES = (
 def test_any_lines_are_rows_or_counted(mapper, left_out, lines) -> None:
     rows = mapper((2,), columns=("1", "2"), target="1", horizon=1)
     for line in lines:
-        before = left_out.total()
+        before = left_out.counts.total()
         data = line if isinstance(line, bytes) else line.encode(errors="surrogatepass")
         items = rows.take(data)
-        assert items or left_out.total() == before + 1 or not data.strip()
+        rows.reader.end()
+        assert items or left_out.counts.total() == before + 1 or not data.strip()
         assert all(np.isfinite(array).all() for item in items for array in item_arrays(item))
 
 
 def test_lines_are_put_together_and_long_ones_left_out() -> None:
-    left_out: Counter[str] = Counter()
+    left_out = LeftOut()
     lines = LineSplitter(left_out, skips=True)
     assert lines.take(b"half\nwhole\nbe") == [b"whole"]
     assert lines.take(b"gin") == []
@@ -133,7 +177,7 @@ def test_lines_are_put_together_and_long_ones_left_out() -> None:
     for _ in range(5):
         assert lines.take(bytes(LINE_MAX)) == []
     assert lines.take(b"end\nnext\n") == [b"next"]
-    assert left_out == {"line too long": 1}
+    assert left_out.counts == {"line too long": 1}
 
 
 @pytest.mark.parametrize(
