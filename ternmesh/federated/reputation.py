@@ -18,15 +18,16 @@ Nodes whose recent updates are nearly the same share one weight and one report, 
 (Fung, Yoon and Beschastnikh, "The limitations of federated learning in Sybil settings", RAID 2020).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import cbor2
 import numpy as np
 
-from ternmesh.types import Vector
-
 LOWEST = 0.1  # the least reputation
+# Rounds in which a node opposed a majority that agrees, less those in which it did not: from which
+# on it has the least weight, and the most that are counted
+OPPOSED_MIN, OPPOSED_MAX = 2, 6
 LOW = 0.6  # below it the owner is told
 PROVEN = 0.9  # the least weight of a node that is trusted with more than the usual weight
 LOSS, AGREEMENT, UPTIME = 0.5, 0.3, 0.2  # exponents
@@ -58,6 +59,8 @@ class NodeStanding:
     is_first: bool = True  # whether it was there in the first rounds of the run
     probed: int = 0  # the version with its newest probe
     wait: int = PROBE_FIRST  # rounds until the next
+    turned: bool = False  # it sends the opposite of what it sent before (`memory`)
+    opposed: int = 0  # see OPPOSED_MIN
     low_since: int = 0  # the version since which its weight is low; 0: it is not
 
 
@@ -118,7 +121,9 @@ class Reputations:
             return self.fixed[address]
         if self.is_excluded(address):
             return 0.0
-        return self.reputation(address) / self.copies.get(address, 1)
+        is_doubted = self.of(address).turned or self.of(address).opposed >= OPPOSED_MIN
+        weight = LOWEST if is_doubted else self.reputation(address)
+        return weight / self.copies.get(address, 1)
 
     def is_proven(self, address: int) -> bool:
         """Whether a node has counted for some rounds, and nothing speaks against it."""
@@ -133,8 +138,12 @@ class Reputations:
             return "pinned by the owner" if self.fixed[address] else "muted by the owner"
         if self.harm(address) > DISCOUNTED:
             return "excluded: raises the error" if self.is_excluded(address) else "raises the error"
+        if standing.turned:
+            return "sends the opposite of what it sent before"
         if self.copies.get(address, 1) > 1:
             return "sends what another sends"
+        if standing.opposed >= OPPOSED_MIN:
+            return "opposes the others"
         if standing.agreement < OPPOSED:
             return "opposes the others"
         if self._likeness(address) < 0.5:
@@ -143,8 +152,19 @@ class Reputations:
             return "new"
         return "often absent" if standing.uptime < 0.5 else ""
 
-    def counted(self, cosines: Mapping[int, float], silent: Iterable[int], version: int) -> None:
-        """Note a round that led to `version`: the cosines of the counted nodes, and the silent."""
+    def counted(
+        self,
+        cosines: Mapping[int, float],
+        silent: Iterable[int],
+        version: int,
+        *,
+        turned: Collection[int] = (),
+        opposed: Collection[int] | None = None,
+    ) -> None:
+        """Note a round that led to `version`: the cosines of the counted nodes, and the silent.
+
+        `turned` and `opposed`: as `memory` has found them.
+        """
         self.cosines = cosines
         here = cosines.keys() | set(silent)
         for address in self.standings.keys() | here:
@@ -155,7 +175,10 @@ class Reputations:
                 old,
                 agreement=DECAY * before + (1 - DECAY) * cosine,
                 uptime=DECAY * old.uptime + (1 - DECAY) * (address in here),
-                rounds=old.rounds + (address in cosines),
+                rounds=0 if address in turned else old.rounds + (address in cosines),
+                is_first=old.is_first and address not in turned,
+                turned=address in turned,
+                opposed=_evidence(old.opposed, address, cosines, opposed),
             )
         known = [item.agreement for item in self.standings.values()]
         self.usual_agreement = float(np.median(known)) if known else 0.0
@@ -269,14 +292,17 @@ def restored(data: bytes) -> Reputations:
     return Reputations(standings, first_loss, usual_agreement=usual)
 
 
+def _evidence(
+    old: int, address: int, counted: Collection[int], opposed: Collection[int] | None
+) -> int:
+    """The rounds in which a node opposed the others, after one more."""
+    if opposed is None or address not in counted:
+        return old
+    return min(OPPOSED_MAX, max(0, old + (1 if address in opposed else -1)))
+
+
 def weighted_median(pairs: Iterable[tuple[float, float]]) -> float:
     """The median of values with weights; of two in the middle the smaller."""
     values, weights = zip(*sorted(pairs), strict=True)
     so_far = np.cumsum(weights)
     return float(values[int(np.searchsorted(so_far, so_far[-1] / 2 - 1e-9))])
-
-
-def cosine(a: Vector, b: Vector) -> float:
-    """The similarity of two vectors, their cosine; 0 where one is zero."""
-    norms = float(np.linalg.norm(a)) * float(np.linalg.norm(b))
-    return float(np.dot(a, b)) / norms if norms else 0.0
