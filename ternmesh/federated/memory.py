@@ -8,8 +8,8 @@ nodes are compared by a memory of each: the exponential mean of its updates, in 
   which it went. Its memory begins anew. It has turned back once that agrees with the former one.
   Where more than a minority turns, what they learn from has changed, and nobody is to blame.
 - In the first rounds all honest nodes learn what they have in common, and their memories agree a
-  little. Later they only pull to and fro, and agreement says nothing where nodes are few. A node
-  that opposes a majority whose members agree learns the opposite of what they learn.
+  little. Later they only pull to and fro, and a rarer kind of data opposes the others. A node that
+  opposes a majority whose members agree in these rounds learns the opposite of what they learn.
 """
 
 import math
@@ -28,10 +28,10 @@ COMPARED_MAX = 256  # nodes that are compared with each other
 COPY = 0.9  # the cosine from which on two nodes' recent updates are the same
 KNOWN = 2  # updates of a node before it is compared
 TURNED = -0.05  # cosine of an update to the node's memory; of honest ones it was 0.03 to 0.2
-FIRST, FEW = 8, 5  # the first rounds; fewer nodes than that are compared in these alone
-# Cosines: below which nodes oppose each other, and from which on a majority agrees. Vectors with
-# nothing in common have about 1 / sqrt(D), which is the unit of the first three.
-OPPOSED, OPPOSED_FEW, AGREED, AGREED_LATE = 4.0, 7.0, 1.5, 0.05
+FIRST, FEW = 8, 5  # the first rounds; and nodes that are few
+# Cosines, in 1 / sqrt(D), which vectors with nothing in common have by accident: below which nodes
+# oppose each other (where they are few, too), and from which on a majority agrees
+OPPOSED, OPPOSED_FEW, AGREED = 4.0, 7.0, 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Comparison:
     """What the memories of some nodes have in common."""
 
     copies: dict[int, int]  # by node, how many nodes send nearly the same, itself too
-    opposed: frozenset[int] | None  # nodes that oppose the others; None where no majority agrees
+    opposed: frozenset[int] | None  # nodes that oppose the others; None where that is not known
 
 
 class Memory:
@@ -84,10 +84,13 @@ class Memory:
             self._keep(address, update, 1)
         return frozenset(self.former)
 
-    def compare(self, nodes: Sequence[int], excluded: Collection[int], version: int) -> Comparison:
-        """Compare nodes at the round to `version`; where they are too many, nothing is found.
+    def compare(
+        self, nodes: Sequence[int], excluded: Collection[int], *, is_first: bool
+    ) -> Comparison:
+        """Compare nodes with each other; where they are too many, nothing is found.
 
-        Those that are `excluded` are no part of a majority, and oppose nobody.
+        Those that are `excluded` are no part of a majority, and oppose nobody. `is_first`: one of
+        the first rounds in which anything was learned.
         """
         if len(nodes) > COMPARED_MAX:
             return Comparison({}, None)
@@ -101,15 +104,13 @@ class Memory:
             for at, address in enumerate(nodes)
             if self.rounds(address) >= KNOWN and address not in excluded
         ]
-        is_first, is_few = version <= FIRST, len(known) < FEW
         if len(known) < 3:
             return Comparison(copies, frozenset())
-        if is_few and not is_first:
+        if not is_first:
             return Comparison(copies, None)
         unit = 1 / math.sqrt(totals.shape[1])
-        limit = (OPPOSED_FEW if is_few else OPPOSED) * unit
-        agreed = AGREED * unit if is_first else AGREED_LATE
-        found = opposed(cosines[np.ix_(known, known)], 1 / counts[known], limit, agreed)
+        limit = (OPPOSED_FEW if len(known) < FEW else OPPOSED) * unit
+        found = opposed(cosines[np.ix_(known, known)], 1 / counts[known], limit, AGREED * unit)
         nodes_found = None if found is None else frozenset(nodes[known[at]] for at in found)
         return Comparison(copies, nodes_found)
 

@@ -71,6 +71,7 @@ class Reputations:
     standings: dict[int, NodeStanding] = field(default_factory=dict)
     # The lower quartile of the first reports: who lies must not raise it.
     first_loss: float | None = None
+    is_carried: bool = False  # whether the run began with what another one had learned
     cosines: Mapping[int, float] = field(default_factory=dict, compare=False)  # of the newest round
     usual_agreement: float = 0.0  # the median of the nodes'
     fixed: Mapping[int, float] = field(default_factory=dict, compare=False)  # by the owner
@@ -279,17 +280,17 @@ class Reputations:
             [address, *(getattr(item, name) for name in NodeStanding.__slots__)]
             for address, item in self.standings.items()
         ]
-        return cbor2.dumps([self.first_loss, self.usual_agreement, rows])
+        return cbor2.dumps([self.first_loss, self.is_carried, self.usual_agreement, rows])
 
 
 def restored(data: bytes) -> Reputations:
     """What `stored` has returned; no bytes, or damaged ones, begin anew."""
     try:
-        first_loss, usual, rows = cbor2.loads(data)
+        first_loss, is_carried, usual, rows = cbor2.loads(data)
         standings = {int(row[0]): NodeStanding(*row[1:]) for row in rows}
     except (ValueError, TypeError, IndexError, cbor2.CBORDecodeError):
         return Reputations()
-    return Reputations(standings, first_loss, usual_agreement=usual)
+    return Reputations(standings, first_loss, bool(is_carried), usual_agreement=usual)
 
 
 def _evidence(

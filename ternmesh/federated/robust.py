@@ -29,7 +29,7 @@ from ternmesh.codec.scale import UNIT, to_vector
 from ternmesh.errors import RuleError
 from ternmesh.federated.aggregation import encode_update, scattered
 from ternmesh.federated.evaluation import NOT_EVALUATED, Evaluation
-from ternmesh.federated.memory import Memory, cosine
+from ternmesh.federated.memory import FIRST, Memory, cosine
 from ternmesh.federated.reputation import PROBE_FIRST, REPORTS_MIN, Reputations
 from ternmesh.federated.rules import AggregationSettings, Context, Weights, check_count, is_rooted
 from ternmesh.plan import Plan
@@ -124,6 +124,8 @@ class RobustAggregation:
         self.remark = ""
         self.influence = {}
         self.sent = Weighted()
+        if not self.reputations.standings:
+            self.reputations.is_carried = adapter is not None and bool(adapter.any())
         self._read_reports(updates, round_number)
         if not updates:
             self.before = None
@@ -211,7 +213,8 @@ class RobustAggregation:
                 if not self._memory.rounds(address):  # there was no room for one
                     cosines[address] = self.reputations.usual_agreement
             excluded = {address for address in counted if self.reputations.is_excluded(address)}
-            found = self._memory.compare(counted, excluded, version)
+            is_first = version <= FIRST and not self.reputations.is_carried
+            found = self._memory.compare(counted, excluded, is_first=is_first)
             self.reputations.copies, opposed = found.copies, found.opposed
             turned = self._memory.turned(counted)
         self.reputations.counted(cosines, silent, version, turned=turned, opposed=opposed)

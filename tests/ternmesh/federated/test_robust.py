@@ -14,7 +14,7 @@ from ternmesh.federated import robust
 from ternmesh.federated.aggregation import encode_step, encode_update, read_chunks, update_delta_q24
 from ternmesh.federated.evaluation import Evaluation
 from ternmesh.federated.memory import Memory
-from ternmesh.federated.reputation import NodeStanding, Reputations
+from ternmesh.federated.reputation import LOWEST, NodeStanding, Reputations, restored
 from ternmesh.federated.robust import RobustAggregation, Update
 from ternmesh.federated.rules import RULES, AggregationSettings, Context, compose
 from ternmesh.plan import make_plan
@@ -187,12 +187,30 @@ def test_a_node_that_opposes_a_majority_that_agrees_is_found() -> None:
         for node in range(5):
             sign = np.float32(-1 if node == 3 else 1)
             memory.add(node, sign * (vector_of(node) + common))
-    assert memory.compare(range(5), (), 4).opposed == frozenset({3})
-    assert memory.compare(range(5), (), 30).opposed == frozenset({3})
-    assert memory.compare([0, 1, 3], (), 4).opposed == frozenset({3})
-    assert memory.compare([0, 1, 3], (), 9).opposed is None, "too few in a late round"
-    assert memory.compare(range(5), (3,), 4).opposed == frozenset()
-    assert memory.compare([0, 3], (), 4).opposed == frozenset()
+    assert memory.compare(range(5), (), is_first=True).opposed == frozenset({3})
+    assert memory.compare([0, 1, 3], (), is_first=True).opposed == frozenset({3})
+    assert memory.compare([0, 1, 3], (), is_first=False).opposed is None
+    assert memory.compare(range(5), (3,), is_first=True).opposed == frozenset()
+    assert memory.compare([0, 3], (), is_first=True).opposed == frozenset()
+
+
+@pytest.mark.parametrize("is_carried", [False, True])
+def test_who_opposes_the_others_in_the_first_rounds_of_learning_weighs_little(
+    is_carried: bool,
+) -> None:
+    aggregation = new(memory=0.9)
+    adapter = np.full(3000, float(is_carried), np.float32)
+    for number in range(5):
+        common = np.float32(0.3) * vector_of(99)
+        vectors = [vector_of(10 * number + node) + common for node in range(4)]
+        liar = vector_of(10 * number + 9) - common
+        aggregation.combine(updates_of(*vectors, liar), number, adapter=adapter)
+    weights = [aggregation.reputations.weight(address) for address in range(1, 6)]
+    assert weights[:4] == [1.0] * 4
+    assert (weights[4] == LOWEST) != is_carried
+    assert (aggregation.reputations.reason(5) == "opposes the others") or is_carried
+    again = restored(aggregation.reputations.stored())
+    assert again.weight(5) == weights[4]
 
 
 def test_where_nobody_agrees_nobody_is_opposed() -> None:
@@ -200,7 +218,7 @@ def test_where_nobody_agrees_nobody_is_opposed() -> None:
     for _ in range(2):
         for node in range(4):
             memory.add(node, vector_of(node) - vector_of((node + 1) % 4))
-    assert memory.compare(range(4), (), 4).opposed is None
+    assert memory.compare(range(4), (), is_first=True).opposed is None
 
 
 def test_too_few_updates_take_the_weighted_mean_and_say_so() -> None:
