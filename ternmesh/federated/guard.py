@@ -18,7 +18,8 @@ import numpy as np
 
 from ternmesh.codec.encoder import scatter
 from ternmesh.codec.permutation import order
-from ternmesh.federated.reputation import NodeStanding, Reputations, cosine
+from ternmesh.federated.memory import cosine
+from ternmesh.federated.reputation import NodeStanding, Reputations
 from ternmesh.federated.robust import Weighted, clipped, lower_median, mean_of
 from ternmesh.plan import Plan
 from ternmesh.types import Vector

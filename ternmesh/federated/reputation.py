@@ -18,15 +18,16 @@ Nodes whose recent updates are nearly the same share one weight and one report, 
 (Fung, Yoon and Beschastnikh, "The limitations of federated learning in Sybil settings", RAID 2020).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import cbor2
 import numpy as np
 
-from ternmesh.types import Vector
-
 LOWEST = 0.1  # the least reputation
+# Rounds in which a node opposed a majority that agrees, less those in which it did not: from which
+# on it has the least weight, and the most that are counted
+OPPOSED_MIN, OPPOSED_MAX = 2, 6
 LOW = 0.6  # below it the owner is told
 PROVEN = 0.9  # the least weight of a node that is trusted with more than the usual weight
 LOSS, AGREEMENT, UPTIME = 0.5, 0.3, 0.2  # exponents
@@ -58,6 +59,8 @@ class NodeStanding:
     is_first: bool = True  # whether it was there in the first rounds of the run
     probed: int = 0  # the version with its newest probe
     wait: int = PROBE_FIRST  # rounds until the next
+    turned: bool = False  # it sends the opposite of what it sent before (`memory`)
+    opposed: int = 0  # see OPPOSED_MIN
     low_since: int = 0  # the version since which its weight is low; 0: it is not
 
 
@@ -68,6 +71,7 @@ class Reputations:
     standings: dict[int, NodeStanding] = field(default_factory=dict)
     # The lower quartile of the first reports: who lies must not raise it.
     first_loss: float | None = None
+    is_carried: bool = False  # whether the run began with what another one had learned
     cosines: Mapping[int, float] = field(default_factory=dict, compare=False)  # of the newest round
     usual_agreement: float = 0.0  # the median of the nodes'
     fixed: Mapping[int, float] = field(default_factory=dict, compare=False)  # by the owner
@@ -118,7 +122,9 @@ class Reputations:
             return self.fixed[address]
         if self.is_excluded(address):
             return 0.0
-        return self.reputation(address) / self.copies.get(address, 1)
+        is_doubted = self.of(address).turned or self.of(address).opposed >= OPPOSED_MIN
+        weight = LOWEST if is_doubted else self.reputation(address)
+        return weight / self.copies.get(address, 1)
 
     def is_proven(self, address: int) -> bool:
         """Whether a node has counted for some rounds, and nothing speaks against it."""
@@ -133,8 +139,12 @@ class Reputations:
             return "pinned by the owner" if self.fixed[address] else "muted by the owner"
         if self.harm(address) > DISCOUNTED:
             return "excluded: raises the error" if self.is_excluded(address) else "raises the error"
+        if standing.turned:
+            return "sends the opposite of what it sent before"
         if self.copies.get(address, 1) > 1:
             return "sends what another sends"
+        if standing.opposed >= OPPOSED_MIN:
+            return "opposes the others"
         if standing.agreement < OPPOSED:
             return "opposes the others"
         if self._likeness(address) < 0.5:
@@ -143,8 +153,19 @@ class Reputations:
             return "new"
         return "often absent" if standing.uptime < 0.5 else ""
 
-    def counted(self, cosines: Mapping[int, float], silent: Iterable[int], version: int) -> None:
-        """Note a round that led to `version`: the cosines of the counted nodes, and the silent."""
+    def counted(
+        self,
+        cosines: Mapping[int, float],
+        silent: Iterable[int],
+        version: int,
+        *,
+        turned: Collection[int] = (),
+        opposed: Collection[int] | None = None,
+    ) -> None:
+        """Note a round that led to `version`: the cosines of the counted nodes, and the silent.
+
+        `turned` and `opposed`: as `memory` has found them.
+        """
         self.cosines = cosines
         here = cosines.keys() | set(silent)
         for address in self.standings.keys() | here:
@@ -155,7 +176,10 @@ class Reputations:
                 old,
                 agreement=DECAY * before + (1 - DECAY) * cosine,
                 uptime=DECAY * old.uptime + (1 - DECAY) * (address in here),
-                rounds=old.rounds + (address in cosines),
+                rounds=0 if address in turned else old.rounds + (address in cosines),
+                is_first=old.is_first and address not in turned,
+                turned=address in turned,
+                opposed=_evidence(old.opposed, address, cosines, opposed),
             )
         known = [item.agreement for item in self.standings.values()]
         self.usual_agreement = float(np.median(known)) if known else 0.0
@@ -256,17 +280,26 @@ class Reputations:
             [address, *(getattr(item, name) for name in NodeStanding.__slots__)]
             for address, item in self.standings.items()
         ]
-        return cbor2.dumps([self.first_loss, self.usual_agreement, rows])
+        return cbor2.dumps([self.first_loss, self.is_carried, self.usual_agreement, rows])
 
 
 def restored(data: bytes) -> Reputations:
     """What `stored` has returned; no bytes, or damaged ones, begin anew."""
     try:
-        first_loss, usual, rows = cbor2.loads(data)
+        first_loss, is_carried, usual, rows = cbor2.loads(data)
         standings = {int(row[0]): NodeStanding(*row[1:]) for row in rows}
     except (ValueError, TypeError, IndexError, cbor2.CBORDecodeError):
         return Reputations()
-    return Reputations(standings, first_loss, usual_agreement=usual)
+    return Reputations(standings, first_loss, bool(is_carried), usual_agreement=usual)
+
+
+def _evidence(
+    old: int, address: int, counted: Collection[int], opposed: Collection[int] | None
+) -> int:
+    """The rounds in which a node opposed the others, after one more."""
+    if opposed is None or address not in counted:
+        return old
+    return min(OPPOSED_MAX, max(0, old + (1 if address in opposed else -1)))
 
 
 def weighted_median(pairs: Iterable[tuple[float, float]]) -> float:
@@ -274,9 +307,3 @@ def weighted_median(pairs: Iterable[tuple[float, float]]) -> float:
     values, weights = zip(*sorted(pairs), strict=True)
     so_far = np.cumsum(weights)
     return float(values[int(np.searchsorted(so_far, so_far[-1] / 2 - 1e-9))])
-
-
-def cosine(a: Vector, b: Vector) -> float:
-    """The similarity of two vectors, their cosine; 0 where one is zero."""
-    norms = float(np.linalg.norm(a)) * float(np.linalg.norm(b))
-    return float(np.dot(a, b)) / norms if norms else 0.0

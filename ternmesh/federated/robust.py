@@ -11,15 +11,13 @@ A host with samples of its own trains on them, too. Its update is no longer than
 is a quarter of the step: it pulls back whatever the nodes do. It then sends no probes: where nodes
 have different data, these exclude honest nodes, and who lies in reports gains by them.
 
-The updates of different nodes share few coordinates, and so do a node's of consecutive rounds. So
-rules that compare updates get a memory of each node: the exponential mean of its updates, in int8.
-Probes are made of it, too.
+Rules that compare updates get the memory of each node (`memory`). Probes are made of it, too.
 
 Where a rule cannot be used, the weighted mean takes its place for the round, and `remark` says why.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -31,22 +29,21 @@ from ternmesh.codec.scale import UNIT, to_vector
 from ternmesh.errors import RuleError
 from ternmesh.federated.aggregation import encode_update, scattered
 from ternmesh.federated.evaluation import NOT_EVALUATED, Evaluation
-from ternmesh.federated.reputation import PROBE_FIRST, REPORTS_MIN, Reputations, cosine
+from ternmesh.federated.memory import FIRST, Memory, cosine
+from ternmesh.federated.reputation import PROBE_FIRST, REPORTS_MIN, Reputations
 from ternmesh.federated.rules import AggregationSettings, Context, Weights, check_count, is_rooted
 from ternmesh.plan import Plan
 from ternmesh.types import Places, Vector
 
 SAMPLES_RATIO = 2.0  # the largest weight of a node, in medians; 1 until it is proven
-NORM_RATIO = 1.5  # the largest norm of an update, in medians of the round
+NORM_RATIO = 1.1  # the largest norm of an update, in medians of the round
 HISTORY_RATIO = 4.0  # ... and in medians of the rounds before
 STEP_RATIO = 4.0  # the longest step, in medians of the rounds before
 HISTORY = 16  # rounds
 ROWS_MAX = 256  # updates that a rule compares; more of them are averaged in groups at random
-COPY = 0.9  # the cosine from which on two nodes' recent updates are the same
 MEANS = ("mean", "weighted_mean")
 INSTEAD = "the weighted mean is taken"
 ROOT_SHARE = 0.25  # of the step: the host's own training. With 0.5 honest fleets lose two points
-MEMORY_MAX = 200_000_000  # bytes of all nodes' memories; nodes beyond that have none
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,36 +77,6 @@ class Weighted:
     def rows(self) -> Iterator[tuple[Update, float, float]]:
         """Update, weight and factor of each node."""
         yield from zip(self.updates, self.weights, self.factors, strict=True)
-
-
-class Memory:
-    """The exponential mean of each node's updates: int8 [D] and a scale a node."""
-
-    def __init__(self, dimension: int, decay: float) -> None:
-        self._decay = decay
-        self._rows: dict[int, tuple[NDArray[np.int8], float, int]] = {}
-        self._new = np.zeros(dimension, np.int8), 0.0, 0
-
-    def add(self, address: int, update: Vector) -> Vector:
-        """Take in a node's update; return the mean of its updates, without a bias at the start."""
-        row, scale, count = self._rows.get(address, self._new)
-        total = row * np.float32(scale * self._decay) + update
-        if address in self._rows or (len(self._rows) + 1) * total.size <= MEMORY_MAX:
-            scale = float(np.abs(total).max()) / 127 or 1.0
-            whole = np.rint(total / np.float32(scale)).astype(np.int8)
-            self._rows[address] = whole, scale, count + 1
-        weights = (1 - self._decay ** (count + 1)) / (1 - self._decay)  # the sum of all so far
-        mean: Vector = total / np.float32(weights)
-        return mean
-
-    def rounds(self, address: int) -> int:
-        """How many updates of a node are in its memory."""
-        return self._rows.get(address, self._new)[2]
-
-    def total(self, address: int) -> Vector:
-        """The sum of a node's updates, each worth less by the decay for each later one."""
-        row, scale, _ = self._rows.get(address, self._new)
-        return row * np.float32(scale)
 
 
 class RobustAggregation:
@@ -157,6 +124,8 @@ class RobustAggregation:
         self.remark = ""
         self.influence = {}
         self.sent = Weighted()
+        if not self.reputations.standings:
+            self.reputations.is_carried = adapter is not None and bool(adapter.any())
         self._read_reports(updates, round_number)
         if not updates:
             self.before = None
@@ -231,6 +200,8 @@ class RobustAggregation:
     def _note_round(self, counted: Sequence[int], silent: Iterable[int], version: int) -> None:
         """Compare each node's memory with the sum of the others', and tell the reputations."""
         cosines = dict.fromkeys(counted, 0.0)
+        turned: Collection[int] = ()
+        opposed: Collection[int] | None = None
         if self._memory is not None and len(counted) > 2:
             weights = {a: np.float32(self.reputations.weight(a)) for a in counted}
             whole = np.zeros(self._plan.dimension, np.float32)
@@ -241,17 +212,12 @@ class RobustAggregation:
                 cosines[address] = cosine(own, whole - weight * own)
                 if not self._memory.rounds(address):  # there was no room for one
                     cosines[address] = self.reputations.usual_agreement
-            self.reputations.copies = self._copies(counted)
-        self.reputations.counted(cosines, silent, version)
-
-    def _copies(self, nodes: Sequence[int]) -> dict[int, int]:
-        """How many nodes send nearly what each sends; where they are too many to compare, 1."""
-        if self._memory is None or len(nodes) > ROWS_MAX:
-            return {}
-        totals = np.stack([self._memory.total(address) for address in nodes])
-        totals /= np.maximum(UNIT, np.linalg.norm(totals, axis=1, keepdims=True))
-        counts = (totals @ totals.T > COPY).sum(axis=1)
-        return {address: max(1, int(count)) for address, count in zip(nodes, counts, strict=True)}
+            excluded = {address for address in counted if self.reputations.is_excluded(address)}
+            is_first = version <= FIRST and not self.reputations.is_carried
+            found = self._memory.compare(counted, excluded, is_first=is_first)
+            self.reputations.copies, opposed = found.copies, found.opposed
+            turned = self._memory.turned(counted)
+        self.reputations.counted(cosines, silent, version, turned=turned, opposed=opposed)
 
     def _rows(
         self, updates: Sequence[Update], factors: Weights, mean: Vector, places: Places

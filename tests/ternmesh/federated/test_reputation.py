@@ -6,14 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ternmesh.federated import reputation
-from ternmesh.federated.reputation import (
-    EXCLUDED,
-    USUAL,
-    NodeStanding,
-    Reputations,
-    cosine,
-    restored,
-)
+from ternmesh.federated.memory import cosine
+from ternmesh.federated.reputation import EXCLUDED, USUAL, NodeStanding, Reputations, restored
 
 NODES = range(1, 7)
 
