@@ -11,7 +11,7 @@ import pytest
 from edge.errors import ModelError
 from edge.onnx import reader
 from edge.onnx.check import OPSETS, SIZES, check, check_file, table_sizes
-from edge.onnx.reader import Graph, GraphNode, Tensor
+from edge.onnx.reader import Graph, GraphNode, Integers, Tensor
 from edge.onnx.session import LoadedModel, load_model
 from models.zoo import FOLDER
 from ternmesh.model_package import FORWARD, OPERATORS, TRAIN_STEP
@@ -409,7 +409,8 @@ def test_the_smallest_table_that_an_input_looks_up_bounds_it() -> None:
     def node(
         operator: bytes, inputs: tuple[bytes, ...], output: bytes, **integers: int
     ) -> GraphNode:
-        attributes = {name.encode(): (value,) for name, value in integers.items()}
+        attributes: dict[bytes, Integers | None] = {}
+        attributes |= {name.encode(): (value,) for name, value in integers.items()}
         return GraphNode(operator, b"", inputs, (output,), attributes)
 
     graph = Graph(
