@@ -298,7 +298,7 @@ def _restart(host: HostProtocol, settings: AggregationSettings) -> None:
         run=host.run,
         nodes=host.nodes,
         mean=b"",
-        standings=host.combiner.aggregation.reputations.stored(),
+        standings=host.combiner.aggregation.stored(),
     )
 
 

@@ -16,7 +16,6 @@ from ternmesh.federated.aggregation import make_step, older_adapter
 from ternmesh.federated.guard import Guard
 from ternmesh.federated.open_round import Count
 from ternmesh.federated.registry import CHAIN_BYTES_MAX, NodeRegistry, UpdateChain
-from ternmesh.federated.reputation import restored
 from ternmesh.federated.robust import MEANS, RobustAggregation, Weighted
 from ternmesh.federated.rules import AggregationSettings
 from ternmesh.federated.state import RegisteredNode
@@ -64,7 +63,7 @@ class Combiner:
         mean: bytes,
         standings: bytes,
     ) -> None:
-        self.aggregation = RobustAggregation(plan, model_hash, settings, run, restored(standings))
+        self.aggregation = RobustAggregation(plan, model_hash, settings, run, standings)
         self.guard = Guard(
             plan,
             model_hash,
@@ -122,9 +121,13 @@ class Combiner:
         older_q24 = None if rollback is None else self._older(rollback.version, model_q24, chain)
         if rollback is None or older_q24 is None:
             return Combined(vector, residual, model_q24)
-        self.guard.returned(rollback, reputations)
-        names = ", ".join(sorted(self._nodes[address].name for address in rollback.excluded))
-        why = f": since then the boards' loss has risen by {rollback.rise:.2f}, likely by {names}"
+        self.guard.reset()
+        why = f": since then the boards' loss has risen by {rollback.rise:.2f}"
+        if rollback.excluded:
+            names = sorted(self._nodes[address].name for address in rollback.excluded)
+            why += f", likely by {', '.join(names)}"
+        else:
+            reputations.ask(update.address for update in count.updates)
         self._note_return(version + 1, rollback.version, why)
         zeros = zero_residual(self._plan.dimension)
         return Combined(zeros, rollback.residual, older_q24, rollback.version)
@@ -158,9 +161,12 @@ class Combiner:
             node.address: fixed[name] for name, node in named.items() if node is not None
         }
 
-    def encode(self, combined: Combined, version: int) -> Proposal:
-        """The chunks of the global update to `version`, and the adapter and residual after it."""
-        probe = self.aggregation.probe(version) if combined.returns_to is None else ()
+    def encode(self, combined: Combined, version: int, newest: bytes) -> Proposal:
+        """The chunks of the global update to `version`, and the adapter and residual after it.
+
+        `newest` is the hash of the global update before: what is drawn follows from it.
+        """
+        probe = self.aggregation.probe(version, newest) if combined.returns_to is None else ()
         chunks, delta_q24, residual = make_step(
             combined.vector,
             combined.residual,

@@ -2,12 +2,13 @@
 
 Each board reports the loss of the global adapter on its own samples. The guard compares a board's
 report only with what the same board reported of an older version. Where the median of these rises
-is large, the host goes back to the best version that it has kept, and adds what the boards sent
-since then once more, without the boards that are excluded by now. If none of these had counted, the
-board that is most likely the cause is excluded, until its probes say otherwise (`reputation`).
+is large, the host goes back to the best version that it has kept. It adds what the boards sent
+since then once more, without the boards that are doubted by now. If none of these had counted,
+nobody is blamed: what was sent since is dropped, and all boards are probed (`reputation`).
 
-A rise that the return does not undo is no fault of a board: the data have changed. The suspect then
-counts as before. The guard's memory is that of the process: after a restart it begins anew.
+A rise that the return does not undo is no fault of a board: the data have changed, and the losses
+after the return are the new measure. The guard's memory is that of the process: after a restart it
+begins anew.
 """
 
 from collections import deque
@@ -18,8 +19,7 @@ import numpy as np
 
 from ternmesh.codec.encoder import scatter
 from ternmesh.codec.permutation import order
-from ternmesh.federated.memory import cosine
-from ternmesh.federated.reputation import NodeStanding, Reputations
+from ternmesh.federated.reputation import Reputations
 from ternmesh.federated.robust import Weighted, clipped, lower_median, mean_of
 from ternmesh.plan import Plan
 from ternmesh.types import Vector
@@ -28,7 +28,6 @@ KEPT_MAX = 16  # rounds
 LOSS_MIN = 1.0  # what the loss at the beginning counts at least
 BYTES_MAX = 64_000_000  # of all updates that are kept; the oldest rounds are forgotten first
 REPORTS_MIN = 2  # boards that have reported both times; of two, the smaller rise counts
-HARMFUL = 1.0  # harm by probes that makes a board a suspect without a look at its direction
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +52,9 @@ class Rollback:
     """The version to go back to, and the residual with which the host goes on there."""
 
     version: int
-    losses: Mapping[int, float]  # of that version, by address
     residual: Vector
     rise: float  # of the boards' loss since that version
-    suspect: int | None  # the address of a board to exclude
-    excluded: frozenset[int]  # boards whose updates are not added once more
+    excluded: frozenset[int]  # boards whose updates are not added once more; none: nobody's are
 
 
 class Guard:
@@ -74,7 +71,6 @@ class Guard:
         self._limit = limit
         self._keeps_steps = keeps_steps
         self._rounds: deque[KeptRound] = deque(maxlen=KEPT_MAX)
-        self._suspected: tuple[Mapping[int, float], int, NodeStanding] | None = None
 
     def check(
         self,
@@ -95,7 +91,6 @@ class Guard:
         losses = {
             u.address: u.evaluation.loss for u in sent.updates if u.evaluation.loss is not None
         }
-        self._check_suspect(losses, reputations)
         kept_step = step if self._keeps_steps else None
         self._rounds.append(KeptRound(version, losses, residual, sent, kept_step))
         while sum(kept.size() for kept in self._rounds) > BYTES_MAX:
@@ -106,25 +101,15 @@ class Guard:
             return None
         since = [kept for kept in self._rounds if kept.version >= best]
         counted = {item.address for kept in since for item, weight, _ in kept.sent.rows() if weight}
-        discarded = {address for address in counted if not reputations.weight(address)}
-        suspect = None if discarded else self._suspect(since, reputations)
-        if not discarded and suspect is None:
-            return None
-        excluded = frozenset(discarded if suspect is None else {suspect})
-        replayed = sum((self._replayed(kept, excluded) for kept in since), since[0].residual)
-        return Rollback(best, since[0].losses, replayed, highest, suspect, excluded)
-
-    def returned(self, rollback: Rollback, reputations: Reputations) -> None:
-        """Note that the host goes back: the suspect is excluded, and the rounds are over."""
-        self.reset()
-        if rollback.suspect is not None:
-            self._suspected = rollback.losses, rollback.suspect, reputations.of(rollback.suspect)
-            reputations.suspect(rollback.suspect, rollback.version)
+        excluded = frozenset(address for address in counted if reputations.is_doubted(address))
+        residual = since[0].residual
+        if excluded:
+            residual = sum((self._replayed(kept, excluded) for kept in since), residual)
+        return Rollback(best, residual, highest, excluded)
 
     def reset(self) -> None:
         """Forget all rounds: what comes next does not follow from them."""
         self._rounds.clear()
-        self._suspected = None
 
     def forget(self, address: int, residual: Vector) -> Vector:
         """The host's residual without what a node that is revoked may still have in it.
@@ -136,38 +121,6 @@ class Guard:
         self.reset()
         left: Vector = residual - np.clip(own, np.minimum(residual, 0), np.maximum(residual, 0))
         return left
-
-    def _check_suspect(self, losses: Mapping[int, float], reputations: Reputations) -> None:
-        """Take the suspect back where the first reports after a return are as bad as before."""
-        if self._suspected is None:
-            return
-        before, suspect, standing = self._suspected
-        change = rise(before, losses)
-        if change == -np.inf:
-            return  # too few boards have reported
-        self._suspected = None
-        if change > self._limit * loss_scale(reputations):
-            reputations.standings[suspect] = standing
-            reputations.judge()
-
-    def _suspect(self, since: list[KeptRound], reputations: Reputations) -> int | None:
-        """The address of the node that most likely spoiled these rounds; None if nobody may be.
-
-        It is the one whose probes harm the most; where none does, the one that opposes the others.
-        A gateway's sum is of several boards, so none of them is suspected for it.
-        """
-        present = {item.address for kept in since for item in kept.sent.updates}
-        summed = {i.address for kept in since for i in kept.sent.updates if i.members > 1}
-        free = sorted(present - summed - reputations.fixed.keys())
-        if len(present) - len(free) >= (len(present) - 1) // 2:
-            return None  # a majority cannot be excluded, and the cause may be one that is pinned
-        harms = {address: reputations.harm(address) for address in free}
-        worst = max(free, key=lambda address: harms[address])
-        if harms[worst] >= HARMFUL:
-            return worst
-        own = {address: self._of(since, address) for address in present}
-        whole = sum(own.values(), np.zeros(self._plan.dimension, np.float32))
-        return min(free, key=lambda address: cosine(own[address], whole - own[address]))
 
     def _replayed(self, kept: KeptRound, excluded: frozenset[int]) -> Vector:
         """The weighted mean of a round without some nodes, in the order of the adapter."""

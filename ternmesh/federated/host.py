@@ -491,7 +491,7 @@ class HostProtocol:
             self._make_global_update(combined, count, now)
 
     def _make_global_update(self, combined: Combined, count: Count, now: float) -> None:
-        proposal = self.combiner.encode(combined, self.version + 1)
+        proposal = self.combiner.encode(combined, self.version + 1, self.global_hash)
         self._publish(proposal, self._certify(proposal, count), count, now)
         if self.state is RunState.OPEN:
             self._open_round(now)
@@ -575,7 +575,7 @@ class HostProtocol:
             mean=b"" if count.rows or self.plan.rounds else self.combiner.consolidation.stored(),
             evaluation=count.evaluation,
             evaluations=count.evaluations,
-            standings=self.combiner.aggregation.reputations.stored(),
+            standings=self.combiner.aggregation.stored(),
             returns_to=returns_to,
         )
         self.channel.events.append(made)

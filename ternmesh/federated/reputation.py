@@ -24,6 +24,8 @@ from dataclasses import dataclass, field, replace
 import cbor2
 import numpy as np
 
+from ternmesh.generator import derive_key
+
 LOWEST = 0.1  # the least reputation
 # Rounds in which a node opposed a majority that agrees, less those in which it did not: from which
 # on it has the least weight, and the most that are counted
@@ -76,6 +78,7 @@ class Reputations:
     usual_agreement: float = 0.0  # the median of the nodes'
     fixed: Mapping[int, float] = field(default_factory=dict, compare=False)  # by the owner
     copies: Mapping[int, int] = field(default_factory=dict, compare=False)  # nodes with its updates
+    asked: set[int] = field(default_factory=set, compare=False)  # nodes that are to be probed next
     _harms: dict[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -95,6 +98,13 @@ class Reputations:
     def is_excluded(self, address: int) -> bool:
         """Whether a node's updates do not count, since they harm the others too much."""
         return self.harm(address) >= EXCLUDED
+
+    def is_doubted(self, address: int) -> bool:
+        """Whether a node is excluded, or has the least weight for what it sends."""
+        if address in self.fixed:
+            return not self.fixed[address]
+        known = self.of(address)
+        return self.is_excluded(address) or known.turned or known.opposed >= OPPOSED_MIN
 
     def reputation(self, address: int) -> float:
         """A factor of the node's weight, 0.1 to 1."""
@@ -122,8 +132,7 @@ class Reputations:
             return self.fixed[address]
         if self.is_excluded(address):
             return 0.0
-        is_doubted = self.of(address).turned or self.of(address).opposed >= OPPOSED_MIN
-        weight = LOWEST if is_doubted else self.reputation(address)
+        weight = LOWEST if self.is_doubted(address) else self.reputation(address)
         return weight / self.copies.get(address, 1)
 
     def is_proven(self, address: int) -> bool:
@@ -167,6 +176,8 @@ class Reputations:
         `turned` and `opposed`: as `memory` has found them.
         """
         self.cosines = cosines
+        self.ask(a for a in turned if not self.of(a).turned)
+        self.asked &= cosines.keys()  # the others send nothing that could be probed
         here = cosines.keys() | set(silent)
         for address in self.standings.keys() | here:
             old = self.standings.get(address) or NodeStanding(is_first=version <= NEWCOMER)
@@ -201,17 +212,20 @@ class Reputations:
         limit = np.median(values) - max(MARGIN_MIN, DEVIATIONS * deviation)
         return [address for address, value in self.cosines.items() if value < limit]
 
-    def due(self, nodes: Iterable[int], version: int) -> int | None:
+    def due(self, nodes: Iterable[int], version: int, seed: bytes) -> int | None:
         """Which of these nodes the global update to `version` should probe; None for nobody.
 
-        The one that was not probed for longest, and of these the one that agrees least.
+        Those first that are asked, then by chance, drawn from `seed`: the more likely, the longer
+        ago a node was probed. A node that could know would lie in between.
         """
-        candidates = [
-            (standing.probed, standing.agreement, address)
-            for address, standing in ((a, self.of(a)) for a in nodes)
-            if version >= standing.probed + standing.wait
+        if self.first_loss is None:
+            return None
+        chances = [
+            (address in self.asked, (version - standing.probed) / standing.wait - draw, address)
+            for address, standing, draw in ((a, self.of(a), _draw(seed, a)) for a in nodes)
         ]
-        return min(candidates)[2] if candidates and self.first_loss is not None else None
+        is_asked, chance, address = max(chances, default=(False, -1.0, 0))
+        return address if is_asked or chance >= 0 else None
 
     def probed(self, address: int, version: int, rises: Mapping[int, float]) -> None:
         """Take what the nodes reported of the probe of `version`; too few reports say nothing.
@@ -224,6 +238,7 @@ class Reputations:
         # Where lies have excluded honest nodes, these must be heard.
         is_enough = len(trusted) >= max(TRUSTED_MIN, TRUSTED_SHARE * len(others))
         heard = trusted if is_enough else others
+        self.asked.discard(address)
         old = self.of(address)
         rise = old.rise
         if len(heard) >= REPORTS_MIN:
@@ -242,13 +257,9 @@ class Reputations:
             wait = 2 * PROBE_FIRST if self.is_excluded(address) else PROBE_FIRST
             self.standings[address] = replace(self.standings[address], wait=wait)
 
-    def suspect(self, address: int, version: int) -> None:
-        """Exclude a node that has spoiled the adapter (`guard`), until its probes do no harm."""
-        old = self.of(address)
-        rise = max(old.rise, EXCLUDED * self._scale(address))
-        known = replace(old, rise=rise, probed=version, wait=2 * PROBE_FIRST)
-        self.standings[address] = known
-        self.judge()
+    def ask(self, nodes: Iterable[int]) -> None:
+        """Probe these nodes next; until all of them have been, nobody else is excluded."""
+        self.asked.update(nodes)
 
     def forget_probes(self) -> None:
         """Judge nobody by the probes so far: no more will come, by which it could improve."""
@@ -258,6 +269,8 @@ class Reputations:
 
     def judge(self) -> None:
         """What the rises are worth: those of a minority at most."""
+        if self.asked:
+            return
         known = sorted((item.rise, a) for a, item in self.standings.items() if item.probed)
         present = sum(item.uptime > 0.5 for item in self.standings.values())
         worst = known[::-1][: max(0, (present - 1) // 2)]
@@ -300,6 +313,11 @@ def _evidence(
     if opposed is None or address not in counted:
         return old
     return min(OPPOSED_MAX, max(0, old + (1 if address in opposed else -1)))
+
+
+def _draw(seed: bytes, address: int) -> float:
+    """The part of its wait after which a node is probed, 0.5 to 1.5: unknown before the seed."""
+    return 0.5 + derive_key("probe", seed, address.to_bytes(4, "little"))[0] / (1 << 32)
 
 
 def weighted_median(pairs: Iterable[tuple[float, float]]) -> float:

@@ -16,10 +16,12 @@ Rules that compare updates get the memory of each node (`memory`). Probes are ma
 Where a rule cannot be used, the weighted mean takes its place for the round, and `remark` says why.
 """
 
+import math
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+import cbor2
 import numpy as np
 from numpy.typing import NDArray
 
@@ -30,13 +32,18 @@ from ternmesh.errors import RuleError
 from ternmesh.federated.aggregation import encode_update, scattered
 from ternmesh.federated.evaluation import NOT_EVALUATED, Evaluation
 from ternmesh.federated.memory import FIRST, Memory, cosine
-from ternmesh.federated.reputation import PROBE_FIRST, REPORTS_MIN, Reputations
+from ternmesh.federated.reputation import PROBE_FIRST, REPORTS_MIN, Reputations, restored
 from ternmesh.federated.rules import AggregationSettings, Context, Weights, check_count, is_rooted
+from ternmesh.generator import derive_key, words
 from ternmesh.plan import Plan
 from ternmesh.types import Places, Vector
 
 SAMPLES_RATIO = 2.0  # the largest weight of a node, in medians; 1 until it is proven
 NORM_RATIO = 1.1  # the largest norm of an update, in medians of the round
+ADAM_RATIO = (
+    1.0  # the largest norm ever, of what Adam changes: each number by the rate, in each step
+)
+FIRST_NORM = 0.5  # the usual norm before any round, of what Adam can change; it was 0.3
 HISTORY_RATIO = 4.0  # ... and in medians of the rounds before
 STEP_RATIO = 4.0  # the longest step, in medians of the rounds before
 HISTORY = 16  # rounds
@@ -82,7 +89,7 @@ class Weighted:
 class RobustAggregation:
     """Makes a step of each round's updates, and keeps what bounds the next rounds.
 
-    What is drawn at random follows from the id of the run.
+    `stored` are the bytes that `stored()` has returned before.
     """
 
     def __init__(
@@ -91,22 +98,24 @@ class RobustAggregation:
         model_hash: bytes,
         settings: AggregationSettings,
         run: bytes,
-        reputations: Reputations | None = None,
+        stored: bytes = b"",
     ) -> None:
         self.influence: dict[int, Influence] = {}  # of the newest round, by address
         self.sent = Weighted()  # in the newest round
         self.remark = ""  # what failed in the newest round
-        self.reputations = reputations or Reputations()
+        self.reputations, norms, steps = _restored(stored)
         self._plan = plan
         self._model_hash = model_hash
         self._settings = settings
-        self._rng = np.random.default_rng(int.from_bytes(run, "little"))
+        self._run = run
+        number_max = ADAM_RATIO * plan.learning_rate(0) * plan.local_steps
+        self._norm_max = number_max * math.sqrt(plan.dimension)
         self._memory = Memory(plan.dimension, settings.memory) if settings.memory else None
         self.has_probes = bool(settings.memory) and settings.probes and settings.root is None
         if not self.has_probes:
             self.reputations.forget_probes()
-        self._norms: deque[float] = deque(maxlen=HISTORY)
-        self._steps: deque[float] = deque(maxlen=HISTORY)
+        self._norms: deque[float] = deque(norms, maxlen=HISTORY)
+        self._steps: deque[float] = deque(steps, maxlen=HISTORY)
         self.before: Vector | None = None  # the newest step
         self._probe: tuple[int, int] | None = None  # its version, and the address of the node
 
@@ -133,7 +142,7 @@ class RobustAggregation:
         # Without reputations all may weigh more than the median.
         may_all = self._memory is None
         proven = [may_all or self.reputations.is_proven(item.address) for item in updates]
-        weights, norms, factors = bound(updates, list(self._norms), proven)
+        weights, norms, factors = bound(updates, list(self._norms), proven, self._norm_max)
         if self._settings.name == "mean":
             weights = np.array([float(item.members) for item in updates])
         weights = weights * [(1 + item.evaluation.staleness) ** -0.5 for item in updates]
@@ -153,7 +162,7 @@ class RobustAggregation:
         step = scatter(mean, places)
         own = self._own_update(round_number, adapter, self._norms[-1])
         if self._settings.name not in MEANS:
-            step = self._by_rule(rows, weights, step, own)
+            step = self._by_rule(rows, weights, step, own, round_number)
         elif self._memory is not None:
             deque(rows, maxlen=0)  # they are remembered; the mean needs no matrix of all updates
         self._note_round([item.address for item in updates], silent, round_number + 1)
@@ -161,16 +170,23 @@ class RobustAggregation:
             step = step + np.float32(ROOT_SHARE) * (own - step)
         return self._limit_step(self._with_momentum(step))
 
-    def probe(self, version: int) -> tuple[bytes, ...]:
+    def probe(self, version: int, seed: bytes) -> tuple[bytes, ...]:
         """The chunks of the probe for the global update to `version`; empty if none is due.
+
+        `seed` is the hash of the newest certified global update, which nobody knew before.
 
         It is as long as the usual memory of a node: at half of that the effect of wrong labels is
         hardly seen (six boards, 16 rounds: 0.25 in place of 1).
         """
         if self._memory is None or not self.has_probes:
             return ()
-        known = [a for a in self.influence if self._memory.rounds(a) >= PROBE_FIRST]
-        due = self.reputations.due(known, version)
+        known = [
+            address
+            for address in self.influence
+            if self._memory.rounds(address)
+            >= (1 if address in self.reputations.asked else PROBE_FIRST)
+        ]
+        due = self.reputations.due(known, version, seed)
         if due is None:
             return ()
         self._probe = version, due
@@ -183,11 +199,17 @@ class RobustAggregation:
         usual_vector = vector * np.float32(factor)
         return encode_update(usual_vector, self._model_hash, version, self._plan)[0]
 
+    def stored(self) -> bytes:
+        """What must be on disk, with norms in whole units of 2**-24."""
+        norms, steps = ([round(norm / UNIT) for norm in of] for of in (self._norms, self._steps))
+        return cbor2.dumps([self.reputations.stored(), norms, steps])
+
     def _read_reports(self, updates: Sequence[Update], version: int) -> None:
         reports = [item.evaluation for item in updates]
         losses = sorted(item.loss for item in reports if item.loss is not None)
         if self.reputations.first_loss is None and len(losses) >= REPORTS_MIN:
-            self.reputations.first_loss = losses[len(losses) // 4]
+            # Of the first version alone: after it a loss may be of an adapter that was spoiled.
+            self.reputations.first_loss = losses[len(losses) // 4] if version == 0 else 0.0
         if self._probe is not None and self._probe[0] == version:
             rises = {
                 item.address: item.evaluation.probe
@@ -244,10 +266,15 @@ class RobustAggregation:
         return own * np.float32(min(1.0, norm_max / max(UNIT, float(np.linalg.norm(own)))))
 
     def _by_rule(
-        self, rows: Iterable[Vector], weights: Weights, mean: Vector, own: Vector | None
+        self,
+        rows: Iterable[Vector],
+        weights: Weights,
+        mean: Vector,
+        own: Vector | None,
+        round_number: int,
     ) -> Vector:
         """The step by the rule, without excluded nodes; the weighted mean where the rule fails."""
-        groups = self._groups(np.flatnonzero(weights).size)
+        groups = self._groups(np.flatnonzero(weights).size, round_number)
         sums = np.bincount(groups, weights[weights > 0]).astype(np.float64)
         grouped = np.zeros((sums.size, mean.size), np.float32)
         numbers = iter(groups)
@@ -266,10 +293,12 @@ class RobustAggregation:
             self.remark = f"{settings.name} failed: {type(error).__name__}: {error}: {INSTEAD}"
         return mean
 
-    def _groups(self, count: int) -> NDArray[np.int64]:
+    def _groups(self, count: int, round_number: int) -> NDArray[np.int64]:
         """The group of each update: one of its own, or one of `ROWS_MAX` at random."""
-        groups = np.arange(count) if count <= ROWS_MAX else self._rng.permutation(count) % ROWS_MAX
-        return groups.astype(np.int64)
+        if count <= ROWS_MAX:
+            return np.arange(count, dtype=np.int64)
+        key = derive_key("groups", self._run, round_number.to_bytes(4, "little"))
+        return np.argsort(words(key, count), kind="stable") % ROWS_MAX
 
     def _limit_step(self, step: Vector) -> Vector:
         norm = float(np.linalg.norm(step))
@@ -295,13 +324,26 @@ class RobustAggregation:
         return step + np.float32(share) * self.before
 
 
+def _restored(data: bytes) -> tuple[Reputations, list[float], list[float]]:
+    """What `RobustAggregation.stored` has returned; no bytes, or damaged ones, begin anew."""
+    try:
+        standings, norms, steps = cbor2.loads(data)
+        return restored(standings), [UNIT * int(n) for n in norms], [UNIT * int(n) for n in steps]
+    except (ValueError, TypeError, cbor2.CBORDecodeError):
+        return Reputations(), [], []
+
+
 def bound(
-    updates: Sequence[Update], norms_before: Sequence[float], proven: Sequence[bool] = ()
+    updates: Sequence[Update],
+    norms_before: Sequence[float],
+    proven: Sequence[bool] = (),
+    norm_max: float = math.inf,
 ) -> tuple[Weights, ...]:
     """Return weights, norms, and the factors that clip the updates of a round.
 
     `proven`: which of them may weigh more than the median; by default all.
     `norms_before` are the usual norms of the rounds before, newest last; none in a first round.
+    `norm_max` needs no round before.
     """
     members = np.array([item.members for item in updates], np.float64)
     samples = np.array([item.samples for item in updates]) / members
@@ -309,9 +351,13 @@ def bound(
     weights = members * np.minimum(samples, ratios * lower_median(samples))
     norms = np.array([_norm(item.vector) for item in updates])
     usual = lower_median(norms)
-    past = float(np.median(norms_before)) if norms_before else usual
-    # A board with news may send more than boards without, up to what boards with news have sent.
-    limit = NORM_RATIO * max(past, min(usual, HISTORY_RATIO * past))
+    if norms_before:
+        # A board with news may send more than those without, up to what they sent with news.
+        past = float(np.median(norms_before))
+        usual = max(past, min(usual, HISTORY_RATIO * past))
+    else:
+        usual = min(usual, FIRST_NORM * norm_max)
+    limit = min(norm_max, NORM_RATIO * usual)
     return weights, norms, np.minimum(1.0, limit / np.maximum(norms, UNIT))
 
 

@@ -102,7 +102,7 @@ class LiarLedger(Ledger):
                 without = {names[address] for address in self.left_out[number]}
                 self.guarded += 1
                 self.means = self.means_of[made.returns_to].copy()
-                for past in range(made.returns_to, number + 1):
+                for past in range(made.returns_to, number + 1) if without else ():
                     self.means += self._mean(past, without)
         self.means_of[made.version] = self.means.copy()
         self.adapters[made.version] = made.model_q24 * UNIT

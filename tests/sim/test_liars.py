@@ -18,7 +18,8 @@ GROUPS = 10
 
 def one_round_spoils(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bounds are the product's, but one round can spoil the adapter, and steps stay whole."""
-    monkeypatch.setattr(robust, "NORM_RATIO", 30.0)
+    monkeypatch.setattr(robust, "NORM_RATIO", 100.0)
+    monkeypatch.setattr(robust, "ADAM_RATIO", 1e9)
     monkeypatch.setattr(robust, "STEP_RATIO", 1e9)
 
 

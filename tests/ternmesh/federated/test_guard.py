@@ -76,6 +76,7 @@ def play(
 @pytest.fixture(autouse=True)
 def _one_round_spoils(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ternmesh.federated.robust.NORM_RATIO", 30.0)
+    monkeypatch.setattr("ternmesh.federated.robust.ADAM_RATIO", 1e9)
 
 
 def spoil(bench: Any, rounds_max: int = 20) -> None:
@@ -114,7 +115,7 @@ def test_a_spoiled_adapter_is_taken_back_without_the_liar(new_bench: New) -> Non
     spoil(bench)
     assert returns(bench) == [12]
     assert loss_of(bench) < 1.5 * good
-    assert weights(bench) == {"ada": 1.0, "bo": 0.0, "cy": 1.0, "dot": 1.0}
+    assert weights(bench) == {"ada": 1.0, "bo": 0.1, "cy": 1.0, "dot": 1.0}
     assert all_agree(bench)
     play(bench, 8, lies=True)
     assert returns(bench) == [12]
@@ -130,27 +131,26 @@ def test_one_board_that_reports_lies_brings_nothing_back(new_bench: New) -> None
     assert returns(bench) == []
 
 
-def test_the_suspect_of_a_change_of_data_counts_as_before(new_bench: New) -> None:
+def test_nobody_is_blamed_for_a_change_of_data(new_bench: New) -> None:
     bench = new_fleet(new_bench)
     play(bench, 12)
     play(bench, 1, target=-TARGET)  # what all boards hear has changed
     assert len(returns(bench)) == 1
-    assert sorted(weights(bench).values()) == [0.0, 1.0, 1.0, 1.0]
+    assert set(weights(bench).values()) == {1.0}
     play(bench, 1, target=-TARGET)
     assert len(returns(bench)) == 1
-    assert set(weights(bench).values()) == {1.0}
     play(bench, 12, target=-TARGET)
     assert loss_of(bench, -TARGET) < 1.0
     assert all_agree(bench)
 
 
-def test_who_is_pinned_is_no_suspect(new_bench: New) -> None:
+def test_nobody_else_is_blamed_for_one_that_is_pinned(new_bench: New) -> None:
     bench = new_fleet(new_bench, fixed={LIAR: 1.0})
     play(bench, 12)
-    play(bench, 1, lies=True)
-    play(bench, 1)
-    assert weights(bench)[LIAR] == 1.0
-    assert returns(bench) == [], "nobody else is suspected in its place"
+    good = loss_of(bench)
+    spoil(bench)
+    assert set(weights(bench).values()) == {1.0}
+    assert loss_of(bench) < 1.5 * good, "what was sent since is dropped"
     bench.host.combiner.mute({"ada"})
     assert weights(bench)["ada"] == 0.0
 
@@ -181,13 +181,6 @@ def test_the_guard_goes_back_no_further_than_boards_can_follow(
     play(bench, 3, lies=True)
     assert returns(bench) == []
     assert weights(bench)[LIAR] > 0, "nobody is suspected for nothing"
-
-
-def test_a_majority_cannot_be_suspect(new_bench: New) -> None:
-    bench = new_fleet(new_bench, fixed=dict.fromkeys(BOARDS[1:], 1.0))
-    play(bench, 12)
-    play(bench, 3, lies=True)
-    assert returns(bench) == []
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,15 @@ from hypothesis import strategies as st
 
 from ternmesh.federated import reputation
 from ternmesh.federated.memory import cosine
-from ternmesh.federated.reputation import EXCLUDED, USUAL, NodeStanding, Reputations, restored
+from ternmesh.federated.reputation import (
+    EXCLUDED,
+    LOWEST,
+    NEWCOMER,
+    USUAL,
+    NodeStanding,
+    Reputations,
+    restored,
+)
 
 NODES = range(1, 7)
 
@@ -70,8 +78,31 @@ def test_a_rise_that_is_usual_in_the_fleet_is_not_discounted() -> None:
     assert not found.is_excluded(6)
     found.probed(6, 11, reports(*[0.23 * USUAL * EXCLUDED + 0.01] * 6))
     assert found.is_excluded(6)
-    found.suspect(1, 12)
-    assert found.is_excluded(1)
+
+
+def test_nobody_else_is_excluded_until_all_that_are_asked_have_been_probed() -> None:
+    found = fleet()
+    found.ask(NODES)
+    asked = []
+    for version in range(9, 15):
+        node = found.due(NODES, version, bytes([version]))
+        assert node is not None
+        asked.append(node)
+        found.probed(node, version, reports(*[9.0 if node == 3 else -0.01] * 6))
+        assert found.is_excluded(3) == (version == 14)
+    assert sorted(asked) == list(NODES)
+
+
+def test_a_node_that_has_turned_is_probed_at_once_and_weighs_little_until_it_turns_back() -> None:
+    found = fleet(20)
+    found.counted(dict.fromkeys(NODES, 0.1), (), 21, turned={5})
+    assert found.due(NODES, 22, b"any") == 5
+    assert (found.weight(5), found.reason(5)) == (
+        LOWEST,
+        "sends the opposite of what it sent before",
+    )
+    found.counted(dict.fromkeys(NODES, 0.1), (), 22)
+    assert found.weight(5) == pytest.approx(2 / NEWCOMER)
 
 
 def test_reports_of_excluded_nodes_do_not_count_where_enough_others_report() -> None:
@@ -152,18 +183,18 @@ def test_uptime_counts_silences_as_present() -> None:
     assert found.reason(4) == "often absent"
 
 
-def test_probes_take_turns_and_become_rare() -> None:
+def test_probes_are_drawn_and_become_rare() -> None:
     found = fleet()
     probed = []
     for version in range(8, 100):
-        node = found.due(NODES, version)
+        node = found.due(NODES, version, bytes([version]))
         if node is not None:
             probed.append((version, node))
             found.probed(node, version, reports(*[-0.01] * 6))
-    assert [node for _, node in probed[:6]] == list(NODES)
-    assert {node for _, node in probed[-6:]} == set(NODES)
-    assert 90 * len(NODES) / 16 - 20 < len(probed) < 90 * len(NODES) / 16 + 20
-    assert Reputations().due(NODES, 50) is None  # nobody reports a loss
+    assert {node for _, node in probed[:10]} == {node for _, node in probed[-15:]} == set(NODES)
+    assert [node for _, node in probed[:6]] != list(NODES), "nobody knows who is next"
+    assert 90 * len(NODES) / 16 - 20 < len(probed) < 90 * len(NODES) / 16 + 40
+    assert Reputations().due(NODES, 50, b"any") is None  # nobody reports a loss
 
 
 def test_the_disk_keeps_all() -> None:
