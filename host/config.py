@@ -64,7 +64,7 @@ class RunConfig:
     knowledge packets (`host.groups`).
 
     >>> RunConfig(rounds=20, up_bytes=670, down_bytes=1200).min_peers
-    1
+    2
     """
 
     rounds: int = field(default=20, metadata=limits(0, 1_000_000))
@@ -81,7 +81,7 @@ class RunConfig:
     silence_rounds: int = field(default=0, metadata=limits(0, 1000) | needs("silence"))
     cooperation: float = field(default=1.0, metadata=limits(0.0, 1.0))
     staleness_rounds: int = field(default=0, metadata=limits(0, 1000))
-    min_peers: int = field(default=1, metadata=limits(1, 1024))
+    min_peers: int = field(default=2, metadata=limits(1, 1024))
     deadline_s: float = field(default=60.0, metadata=limits(1.0, 2_592_000.0))
     nodes_max: int = field(default=1024, metadata=limits(1, COUNTED_MAX))
     chain_max: int = field(default=256, metadata=limits(1, 65_536))

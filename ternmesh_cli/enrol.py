@@ -143,6 +143,11 @@ def trust_host(config: End, identity: str) -> dict[str, Any]:
     with keyring_of(config) as keyring:
         [line, *_] = _texts(identity, PUBLIC_MARK, HOST_MARK).values()
         host = parse_host(line)
+        if host.present.role is not Role.HOST:
+            raise SecurityError(
+                f"this is the line of {host.present.name}, which is no host: run `ternmesh enrol "
+                "identity` on the host, and give its line"
+            )
         if keyring.has_fleet and keyring.member_list.host != host.present:
             raise SecurityError(
                 f"{config.name} trusts another host: move {keyring.store.path} away to start again"

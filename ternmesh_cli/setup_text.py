@@ -62,7 +62,7 @@ HOST = (
     SetupQuestion("link", "broker (mqtt://ADDRESS:1883)"),
     _MODEL,
     SetupQuestion("rounds", "number of rounds of the run", "20"),
-    SetupQuestion("min_peers", "boards that a round needs at least", "1"),
+    SetupQuestion("min_peers", "boards that a round needs at least", "2"),
 )
 
 

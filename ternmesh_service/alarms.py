@@ -182,6 +182,9 @@ def _fleet(status: HostStatus) -> Iterator[Alarm]:
         yield Alarm(BAD, "", status.behind, "keep this host running until it has caught up")
     if status.remark:
         yield Alarm(WARN, "", status.remark, "see [run] aggregation")
+    if status.min_peers == 1:
+        text = "a round needs one board alone, and what that sends is checked by nobody"
+        yield Alarm(WARN, "", text, "set run.min_peers = 2 or more")
     active = sum(board.active for board in status.nodes)
     if active < status.min_peers and not is_over(status):
         text = f"{active} of the {status.min_peers} boards that a round needs are here"

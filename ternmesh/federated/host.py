@@ -440,6 +440,8 @@ class HostProtocol:
         One that is missing is proof enough that it has not, and the last look at all nodes named
         some: so the frames of one node cost no look at all others.
         """
+        if self.version == 0 and self.channel.authenticator.lacks(self.nodes.names()):
+            return False  # nothing is known yet by which the first boards could be judged
         missing = self.round.missing
         while missing:
             node = self.nodes[missing[-1]]

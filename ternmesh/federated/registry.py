@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Generic, Protocol, TypeVar
 
 from ternmesh.deliveries import Deliveries
@@ -51,6 +51,10 @@ class NodeRegistry(Mapping[int, NodeT_co], Generic[NodeT_co]):
     def named(self, name: str) -> NodeT_co | None:
         """Return the node of this name; None if there is none."""
         return self._by_name.get(name)
+
+    def names(self) -> Collection[str]:
+        """The names of all nodes."""
+        return self._by_name.keys()
 
     def sender(self, address: int, peer: str) -> NodeT_co:
         """Return the node of an address. Raises WireError unless its name is `peer`."""

@@ -4,7 +4,7 @@ A `NodeProtocol` and a `HostProtocol` get a `SecurityLayer`: the sealing of thei
 authenticator of their messages. `OPEN` authenticates nothing (suite 0).
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -79,6 +79,9 @@ class OpenAuthenticator:
 
     def may_train(self, _node: str) -> bool:
         return True
+
+    def lacks(self, _nodes: Collection[str]) -> bool:
+        return False
 
     def read_notice(self, _frame: bytes, _now: float) -> int | HostRotated | None:
         raise WireError("suite", "an end without keys has none that a notice could be about")
@@ -193,6 +196,10 @@ class KeyedAuthenticator:
             return self._member_list.find(node).role in (Role.NODE, Role.GATEWAY)
         except WireError:
             return False
+
+    def lacks(self, nodes: Collection[str]) -> bool:
+        """On the host: whether a board that may train is none of these nodes."""
+        return any(name not in nodes for name in self._member_list.boards())
 
     def read_notice(self, frame: bytes, now: float) -> int | HostRotated | None:
         """On a node: the kind of a notice of the host for this node, or the host's new key.

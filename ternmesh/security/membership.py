@@ -13,6 +13,7 @@ list is an old copy, in which a revoked key would be good again, is found out by
 import base64
 import hashlib
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ternmesh.errors import SecurityError, WireError
@@ -102,6 +103,12 @@ class MemberList:
             raise WireError("revoked", f"the key of {peer} was revoked")
         return member
 
+    def boards(self) -> Iterator[str]:
+        """The names of the boards that may train."""
+        for name, member in self._members.items():
+            if member.role is Role.NODE and member.fingerprint not in self._revoked:
+                yield name
+
     def revoked(self, peer: str) -> bytes | None:
         """The fingerprint of a member whose key was revoked; None for all others."""
         key = self._members[peer].fingerprint if peer in self._members else None
@@ -118,8 +125,9 @@ class MemberList:
             return False
         if known is not None and known.fingerprint not in self._revoked:
             raise SecurityError(
-                f"{public.name} is enrolled with another key: `ternmesh enrol revoke` it, and then "
-                "add this one"
+                f"another board is enrolled as {public.name}. If this is a second board, give it a "
+                "`name` of its own and make its identity again. Only if it replaces the first one: "
+                "`ternmesh enrol revoke` that, and add this one"
             )
         others = (self.host, *self._members.values())
         if any(public.verify == o.verify or public.exchange == o.exchange for o in others):

@@ -162,7 +162,7 @@ def test_a_known_key_is_replaced_only_when_the_host_says_that_it_is_over() -> No
     host = members(SHED, THEO)
     other = learned(members(), host)
     before = other.state
-    with pytest.raises(SecurityError, match="another key"):
+    with pytest.raises(SecurityError, match="another board is enrolled as theo"):
         other.learn(write_fleet(HOST, members(NEXT).state))
     assert other.state == before
     host.revoke("theo")
