@@ -26,7 +26,7 @@ from edge.releases.store import Releases, release_check
 from edge.report import status, summary, values
 from ternmesh_service.backup import answer_backup
 from ternmesh_service.config_file import control_path, package_folder
-from ternmesh_service.control_socket import BACKUP, DATA, INSTALLED, ControlServer, Relay
+from ternmesh_service.control_socket import BACKUP, DATA, INSTALLED, RELOAD, ControlServer, Relay
 from ternmesh_service.keyring import Keyring, NoKeyring, choose_keyring, hop_keys, opened
 from ternmesh_service.machine import Machine
 from ternmesh_service.mqtt_health import served_health
@@ -66,7 +66,8 @@ def run_node(config: NodeConfig, stop: threading.Event, *, insecure: bool = Fals
     with opened(state, keyring, config.link.fleet):
         if config.releases.dir is None:
             loaded = load_model(package_folder(config.model))
-            _serve(config, loaded, state, keyring, stop, manager, None)
+            while not stop.is_set():
+                _serve(config, loaded, state, keyring, stop, manager, None)
             return
         if config.releases.insecure:
             _log.warning("releases are installed without signatures: [releases] insecure = true")
@@ -81,6 +82,7 @@ def _answer(
     node: Node,
     incoming: Incoming | None,
     parts: Mapping[str, Callable[[], Any]],
+    reload: threading.Event,
     request: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The answer to a request over the control socket; `parts` is more of the status."""
@@ -89,6 +91,9 @@ def _answer(
     if INSTALLED in request and incoming is not None:
         incoming.survey()
         return {"waits": incoming.waits}
+    if RELOAD in request:
+        reload.set()
+        return {RELOAD: True}
     if DATA in request:
         buffer = getattr(node.data.feed, "buffer", None)
         return answer_data(buffer, request, present_model(node))
@@ -161,11 +166,12 @@ def _serve(
                 from edge.predict.service import predicting  # with asyncio, which takes memory
 
                 parts["predict"] = stack.enter_context(predicting(config, loaded, node))
-            answer = partial(_answer, state, node, incoming, parts)
+            reload = threading.Event()
+            answer = partial(_answer, state, node, incoming, parts, reload)
             servers.turn(time.monotonic())
             manager.ready()
             _log.info("%s is ready: %d samples", config.name, len(data.training))
-            while not stop.is_set():
+            while not (stop.is_set() or reload.is_set()):
                 if incoming is not None and incoming.waits:
                     _log.info("a release was installed: %s restarts with it", config.name)
                     break

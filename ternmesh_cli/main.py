@@ -27,6 +27,7 @@ COMMANDS = {
     "firmware": ("set up radio modems and microcontrollers", "firmware", "add_arguments"),
     "gateway": ("join a radio neighbourhood to a broker", "programs", "add_gateway_arguments"),
     "host": ("host a fleet", "programs", "add_host_arguments"),
+    "import": ("import what a sensor has recorded", "samples", "add_import_arguments"),
     "label": ("label the samples of a board", "samples", "add_label_arguments"),
     "node": ("take part in a fleet with this board's data", "programs", "add_node_arguments"),
     "page": ("print the address of a host's or board's web page", "page", "add_arguments"),

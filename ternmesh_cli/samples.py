@@ -5,12 +5,14 @@ import json
 import re
 import sys
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from ternmesh.config import ConfigError
 from ternmesh_cli import keys, process
 from ternmesh_cli.status_text import table
-from ternmesh_service.control_socket import DATA, ControlError
+from ternmesh_service.config_file import load_model_package
+from ternmesh_service.control_socket import DATA, RELOAD, ControlError
 from ternmesh_store.state_file import STATE
 
 HEADS = ("label", "samples", "bytes", "newest", "its age", "age of the oldest")
@@ -44,6 +46,57 @@ def add_label_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("key", nargs="?", metavar="KEY", help="of a sample, labelled or not")
     parser.add_argument("label", nargs="?", metavar="LABEL", help="its label, a name or a number")
     parser.add_argument("--last", metavar="LABEL", help="label the newest sample that waits")
+
+
+def add_import_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=run_import)
+    process.add_config(parser, CONFIG)
+    process.add_json(parser)
+    parser.add_argument("path", type=Path, help="a CSV file, or a folder of files with labels")
+    parser.add_argument("--columns", help="of a CSV file: those of the model's input, with commas")
+    parser.add_argument("--target", help="of a CSV file: the column with the label")
+    parser.add_argument("--horizon", type=int, help="how many rows later the label is read")
+    parser.add_argument("--separator", help="of a CSV file, where it is not found")
+    parser.add_argument(
+        "--held-out", type=_share, default=0.2, help="the share for evaluation: 0.2"
+    )
+
+
+def run_import(arguments: argparse.Namespace) -> int:
+    from edge.config import read_node_config
+    from edge.data.history import read_history, write_history
+
+    end, config = keys.read(arguments.config), read_node_config(arguments.config)
+    names = ("columns", "target", "horizon", "separator")
+    given = {name: getattr(arguments, name) for name in names}
+    options = config.data.options | {k: v for k, v in given.items() if v is not None}
+    if arguments.columns is not None:
+        options["columns"] = tuple(arguments.columns.split(","))
+    history = read_history(arguments.path, load_model_package(config.model), options)
+    is_rows = not arguments.path.is_dir()
+    trained, held_out = write_history(
+        Path(config.state_dir), history, arguments.held_out, by_order=is_rows
+    )
+    if config.data.path is not None or config.evaluate.path is not None:
+        print("[data] path and [evaluate] path go before what is imported: remove them")
+    is_running = end.ask({RELOAD: True}) is not None
+    if arguments.json:
+        print(json.dumps({"train": trained, "held_out": held_out, "left_out": history.left_out}))
+        return process.ExitCode.DONE
+    print(f"{trained} samples to train on, {held_out} held out for evaluation")
+    for reason, count in sorted(history.left_out.items()):
+        first = f" (first: {history.first[reason]})" if reason in history.first else ""
+        print(f"left out: {count} {reason}{first}")
+    print("the board has read them" if is_running else "the board reads them at its start")
+    return process.ExitCode.DONE
+
+
+def _share(text: str) -> float:
+    """A number between 0 and 1."""
+    share = float(text)
+    if not 0 < share < 1:
+        raise argparse.ArgumentTypeError(f"{text} must be between 0 and 1")
+    return share
 
 
 def run_list(arguments: argparse.Namespace) -> int:

@@ -31,6 +31,7 @@ BACKUP = "backup"  # the request for a copy of the state, with its folder
 DATA = "data"  # the request about samples of a node
 BOARDS = "boards"  # the request about the boards of a host, with a name or `all`
 INSTALLED = "installed"  # the request that a node takes the releases that a person installed
+RELOAD = "reload"  # a request to a board: read the data anew
 PUBLISHED = "published"  # the request about a host's release: publish, progress or withdraw
 SLOW = {BACKUP, DATA, PUBLISHED}  # requests that write much
 SLOW_S = 600.0  # for such a request

@@ -9,8 +9,9 @@ from pathlib import Path
 from edge.config import NodeConfig
 from edge.data.buffer import DAY_S, ReplayBuffer
 from edge.data.feed import Feed, Rehearsal
+from edge.data.history import FOLDER, HELD_OUT, TRAIN
 from edge.data.probe_set import ProbeSet, open_probe_set
-from edge.data.sources import FolderData, make_source, open_folder
+from edge.data.sources import FolderData, NpzSettings, make_source, open_folder
 from edge.errors import DataError
 from edge.knowledge import BoardKnowledge
 from edge.trainer import Dataset
@@ -61,19 +62,23 @@ def open_data(config: NodeConfig, package: ModelPackage, database: Database) -> 
 
 
 def _open_samples(config: NodeConfig, package: ModelPackage, database: Database) -> NodeData:
-    held_out = None
+    held_out, history = None, Path(config.state_dir, FOLDER)
     if config.evaluate.path is not None:
         with _about("evaluate"):
             held_out = open_folder(Path(config.evaluate.path), package, config.evaluate)
+    elif (history / HELD_OUT).exists():
+        held_out = open_folder(history / HELD_OUT, package, NpzSettings())
     data, files = config.data, None
     if data.path is not None:
         with _about("data"):
             files = open_folder(Path(data.path), package, data)
-        if len(files) < config.training.samples_min:
-            raise DataError(
-                f"{data.path} holds {len(files)} samples: "
-                f"training.samples_min is {config.training.samples_min}"
-            )
+    elif (history / TRAIN).exists():
+        files = open_folder(history / TRAIN, package, NpzSettings())
+    if data.path is not None and files is not None and len(files) < config.training.samples_min:
+        raise DataError(
+            f"{data.path} holds {len(files)} samples: "
+            f"training.samples_min is {config.training.samples_min}"
+        )
     if data.source is None:
         assert files is not None
         return NodeData(files, held_out, files)

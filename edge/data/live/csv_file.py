@@ -12,14 +12,26 @@ from ternmesh_store.files import open_regular
 
 
 class CsvSource(RowSource):
-    """The rows that are added from now on, also after the file was replaced or emptied."""
+    """The rows that are added from now on, also after the file was replaced or emptied.
 
-    def __init__(self, options: CsvOptions, package: ModelPackage) -> None:
+    With `from_start`, those that are there, and no more.
+    """
+
+    def __init__(
+        self, options: CsvOptions, package: ModelPackage, *, from_start: bool = False
+    ) -> None:
         super().__init__(options, package)
+        self._from_start = from_start
+        self._is_at_end = False
         self._path = Path(options.path)
         self._file: BufferedReader | None = None
         self._is_first = True
         self._waiting: deque[bytes] = deque()  # lines for which `rate_max` has no room yet
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there are rows that were not taken yet."""
+        return not self._is_at_end or bool(self._waiting)
 
     def close(self) -> None:
         super().close()
@@ -29,7 +41,8 @@ class CsvSource(RowSource):
 
     def _open(self, _now: float) -> None:
         self._file = open_regular(self._path)
-        end = os.fstat(self._file.fileno()).st_size if self._is_first else 0
+        is_after = self._is_first and not self._from_start
+        end = os.fstat(self._file.fileno()).st_size if is_after else 0
         self._mapper.reader.begin(self._file.readline(LINE_MAX), str(self._path))
         # The byte before the end: where it ends a line, no half line follows.
         self._file.seek(max(0, end - 1))
@@ -44,7 +57,10 @@ class CsvSource(RowSource):
     def _next_lines(self) -> list[bytes]:
         assert self._file is not None
         data = self._file.read(READ_MAX)
-        if not data:
+        if not data and self._from_start:
+            self._is_at_end = True
+            data = b"\n"  # that the last line may lack
+        elif not data:
             present = self._path.stat()
             old = os.fstat(self._file.fileno())
             if present.st_ino != old.st_ino or present.st_size < self._file.tell():

@@ -35,6 +35,11 @@ class FolderSource(LiveSource):
         self._seen: dict[str, State] = {}  # in the last poll
         self._done: dict[str, State] = {}  # when they were read
 
+    @property
+    def has_more(self) -> bool:
+        """Whether there are files that were not taken yet."""
+        return any(state != self._done.get(path) for path, state in self._seen.items())
+
     def status(self) -> LiveStatus:
         return replace(super().status(), last_refusal=self.last_refusal or None)
 

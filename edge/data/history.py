@@ -1,0 +1,101 @@
+"""What a sensor has recorded already: a file or a folder as samples to train and to evaluate on.
+
+They are .npz files in the state folder, which the board reads beside its source.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge.data.live.csv_file import CsvSource
+from edge.data.live.folder import FolderSource
+from edge.data.live.options import CsvOptions, FolderOptions
+from edge.data.sources import BYTES_MAX, Arrays, Label, sample_bytes
+from edge.errors import DataError, NoData
+from ternmesh.config import Table
+from ternmesh.model_package import ModelPackage
+from ternmesh_store.files import PRIVATE, make_private_folder, unfinished_file
+
+FOLDER, TRAIN, HELD_OUT = "history", "train.npz", "held_out.npz"
+RATE_MAX = 1000.0  # samples in one poll
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Labelled samples in their order, and how many things were left out, by reason."""
+
+    samples: Sequence[Arrays]
+    left_out: dict[str, int]
+    first: dict[str, str]  # what was left out first, by reason
+
+
+def read_history(path: Path, package: ModelPackage, options: Table) -> History:
+    """The labelled samples in a CSV file or in a folder of sound, numbers or pictures; DataError.
+
+    `options` are those of the source of rows that goes on with them.
+    """
+    source = _source(path, package, options)
+    inputs: dict[str, Arrays] = {}
+    samples: list[Arrays] = []
+    is_first, now = True, 0.0
+    try:
+        while is_first or source.has_more:
+            for item in source.poll(now):
+                if not isinstance(item, Label):
+                    inputs[item.key] = item.inputs
+                elif item.key in inputs:
+                    samples.append({**inputs.pop(item.key), **item.targets})
+            if len(samples) * sample_bytes(package) > BYTES_MAX:
+                raise DataError(f"{path} holds more than {BYTES_MAX} bytes: import a part of it")
+            is_first, now = False, now + 1.0
+        status = source.status()
+    finally:
+        source.close()
+    if inputs:
+        source.left_out.add("without a label")
+        status = source.status()
+    return History(samples, dict(status.left_out), dict(status.first))
+
+
+def write_history(
+    folder: Path, history: History, share: float, *, by_order: bool
+) -> tuple[int, int]:
+    """Write the sets of a state folder; how many samples each has. NoData for too few.
+
+    The last `share` is held out, or with `by_order` false as much by chance that the content
+    decides: neighbours in time are alike, and must not be in both.
+    """
+    if len(history.samples) < 2:
+        raise NoData(f"{len(history.samples)} samples have a label: two are the least")
+    order = list(range(len(history.samples)))
+    if not by_order:
+        order.sort(key=lambda at: _digest(history.samples[at]))
+    count = min(len(order) - 1, max(1, round(share * len(order))))
+    make_private_folder(folder / FOLDER)
+    for name, chosen in ((TRAIN, order[:-count]), (HELD_OUT, order[-count:])):
+        rows = [history.samples[at] for at in chosen]
+        arrays: dict[str, Any] = {key: np.stack([row[key] for row in rows]) for key in rows[0]}
+        unfinished = unfinished_file(folder / FOLDER / name, PRIVATE)
+        with unfinished.open("wb") as file:
+            np.savez(file, **arrays)
+        unfinished.replace(folder / FOLDER / name)
+    return len(order) - count, count
+
+
+def _source(path: Path, package: ModelPackage, options: Table) -> CsvSource | FolderSource:
+    if path.is_dir():
+        return FolderSource(FolderOptions(path=str(path), rate_max=RATE_MAX), package)
+    known = {item.name: options[item.name] for item in fields(CsvOptions) if item.name in options}
+    if "columns" not in known:
+        raise DataError(f"which columns of {path}? Say --columns, or set data.options.columns")
+    settings = known | {"path": str(path), "rate_max": RATE_MAX}
+    return CsvSource(CsvOptions(**settings), package, from_start=True)
+
+
+def _digest(sample: Arrays) -> bytes:
+    parts = b"".join(np.ascontiguousarray(array).tobytes() for array in sample.values())
+    return hashlib.sha256(parts).digest()

@@ -1,0 +1,62 @@
+"""What was recorded before: read whole, split, and found by the board."""
+
+import numpy as np
+import pytest
+
+from edge.data.history import FOLDER, HELD_OUT, TRAIN, read_history, write_history
+from edge.data.sources import NpzSettings, open_folder
+from edge.errors import DataError, NoData
+
+ROWS = {"columns": ("a", "b"), "target": "kind"}
+
+
+def test_the_rows_of_a_file_are_split_by_time(package, tmp_path) -> None:
+    path, model = tmp_path / "log.csv", package(2)
+    path.write_text(
+        "a;b;kind\n" + "".join(f"{n},5;{n};{n % 3}\n" for n in range(20)) + "x;1;1\n9;9;2"
+    )
+    history = read_history(path, model, ROWS)
+    assert len(history.samples) == 21
+    assert history.left_out == {"no number in column a": 1}
+    assert history.first == {"no number in column a": "'x;1;1'"}
+    assert write_history(tmp_path, history, 0.2, by_order=True) == (17, 4)
+    train, held_out = (
+        open_folder(tmp_path / FOLDER / name, model, NpzSettings()) for name in (TRAIN, HELD_OUT)
+    )
+    assert train.batch(np.arange(17))["x"][:, 0].tolist() == [n + 0.5 for n in range(17)]
+    assert held_out.batch(np.arange(4))["x"][:, 1].tolist() == [17, 18, 19, 9]
+
+
+def test_the_files_of_a_folder_are_split_by_their_content(package, tmp_path) -> None:
+    model = package(2)
+    for number in range(40):
+        folder = tmp_path / "files" / str(number % 3)
+        folder.mkdir(parents=True, exist_ok=True)
+        np.save(folder / f"{number}.npy", np.array([number, 1], np.float32))
+    np.save(tmp_path / "files" / "loose.npy", np.zeros(2))
+    history = read_history(tmp_path / "files", model, {})
+    assert len(history.samples) == 40
+    assert history.left_out == {"no label in the name": 1, "without a label": 1}
+    assert write_history(tmp_path, history, 0.25, by_order=False) == (30, 10)
+    first = (tmp_path / FOLDER / HELD_OUT).read_bytes()
+    write_history(tmp_path, history, 0.25, by_order=False)
+    assert (tmp_path / FOLDER / HELD_OUT).read_bytes() == first
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "kind", "sentence"),
+    [
+        ("a,b\n1,2\n", {}, DataError, "which columns of .*log.csv"),
+        ("a,c,kind\n1,2,1\n", ROWS, DataError, "no column b: its first line is a,c,kind"),
+        ("a,b,kind\n1,2,1\n", ROWS, NoData, "1 samples have a label"),
+        ("a,b,kind\n", ROWS, NoData, "0 samples have a label"),
+    ],
+)
+def test_what_cannot_be_imported_is_one_sentence(
+    package, tmp_path, text, options, kind, sentence
+) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text(text)
+    with pytest.raises(kind, match=sentence):
+        write_history(tmp_path, read_history(path, package(2), options), 0.2, by_order=True)
+    assert not (tmp_path / FOLDER).exists()
