@@ -22,7 +22,8 @@ ROUNDS = 2
 PASSWORD = "correct-horse-battery"
 IN_1970, IN_2099 = 0.0, 4_102_444_000.0
 LINK = 'log_level = "DEBUG"\n[link]\nurl = "{url}"\nfleet = "attic"\n'
-HOST = f'state_dir = "state"\nmodel = "keyword"\n{LINK}[run]\nrounds = {ROUNDS}\nannounce_s = 1\nmin_peers = 1\n'
+RUN = f"[run]\nrounds = {ROUNDS}\nannounce_s = 1\nmin_peers = 1\n"
+HOST = f'state_dir = "state"\nmodel = "keyword"\n{LINK}{RUN}'
 NODE = f"""name = "theo"
 state_dir = "state"
 model = "keyword"
