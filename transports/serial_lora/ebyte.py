@@ -1,7 +1,8 @@
 """EBYTE E22, E32 and E220 in transparent mode: the modem moves bytes and reports nothing.
 
-The modem cuts the stream into radio packets of at most 240 bytes and may join or split them at its
-output, so payloads travel as COBS frames with a CRC (SPEC.md section 7.3). A frame fits one packet.
+The modem cuts the stream into radio packets of at most `packet_bytes` (E22 240, E220 200, E32 58),
+each with a preamble of its own, and may join or split them at its output. So payloads travel as
+COBS frames with a CRC (SPEC.md section 7.3).
 """
 
 from transports.serial_lora.dialect import Dialect, Event, Received, Sent
@@ -29,7 +30,9 @@ class Ebyte(Dialect[bytes]):
 
     def airtime_us(self, payload_bytes: int) -> int:
         """An upper bound in microseconds, from the air rate alone."""
-        bits = 8 * (payload_bytes + self.overhead)
+        whole = payload_bytes + FRAMING
+        packets = -(-whole // self._settings.packet_bytes)
+        bits = 8 * (whole + packets * PREAMBLE_BYTES)
         return -(-bits * 10_000 * RATE_MARGIN_PERCENT // self._settings.air_rate_bps)
 
     def send(self, payload: bytes, now: float) -> list[Event]:

@@ -23,6 +23,7 @@ from transports.serial_lora.framing import KissUnframer, kiss_frame
 from transports.serial_lora.settings import SerialLoraSettings
 
 DETECT_ASK, DETECT_ANSWER, ON = b"\x73", b"\x46", b"\x01"
+STEP_HZ = 62  # of an SX127x: 32 MHz / 2**19, rounded up
 RSSI_OFFSET_DBM, SNR_STEP_DB = 157, 0.25
 HEADER = 1  # byte on the air
 PAYLOAD_MAX = 254
@@ -121,10 +122,8 @@ class Rnode(Dialect[tuple[int, bytes]]):
 
     def _confirm(self, command: int, content: bytes) -> list[Event]:
         wanted = self._unconfirmed.pop(command)
-        if content != wanted:
-            return [
-                Broken(f"the RNode sets command {command} to {content.hex()}, not {wanted.hex()}")
-            ]
+        if wrong := _difference(command, content, wanted):
+            return [Broken(wrong)]
         return [] if self._unconfirmed else self._be_ready()
 
     def _error(self, code: int) -> list[Event]:
@@ -135,6 +134,23 @@ class Rnode(Dialect[tuple[int, bytes]]):
             return [Noise(reason)]
         again_in_s = 1.0 / self._settings.speed if code == QUEUE_FULL else None
         return self._settle(PayloadRefused(reason, again_in_s))
+
+
+def _difference(command: int, content: bytes, wanted: bytes) -> str:
+    """What an RNode has set otherwise than it should, and what to do; nothing where it is right."""
+    found, asked = int.from_bytes(content, "big"), int.from_bytes(wanted, "big")
+    match command:
+        case RnodeCommand.FREQUENCY if abs(found - asked) <= STEP_HZ:
+            return ""  # with its radio on, it reads the chip, which is tuned in steps
+        case RnodeCommand.FREQUENCY:
+            return f"the RNode is tuned to {found} Hz, not {asked}: is that in its range?"
+        case RnodeCommand.POWER if found != asked:
+            return f"the RNode sends with {found} dBm, not {asked}: set power_dbm = {found}"
+        case RnodeCommand.STATE if found != asked:
+            return "the RNode keeps its radio off: it is locked, so install its firmware anew"
+    if content == wanted:
+        return ""
+    return f"the RNode sets {RnodeCommand(command).name.lower()} to {found}, not {asked}"
 
 
 def with_long_preamble(radio: LoraSetting) -> LoraSetting:

@@ -40,7 +40,8 @@ class SerialLoraSettings:
 
     `role` is `host` or the node's name. `addresses` has 1 to 254 for each node; a node needs its
     own only. `radio` gives the time on air of frames; where the modem is not tuned from here
-    (Meshtastic), it must match the modem. EBYTE modems hide it: they need `air_rate_bps`.
+    (Meshtastic), it must match the modem. EBYTE modems hide it: they need `air_rate_bps`, and
+    `packet_bytes` of their model (E22 240, E220 200, E32 58).
     """
 
     port: str
@@ -55,6 +56,7 @@ class SerialLoraSettings:
     # Whether payloads may hold any byte; auto: a probe tells.
     binary: str = field(default="auto", metadata=_REYAX)
     air_rate_bps: int = field(default=2400, metadata=needs("dialect", "ebyte"))
+    packet_bytes: int = field(default=240, metadata=needs("dialect", "ebyte"))
     # How often other radios repeat our frames
     hop_limit: int = field(default=0, metadata=needs("dialect", "meshtastic"))
     queue_max: int = 64  # frames that wait for the modem
@@ -101,6 +103,7 @@ class SerialLoraSettings:
             ("power_dbm", 0, 22),
             ("baud_rate", 0, 4_000_000),
             ("air_rate_bps", 300, 62_500),
+            ("packet_bytes", 32, 240),
             ("hop_limit", 0, 7),
             ("queue_max", 1, 10_000),
         ):

@@ -165,12 +165,37 @@ def test_rnode_signal_belongs_to_the_frame_behind_it() -> None:
     assert modem.receive_bytes(stream, 1.0) == [Received(b"one", -93.0, -2.5), Received(b"two")]
 
 
-def test_an_rnode_with_another_frequency_is_not_used() -> None:
+@pytest.mark.parametrize(
+    ("command", "content", "sentence"),
+    [
+        (1, (433_000_000).to_bytes(4, "big"), "tuned to 433000000 Hz, not 868500000: is that in"),
+        (1, (868_499_938).to_bytes(4, "big"), None),  # the chip has steps of 61 Hz
+        (2, (250_000).to_bytes(4, "big"), "sets bandwidth to 250000, not 125000"),
+        (3, b"\x0b", "sends with 11 dBm, not 14: set power_dbm = 11"),
+        (6, b"\x00", "keeps its radio off: it is locked"),
+    ],
+)
+def test_an_rnode_that_is_set_otherwise_is_not_used(
+    command: int, content: bytes, sentence: str | None
+) -> None:
     modem = Rnode(settings_for("rnode"))
     modem.start(0.0)
     modem.receive_bytes(kiss_frame(8, b"\x46"), 0.1)
-    (event,) = modem.receive_bytes(kiss_frame(1, (433_000_000).to_bytes(4, "big")), 0.2)
-    assert isinstance(event, Broken)
+    events = modem.receive_bytes(kiss_frame(command, content), 0.2)
+    if sentence is None:
+        assert events == []
+    else:
+        assert isinstance(events[0], Broken)
+        assert sentence in str(events[0])
+
+
+@pytest.mark.parametrize(
+    ("packet_bytes", "packets"), [(240, 1), (200, 2), (58, 5)]
+)  # E22, E220, E32
+def test_each_packet_of_an_ebyte_modem_has_a_preamble(packet_bytes: int, packets: int) -> None:
+    modem = Ebyte(settings_for("ebyte", air_rate_bps=2400, packet_bytes=packet_bytes))
+    bits = 8 * (233 + 7 + packets * 32)
+    assert modem.airtime_us(233) == -(-bits * 1_250_000 // 2400)
 
 
 def hardware(code: int, data: bytes = b"") -> bytes:

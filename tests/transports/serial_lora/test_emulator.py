@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ternmesh.link.airtime import LoraSetting
 from transports.serial_lora.emulator.channel import EmulatedChannel
 from transports.serial_lora.emulator.ebyte import BUFFER_MAX, EbyteModem
 from transports.serial_lora.emulator.meshcore import MeshcoreModem
@@ -14,6 +15,8 @@ from transports.serial_lora.emulator.radios import EmulatedRadios, new_modem
 from transports.serial_lora.emulator.reyax import ReyaxModem
 from transports.serial_lora.emulator.rnode import RnodeModem
 from transports.serial_lora.framing import kiss_frame
+from transports.serial_lora.rnode import radio_commands
+from transports.serial_lora.settings import SerialLoraSettings
 
 SECOND_US = 1_000_000
 
@@ -89,6 +92,25 @@ def test_ebyte_cuts_and_glues() -> None:
     modem.receive_bytes(b"d" * 5000)
     sizes = [len(action.payload) for _ in range(9) for action in modem.transmitted()]
     assert sum(sizes) == BUFFER_MAX
+
+
+def test_an_rnode_whose_radio_is_on_reads_the_frequency_of_its_chip() -> None:
+    modem = RnodeModem(power_max_dbm=17)
+    commands = radio_commands(settings_for_rnode(power_dbm=20))
+    read = [answers(modem.receive_bytes(kiss_frame(*item))) for item in commands.items()]
+    assert read[0] == kiss_frame(1, (869_525_000).to_bytes(4, "big"))
+    assert kiss_frame(3, b"\x11") in read, "the firmware allows no more"
+    again = answers(modem.receive_bytes(kiss_frame(1, (869_525_000).to_bytes(4, "big"))))
+    assert again == kiss_frame(1, (869_524_963).to_bytes(4, "big"))
+    locked = RnodeModem(is_locked=True)
+    assert answers(locked.receive_bytes(kiss_frame(6, b"\1"))) == kiss_frame(6, b"\0")
+
+
+def settings_for_rnode(power_dbm: int) -> SerialLoraSettings:
+    radio = LoraSetting(9, 125, 1)
+    return SerialLoraSettings(
+        "/dev/ttyUSB0", "rnode", "host", {}, radio, 869_525_000, power_dbm=power_dbm
+    )
 
 
 def test_kiss_modems_refuse_as_their_firmware_does() -> None:

@@ -1,7 +1,7 @@
 """Emulates an EBYTE E22 modem in transparent mode.
 
-The modem sends the bytes from its serial port in packets of at most 240 bytes. The receiving modem
-writes them to its own serial port.
+The modem sends the bytes from its serial port in packets of at most `packet_bytes`. The receiving
+modem writes them to its own serial port.
 """
 
 from transports.serial_lora.ebyte import PACKET_MAX
@@ -23,8 +23,9 @@ OVERHEAD_BYTES = 32
 class EbyteModem(EmulatedModem):
     """An EBYTE modem. It reports no errors: each code in `fail_next` makes it lose one packet."""
 
-    def __init__(self, air_rate_bps: int = 2400) -> None:
+    def __init__(self, air_rate_bps: int = 2400, packet_bytes: int = PACKET_MAX) -> None:
         super().__init__()
+        self._packet_bytes = packet_bytes
         self._air_rate_bps = air_rate_bps
         self._buffer = bytearray()
         self.is_configured = False  # whether M1 is high: the modem then takes commands
@@ -43,7 +44,7 @@ class EbyteModem(EmulatedModem):
         if self.is_configured:
             return self._command(data)
         self._buffer += data[: BUFFER_MAX - len(self._buffer)]
-        if len(self._buffer) >= PACKET_MAX:
+        if len(self._buffer) >= self._packet_bytes:
             return self._transmit()
         return [Pause(GAP_S)]
 
@@ -73,8 +74,8 @@ class EbyteModem(EmulatedModem):
     def _transmit(self) -> list[Action]:
         if self._sending or not self._buffer:
             return []
-        packet = bytes(self._buffer[:PACKET_MAX])
-        del self._buffer[:PACKET_MAX]
+        packet = bytes(self._buffer[: self._packet_bytes])
+        del self._buffer[: self._packet_bytes]
         if self.fail_next:
             self.fail_next.pop(0)
             return self._transmit()

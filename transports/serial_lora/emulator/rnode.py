@@ -11,6 +11,7 @@ from transports.serial_lora.rnode import RnodeCommand
 
 QUEUE_MAX = 32
 TX_FAILED = 2
+STEP_HZ = 32_000_000 / 2**19  # of an SX127x
 _SIZES = {
     RnodeCommand.FREQUENCY: 4,
     RnodeCommand.BANDWIDTH: 4,
@@ -23,8 +24,10 @@ _SIZES = {
 class RnodeModem(EmulatedModem):
     """An RNode of a version that reports READY by itself, too."""
 
-    def __init__(self) -> None:
+    def __init__(self, power_max_dbm: int = 22, *, is_locked: bool = False) -> None:
         super().__init__()
+        self._power_max_dbm = power_max_dbm  # that the firmware allows
+        self._is_locked = is_locked
         self._unframer = KissUnframer()
         self._settings: dict[int, bytes] = {}
         self._on = False
@@ -67,14 +70,25 @@ class RnodeModem(EmulatedModem):
         if command == RnodeCommand.READY:
             return [_output(RnodeCommand.READY, wire.ON if len(self._queue) < QUEUE_MAX else b"\0")]
         if command == RnodeCommand.STATE and content == wire.ON:
+            if self._is_locked:
+                return [_output(RnodeCommand.STATE, b"\0")]
             self._on = len(self._settings) == len(_SIZES) and self._radio() is not None
             return [_output(RnodeCommand.STATE if self._on else RnodeCommand.ERROR, b"\x01")]
         if command in _SIZES and len(content) == _SIZES[RnodeCommand(command)]:
-            self._settings[command] = content
-            return [_output(RnodeCommand(command), content)]
+            self._settings[command] = self._as_set(command, content)
+            return [_output(RnodeCommand(command), self._settings[command])]
         if command == RnodeCommand.DATA and content and self._on:
             return self._data(content)
         return []
+
+    def _as_set(self, command: int, content: bytes) -> bytes:
+        """What the firmware reads back: with its radio on, the frequency is that of the chip."""
+        value = int.from_bytes(content, "big")
+        if command == RnodeCommand.FREQUENCY and self._on:
+            value = int(int(value / STEP_HZ) * STEP_HZ)
+        if command == RnodeCommand.POWER:
+            value = min(value, self._power_max_dbm)
+        return value.to_bytes(len(content), "big")
 
     def _data(self, content: bytes) -> list[Action]:
         if self.fail_next:
