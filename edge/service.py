@@ -66,9 +66,10 @@ def run_node(config: NodeConfig, stop: threading.Event, *, insecure: bool = Fals
     with opened(state, keyring, config.link.fleet):
         if config.releases.dir is None:
             loaded = load_model(package_folder(config.model))
-            while not stop.is_set():
+            while True:
                 _serve(config, loaded, state, keyring, stop, manager, None)
-            return
+                if stop.is_set():
+                    return
         if config.releases.insecure:
             _log.warning("releases are installed without signatures: [releases] insecure = true")
         releases = Releases(Path(config.releases.dir), release_check(config, keyring))
@@ -134,7 +135,7 @@ def _serve(
     releases: Releases | None,
 ) -> None:
     """Run a node with one model, until `stop` is set or a new release is installed."""
-    package = loaded.package
+    package, reload = loaded.package, threading.Event()
     keys = hop_keys(keyring, config.name, config.link.gateway)
     transport = make_transport(config.link, config.name, state, keys)
     store, relay = NodeStore(state), Relay()
@@ -166,7 +167,6 @@ def _serve(
                 from edge.predict.service import predicting  # with asyncio, which takes memory
 
                 parts["predict"] = stack.enter_context(predicting(config, loaded, node))
-            reload = threading.Event()
             answer = partial(_answer, state, node, incoming, parts, reload)
             servers.turn(time.monotonic())
             manager.ready()

@@ -14,13 +14,12 @@ import numpy as np
 from edge.data.live.csv_file import CsvSource
 from edge.data.live.folder import FolderSource
 from edge.data.live.options import CsvOptions, FolderOptions
-from edge.data.sources import BYTES_MAX, Arrays, Label, sample_bytes
+from edge.data.sources import BYTES_MAX, HELD_OUT, HISTORY, TRAIN, Arrays, Label, sample_bytes
 from edge.errors import DataError, NoData
 from ternmesh.config import Table
 from ternmesh.model_package import ModelPackage
 from ternmesh_store.files import PRIVATE, make_private_folder, unfinished_file
 
-FOLDER, TRAIN, HELD_OUT = "history", "train.npz", "held_out.npz"
 RATE_MAX = 1000.0  # samples in one poll
 
 
@@ -75,14 +74,14 @@ def write_history(
     if not by_order:
         order.sort(key=lambda at: _digest(history.samples[at]))
     count = min(len(order) - 1, max(1, round(share * len(order))))
-    make_private_folder(folder / FOLDER)
+    make_private_folder(folder / HISTORY)
     for name, chosen in ((TRAIN, order[:-count]), (HELD_OUT, order[-count:])):
         rows = [history.samples[at] for at in chosen]
         arrays: dict[str, Any] = {key: np.stack([row[key] for row in rows]) for key in rows[0]}
-        unfinished = unfinished_file(folder / FOLDER / name, PRIVATE)
+        unfinished = unfinished_file(folder / HISTORY / name, PRIVATE)
         with unfinished.open("wb") as file:
             np.savez(file, **arrays)
-        unfinished.replace(folder / FOLDER / name)
+        unfinished.replace(folder / HISTORY / name)
     return len(order) - count, count
 
 

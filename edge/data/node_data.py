@@ -9,9 +9,16 @@ from pathlib import Path
 from edge.config import NodeConfig
 from edge.data.buffer import DAY_S, ReplayBuffer
 from edge.data.feed import Feed, Rehearsal
-from edge.data.history import FOLDER, HELD_OUT, TRAIN
 from edge.data.probe_set import ProbeSet, open_probe_set
-from edge.data.sources import FolderData, NpzSettings, make_source, open_folder
+from edge.data.sources import (
+    HELD_OUT,
+    HISTORY,
+    TRAIN,
+    FolderData,
+    NpzSettings,
+    make_source,
+    open_folder,
+)
 from edge.errors import DataError
 from edge.knowledge import BoardKnowledge
 from edge.trainer import Dataset
@@ -62,7 +69,7 @@ def open_data(config: NodeConfig, package: ModelPackage, database: Database) -> 
 
 
 def _open_samples(config: NodeConfig, package: ModelPackage, database: Database) -> NodeData:
-    held_out, history = None, Path(config.state_dir, FOLDER)
+    held_out, history = None, Path(config.state_dir, HISTORY)
     if config.evaluate.path is not None:
         with _about("evaluate"):
             held_out = open_folder(Path(config.evaluate.path), package, config.evaluate)

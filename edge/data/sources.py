@@ -26,6 +26,7 @@ from ternmesh.config import Table, limits
 from ternmesh.model_package import ModelPackage, TensorSpec
 from ternmesh_store.files import open_regular
 
+HISTORY, TRAIN, HELD_OUT = "history", "train.npz", "held_out.npz"  # in a state folder
 FILES_MAX = 1024
 BYTES_MAX = 1 << 28  # of all arrays in memory
 CHECKED = 256  # samples at once: floats need more memory than bytes

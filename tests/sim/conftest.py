@@ -13,8 +13,8 @@ def _no_bounds(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
         return
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("SAMPLES_RATIO", "NORM_RATIO", "HISTORY_RATIO", "STEP_RATIO"):
-            patch.setattr(robust, name, 1e9)
+        for name in ("SAMPLES", "NORM", "ADAM", "HISTORY", "STEP"):
+            patch.setattr(robust, f"{name}_RATIO", 1e9)
         patch.setattr(Reputations, "weight", lambda *_: 1.0)
         patch.setattr(Reputations, "is_proven", lambda *_: True)
         yield

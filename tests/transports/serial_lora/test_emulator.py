@@ -101,7 +101,7 @@ def test_an_rnode_whose_radio_is_on_reads_the_frequency_of_its_chip() -> None:
     assert read[0] == kiss_frame(1, (869_525_000).to_bytes(4, "big"))
     assert kiss_frame(3, b"\x11") in read, "the firmware allows no more"
     again = answers(modem.receive_bytes(kiss_frame(1, (869_525_000).to_bytes(4, "big"))))
-    assert again == kiss_frame(1, (869_524_963).to_bytes(4, "big"))
+    assert again == kiss_frame(1, (869_524_964).to_bytes(4, "big"))
     locked = RnodeModem(is_locked=True)
     assert answers(locked.receive_bytes(kiss_frame(6, b"\1"))) == kiss_frame(6, b"\0")
 

@@ -1,5 +1,6 @@
 """An emulated RNode: KISS, settings that it confirms, a queue, CMD_READY."""
 
+import math
 from collections import deque
 from collections.abc import Hashable
 
@@ -35,7 +36,8 @@ class RnodeModem(EmulatedModem):
 
     @property
     def tuning(self) -> Hashable:
-        return (self._settings[RnodeCommand.FREQUENCY], self._radio()) if self._on else None
+        steps = int.from_bytes(self._settings.get(RnodeCommand.FREQUENCY, b""), "big") // STEP_HZ
+        return (steps, self._radio()) if self._on else None
 
     def power_up(self) -> list[Action]:
         """Report the reset; settings of a host are not kept."""
@@ -85,7 +87,7 @@ class RnodeModem(EmulatedModem):
         """What the firmware reads back: with its radio on, the frequency is that of the chip."""
         value = int.from_bytes(content, "big")
         if command == RnodeCommand.FREQUENCY and self._on:
-            value = int(int(value / STEP_HZ) * STEP_HZ)
+            value = math.ceil(value // STEP_HZ * STEP_HZ)
         if command == RnodeCommand.POWER:
             value = min(value, self._power_max_dbm)
         return value.to_bytes(len(content), "big")

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from edge.data.history import FOLDER, HELD_OUT, TRAIN, read_history, write_history
-from edge.data.sources import NpzSettings, open_folder
+from edge.data.history import read_history, write_history
+from edge.data.sources import HELD_OUT, HISTORY, TRAIN, NpzSettings, open_folder
 from edge.errors import DataError, NoData
 
 ROWS = {"columns": ("a", "b"), "target": "kind"}
@@ -21,7 +21,7 @@ def test_the_rows_of_a_file_are_split_by_time(package, tmp_path) -> None:
     assert history.first == {"no number in column a": "'x;1;1'"}
     assert write_history(tmp_path, history, 0.2, by_order=True) == (17, 4)
     train, held_out = (
-        open_folder(tmp_path / FOLDER / name, model, NpzSettings()) for name in (TRAIN, HELD_OUT)
+        open_folder(tmp_path / HISTORY / name, model, NpzSettings()) for name in (TRAIN, HELD_OUT)
     )
     assert train.batch(np.arange(17))["x"][:, 0].tolist() == [n + 0.5 for n in range(17)]
     assert held_out.batch(np.arange(4))["x"][:, 1].tolist() == [17, 18, 19, 9]
@@ -38,9 +38,9 @@ def test_the_files_of_a_folder_are_split_by_their_content(package, tmp_path) -> 
     assert len(history.samples) == 40
     assert history.left_out == {"no label in the name": 1, "without a label": 1}
     assert write_history(tmp_path, history, 0.25, by_order=False) == (30, 10)
-    first = (tmp_path / FOLDER / HELD_OUT).read_bytes()
+    first = (tmp_path / HISTORY / HELD_OUT).read_bytes()
     write_history(tmp_path, history, 0.25, by_order=False)
-    assert (tmp_path / FOLDER / HELD_OUT).read_bytes() == first
+    assert (tmp_path / HISTORY / HELD_OUT).read_bytes() == first
 
 
 @pytest.mark.parametrize(
@@ -59,4 +59,4 @@ def test_what_cannot_be_imported_is_one_sentence(
     path.write_text(text)
     with pytest.raises(kind, match=sentence):
         write_history(tmp_path, read_history(path, package(2), options), 0.2, by_order=True)
-    assert not (tmp_path / FOLDER).exists()
+    assert not (tmp_path / HISTORY).exists()
