@@ -13,12 +13,16 @@ import json
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bench.demo import clips_of
+from bench.jobs import Finished, Job, finish
+from bench.result import Figure, Result, mean_figure
 from bench.simulated_fleet import (
     DEADLINE_S,
     Board,
@@ -62,18 +66,146 @@ FLEETS_QUICK, ATTACKS_QUICK, SEEDS_QUICK = ((3, 1),), ("labels", "sign_flip"), 1
 TURN, RESTART, LAST = 10, 20, 36  # the rounds of turncoat, restart, and late attack
 DETECTED = 0.5  # of the honest boards' median weight
 DEFAULT = "weighted_mean"
+BARE = "no_trust"  # the default without memory, probes and reputations
+OTHERS = ("mean", "krum:1", "median:1", BARE)  # peers, at 6 / 1 with one seed
 NOTES = (
     "keyword spotter, 15,114 numbers; 320 training clips of each of three voices, dealt out to the "
     "boards, 32 of each board's for its reports; judged on other clips of the three voices; the "
     "bearer is in memory, without loss or keys",
     "points lost: accuracy of the fleet of the honest boards alone minus that of all boards, the "
     "same seed; the worst is the largest mean over seeds, of all fleets, attacks and reports",
-    "liars know all honest updates of the round, and lie in their reports or send none",
+    "liars know all honest updates of the round; with even seeds they report nothing, with odd "
+    "ones that honest boards' probes ruin the model, theirs improve it, and all is well",
     "thresholds were chosen on seeds 100 to 104: other clips for training and judging",
     "detected: a weight below half of the honest boards' median; trigger: the share of clips with "
     "a patch that become the wanted class, less that of the honest boards alone",
 )
 Rows = Mapping[str, Mapping[str, Any]]
+
+
+def measure(*, quick: bool, resume: Path | None = None) -> Result:
+    """All fleets, attacks and seeds; `quick` takes one fleet, two attacks and ten rounds."""
+    fleets, rounds = (FLEETS_QUICK, ROUNDS_QUICK) if quick else (FLEETS, ROUNDS)
+    attacks = ATTACKS_QUICK if quick else tuple(ATTACKS)
+    seeds = range(SEEDS_QUICK if quick else SEEDS)
+    parts = [
+        (*fleet, seed, attack, DEFAULT)
+        for seed in seeds
+        for fleet in fleets
+        for attack in (NONE, *attacks)
+    ]
+    if not quick:
+        parts += [(6, 1, seed, UNUSUAL, DEFAULT) for seed in seeds]
+        parts += [(6, 1, 0, attack, rule) for rule in OTHERS for attack in PEER_ATTACKS]
+    finished = Finished(resume)
+    jobs = [
+        Job(
+            name(*part),
+            ("bench.robust", *map(str, part[:4]), reports_of(part[2]), str(rounds), part[4]),
+        )
+        for part in parts
+    ]
+    finish(finished, jobs, lambda value: f"{value['accuracy']:.1f} %")
+    rows: Rows = finished.values
+    lost = {
+        (fleet, attack): [_lost(rows, fleet, seed, attack) for seed in seeds]
+        for fleet in fleets
+        for attack in attacks
+    }
+    peers = {
+        f"worst_points_lost_{rule.partition(':')[0]}": max(
+            _lost(rows, (6, 1), 0, attack, rule) for attack in PEER_ATTACKS
+        )
+        for rule in (() if quick else OTHERS)
+    }
+    table = {f"{n}/{f} {a}": np.round(row, 2).tolist() for ((n, f), a), row in lost.items()}
+    figures = _figures(rows, lost, parts, quick=quick)
+    return Result("robust", figures, peers, NOTES, {"lost": table}, quick)
+
+
+def name(boards: int, liars: int, seed: int, attack: str, rule: str = DEFAULT) -> str:
+    """The name of a part."""
+    return f"{boards}/{liars}/{seed}/{attack}/{rule}"
+
+
+def reports_of(seed: int) -> str:
+    """What liars report with this seed: nothing and lies in turn."""
+    return REPORTS[seed % len(REPORTS)]
+
+
+def _lost(rows: Rows, fleet: tuple[int, int], seed: int, attack: str, rule: str = DEFAULT) -> float:
+    alone = rows[name(*fleet, seed, NONE)]["accuracy"]
+    return float(alone - rows[name(*fleet, seed, attack, rule)]["accuracy"])
+
+
+def _figures(
+    rows: Rows,
+    lost: Mapping[tuple[tuple[int, int], str], list[float]],
+    parts: Sequence[tuple[Any, ...]],
+    *,
+    quick: bool,
+) -> dict[str, Figure]:
+    figures = {}
+    for key, limit, is_wanted in (
+        ("worst_points_lost", "<=2", lambda fleet, _: fleet != SMALL),
+        ("worst_points_lost_3", "<=6", lambda fleet, _: fleet == SMALL),
+        ("first_strike_points_lost", None, lambda _, attack: attack in STRIKES),
+    ):
+        found = {where: row for where, row in lost.items() if is_wanted(*where)}
+        if found:
+            worst = max(found, key=lambda where: float(np.mean(found[where])))
+            figures[key] = mean_figure(found[worst], limit)
+    own = [rows[name(*part)] for part in parts if part[4] == DEFAULT]
+    figures["least_above_untrained"] = Figure(
+        min(row["accuracy"] - row["untrained"] for row in own), ">=0"
+    )
+    # The most rounds in a row in which an honest board counted nothing
+    figures["false_exclusions"] = Figure(max(map(_longest_exclusion, own)), "<=3")
+    waits = [
+        wait
+        for part in parts
+        if part[4] == DEFAULT and part[3] in ATTACKS
+        for wait in _waits(rows[name(*part)]["weights"], BEGIN.get(part[3], 0))
+    ]
+    known = [wait for wait in waits if wait is not None]
+    figures["detection_rate"] = Figure(len(known) / len(waits))
+    figures["rounds_to_detection"] = Figure(float(np.mean(known)) if known else np.inf)
+    if quick:
+        return figures
+    fooled = [
+        rows[name(*fleet, seed, "trigger")]["trigger"] - rows[name(*fleet, seed, NONE)]["trigger"]
+        for seed in range(SEEDS)
+        for fleet in FLEETS
+    ]
+    figures["trigger_success"] = Figure(float(np.mean(fooled)))
+    unusual = [rows[name(6, 1, seed, UNUSUAL)] for seed in range(SEEDS)]
+    shares = [row["weights"][-1][0][0] / float(np.median(row["weights"][-1][1])) for row in unusual]
+    figures["unusual_weight"] = Figure(min(shares), ">=0.5")
+    figures["unusual_points_gained"] = mean_figure([r["own"][1] - r["own"][0] for r in unusual])
+    return figures
+
+
+def _longest_exclusion(row: Mapping[str, Any]) -> float:
+    longest = 0
+    for board in zip(*(honest for _, honest in row["weights"]), strict=False):
+        for is_out, run_of in groupby(board, lambda weight: weight == 0):
+            longest = max(longest, len(list(run_of)) * is_out)
+    return float(longest)
+
+
+def _waits(weights: Sequence[Any], begin: int) -> list[int | None]:
+    """The rounds from the first lie of each liar until it weighs little; None: it never did."""
+    found: list[int | None] = []
+    for liar in range(len(weights[-1][0])):
+        low = [
+            number
+            for number, (liars, honest) in enumerate(weights)
+            if number >= begin
+            and liar < len(liars)
+            and liars[liar] < DETECTED * float(np.median(honest))
+        ]
+        found.append(low[0] - begin if low else None)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +261,8 @@ ATTACKS: dict[str, Callable[[Seen], Vector]] = {
     "first_strike": lambda seen: -50 * seen.own if seen.round < 2 else seen.own,  # few are there
     "between_probes": lambda seen: seen.own * np.float32(1 if seen.since_probe > 3 else -1.5),
 }
+STRIKES = ("first_strike", "after_restart")
+PEER_ATTACKS = ("sign_flip", "labels", "turncoat")
 BEGIN = {"turncoat": TURN, "late": LAST, "after_restart": RESTART, "noise": 15}  # its first round
 NONE, UNUSUAL = "alone", "unusual"  # no liar at all; one honest board with shifted mel bands
 
@@ -222,7 +356,9 @@ def run(
     split, claimed = boards_of(boards, seed)
     judge, clock, hub = Judge(loaded), Clock(), LoopbackHub()
     name, _, byzantine = rule.partition(":")
-    settings = AggregationSettings(name, load_rule(name), int(byzantine or 0))
+    settings = AggregationSettings(memory=0.0)
+    if name != BARE:
+        settings = AggregationSettings(name, load_rule(name), int(byzantine or 0))
     few = attack == "first_strike"
     host = make_host(
         loaded,
