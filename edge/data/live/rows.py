@@ -80,7 +80,7 @@ class RowReader:
             raise DataError("line that is not UTF-8") from error
         if self._open_json or text[:1] in ("{", "["):
             return self._take_json(text)
-        return self._take_csv(text) if text else []
+        return self._take_csv(text) if line.strip() else []
 
     def is_header(self, line: bytes) -> bool:
         """Whether `line` has the names of all columns, which are then those of later lines.

@@ -5,7 +5,7 @@ from itertools import count
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from edge.data.live.base import LeftOut
@@ -155,6 +155,7 @@ LINES = (
 )
 
 
+@example([b"\x1c"])  # white space of Unicode, and none of ASCII
 @given(st.lists(LINES, max_size=8))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_lines_are_rows_or_counted(mapper, left_out, lines) -> None:
