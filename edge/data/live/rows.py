@@ -161,8 +161,8 @@ def _rows(content: Any) -> list[Row]:
     """The rows of a JSON value."""
     if isinstance(content, dict):
         return [content]
-    if not isinstance(content, list) or len(content) > ROWS_MAX:
-        raise DataError(f"JSON that is no object, and no list of up to {ROWS_MAX}")
+    if not isinstance(content, list) or not 0 < len(content) <= ROWS_MAX:
+        raise DataError(f"JSON that is no object, and no list of 1 to {ROWS_MAX}")
     if all(isinstance(item, dict) for item in content):
         return content
     return [dict(zip(map(str, count(1)), content, strict=False))]
@@ -208,11 +208,17 @@ class RowMapper:
     def take(self, line: bytes) -> list[Sample | Label]:
         """What a line adds; one that is no row is counted."""
         items: list[Sample | Label] = []
+        shown = line[:LINE_SHOWN].decode(errors="replace")
         try:
-            for row in self.reader.take(line):
-                items += self._items(row)
+            rows = self.reader.take(line)
         except DataError as error:
-            self._left_out.add(str(error), line[:LINE_SHOWN].decode(errors="replace"))
+            self._left_out.add(str(error), shown)
+            return []
+        for row in rows:
+            try:
+                items += self._items(row)
+            except DataError as error:
+                self._left_out.add(str(error), shown)
         return items
 
     def _items(self, row: Row) -> list[Sample | Label]:

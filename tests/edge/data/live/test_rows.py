@@ -93,7 +93,9 @@ def test_json_as_devices_publish_it(mapper, left_out) -> None:
     whole = '{"env": {"temp": 1.5}, "id": 2}'
     assert take(rows, "{", '"env": {"temp": 1.5},', '"id": 2', "}") == [("k1", [1.5, 2.0])]
     assert take(rows, f"[{whole}, {whole}]") == [("k2", [1.5, 2.0]), ("k3", [1.5, 2.0])]
-    assert take(rows, '{"env": {"te', whole) == [("k4", [1.5, 2.0])]
+    assert take(rows, f'[{{"id": 1}}, {whole}]') == [("k4", [1.5, 2.0])]
+    assert left_out.counts.pop("no number in column env.temp") == 1
+    assert take(rows, '{"env": {"te', whole) == [("k5", [1.5, 2.0])]
     assert left_out.counts == {"JSON that does not end": 1}
     assert take(mapper(columns=("1", "3")), "[1, 2, 3]") == [("k1", [1.0, 3.0])]
 
@@ -155,6 +157,7 @@ LINES = (
 )
 
 
+@example([b"[]"])
 @example([b"\x1c"])  # white space of Unicode, and none of ASCII
 @given(st.lists(LINES, max_size=8))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -165,7 +168,7 @@ def test_any_lines_are_rows_or_counted(mapper, left_out, lines) -> None:
         data = line if isinstance(line, bytes) else line.encode(errors="surrogatepass")
         items = rows.take(data)
         rows.reader.end()
-        assert items or left_out.counts.total() == before + 1 or not data.strip()
+        assert items or left_out.counts.total() > before or not data.strip()
         assert all(np.isfinite(array).all() for item in items for array in item_arrays(item))
 
 
