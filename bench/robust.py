@@ -355,10 +355,7 @@ def run(
     plan = plan_of(RunConfig(**{**RUN, "rounds": rounds}), loaded.package.dimension)
     split, claimed = boards_of(boards, seed)
     judge, clock, hub = Judge(loaded), Clock(), LoopbackHub()
-    name, _, byzantine = rule.partition(":")
-    settings = AggregationSettings(memory=0.0)
-    if name != BARE:
-        settings = AggregationSettings(name, load_rule(name), int(byzantine or 0))
+    settings = settings_of(rule)
     few = attack == "first_strike"
     host = make_host(
         loaded,
@@ -409,6 +406,14 @@ def run(
         "trigger": _trigger(loaded, loaded.initial + adapters[1], claimed),
         "weights": weights,
     }
+
+
+def settings_of(rule: str) -> AggregationSettings:
+    """The aggregation with a rule and the number of liars that it withstands, as "krum:1"."""
+    name, _, byzantine = rule.partition(":")
+    if name == BARE:
+        return AggregationSettings(memory=0.0)
+    return AggregationSettings(name, load_rule(name), int(byzantine or 0))
 
 
 def _trigger(loaded: Any, adapter: Vector, claimed: Clips) -> float:
