@@ -440,8 +440,6 @@ class HostProtocol:
         One that is missing is proof enough that it has not, and the last look at all nodes named
         some: so the frames of one node cost no look at all others.
         """
-        if self.version == 0 and self.channel.authenticator.lacks(self.nodes.names()):
-            return False  # nothing is known yet by which the first boards could be judged
         missing = self.round.missing
         while missing:
             node = self.nodes[missing[-1]]
@@ -451,7 +449,10 @@ class HostProtocol:
             missing.pop()
         awaited, ready = self.awaited(now), self.round.ready()
         missing += [address for address in awaited if address not in ready]
-        return bool(awaited) and not missing and len(ready) >= self.settings.min_peers
+        if not awaited or missing or len(ready) < self.settings.min_peers:
+            return False
+        # In the first round nothing is known yet by which boards could be judged.
+        return self.version > 0 or not self.channel.authenticator.lacks(self.nodes.names())
 
     def _deadline_passed(self, now: float) -> None:
         """End the open round with what is here; with too little, it goes on."""

@@ -269,3 +269,20 @@ def test_what_is_here_already_is_not_hashed_again(bench: Any, monkeypatch: Any) 
     bench.host.receive_frames("theo", 5 * frames, bench.now)
     assert bench.host.refused["duplicate"] == 5 * len(frames)
     assert hashed == []
+
+
+def test_the_first_round_waits_for_all_that_are_enrolled_until_its_deadline(
+    new_bench: Callable[..., Any],
+) -> None:  # R6.2-17
+    for enrolled, version in ((("ada",), 1), (("ada", "bo"), 0)):
+        bench = new_bench(keys=enrolled, min_peers=1, deadline_s=30)
+        ada = bench.add("ada")
+        for _ in range(5):  # seals begin with a question and an answer
+            bench.exchange()
+            bench.wait(1.0)
+        ada.submit(0, bench.delta(1), bench.now)
+        bench.exchange()
+        assert bench.host.version == version
+        bench.wait(31)
+        bench.exchange()
+        assert bench.host.version == 1
