@@ -440,6 +440,7 @@ def _restart(host: HostProtocol, settings: AggregationSettings) -> None:
         nodes=host.nodes,
         mean=b"",
         standings=host.combiner.aggregation.stored(),
+        kept=[kept.stored(0) for kept in host.combiner.guard._rounds],
     )
 
 

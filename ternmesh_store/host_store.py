@@ -18,6 +18,7 @@ from ternmesh.federated.events import (
     RunAdopted,
     UpdateForgotten,
 )
+from ternmesh.federated.guard import KEPT_MAX
 from ternmesh.federated.management import BoardRecord
 from ternmesh.federated.state import HostState, Learned, RegisteredNode, new_host_state
 from ternmesh.federated.state_checks import check_host
@@ -33,6 +34,7 @@ _RUN_TABLES = ("host_run", "host_node", "host_chain", "host_body", *_OF_ROUNDS)
 _MODEL, _RESIDUAL = "model_q24", "residual"
 _KEY, _CARRIED, _MEAN = "adapter_key", "carried_from", "mean"
 _STANDINGS, _MUTED = "standings", "muted"
+_KEPT = [f"kept {place}" for place in range(KEPT_MAX)]  # rounds, each in the place of an older one
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,7 @@ class HostStore(Store):
             is_first=bool(is_first),
             mean=self._values.get(_MEAN) or b"",
             standings=self._values.get(_STANDINGS) or b"",
+            kept=tuple(filter(None, map(self._values.get, _KEPT))),
             nodes=tuple(self._nodes()),
             chain=self._chain("host_chain"),
             bodies=tuple(
@@ -180,7 +183,8 @@ class HostStore(Store):
         origin = f"{carried.run.hex()} {carried.version}" if carried else ""
         self._values.put(_CARRIED, origin.encode())
         self._values.put(_MEAN, b"")
-        self._values.put(_STANDINGS, b"")
+        for key in (_STANDINGS, *_KEPT):
+            self._values.put(key, b"")
         self._database.checkpoint()  # damage to the WAL must not begin another run
         stored = self.load(model_hash)
         assert stored is not None
@@ -313,6 +317,8 @@ class HostStore(Store):
         self._values.put_floats(_RESIDUAL, event.residual)
         if event.standings:
             self._values.put(_STANDINGS, event.standings)
+        if event.kept:
+            self._values.put(_KEPT[event.version % KEPT_MAX], event.kept)
         if event.mean:
             self._values.put(_MEAN, event.mean)
         reached = {"version": event.version, "global_hash": event.global_hash}

@@ -50,7 +50,7 @@ class Proposal:
 
 
 class Combiner:
-    """The rule of a run with its memories. `mean` and `standings` are stored of earlier ones."""
+    """The rule of a run with its memories. `mean`, `standings`, `kept`: stored of earlier ones."""
 
     def __init__(
         self,
@@ -62,6 +62,7 @@ class Combiner:
         nodes: NodeRegistry[RegisteredNode],
         mean: bytes,
         standings: bytes,
+        kept: Iterable[bytes] = (),
     ) -> None:
         self.aggregation = RobustAggregation(plan, model_hash, settings, run, standings)
         self.guard = Guard(
@@ -70,6 +71,8 @@ class Combiner:
             settings.guard if self.aggregation.has_probes else 0.0,
             keeps_steps=settings.name not in MEANS,
         )
+        for version, sent in self.guard.load(kept):
+            self.aggregation.remember(version, sent)
         self.consolidation = Consolidation(plan.dimension, mean)
         self.muted: frozenset[str] = frozenset()  # nodes that count nothing
         self.returned = ""  # which global update went back to which version, and why

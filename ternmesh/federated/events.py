@@ -230,6 +230,7 @@ class GlobalUpdateMade:
     finished: bool
     partial_aggregates: tuple[tuple[int, Counted], ...] = ()  # by node
     standings: bytes = b""  # of the nodes (`Reputations.stored`)
+    kept: bytes = b""  # of the round, for the guard; nothing where that is off (`Guard.stored`)
     returns_to: int | None = None  # the older version from which it goes on
     given_by: str = ""  # the node that gave it back to a host that had lost it
     mean: bytes = b""  # of the adapters, if it has changed (`Consolidation.stored`)

@@ -7,22 +7,27 @@ since then once more, without the boards that are doubted by now. If none of the
 nobody is blamed: what was sent since is dropped, and all boards are probed (`reputation`).
 
 A rise that the return does not undo is no fault of a board: the data have changed, and the losses
-after the return are the new measure. The guard's memory is that of the process: after a restart it
-begins anew.
+after the return are the new measure.
+
+A round is kept as the chunks that were received, in memory and on disk alike.
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+import cbor2
 import numpy as np
 
-from ternmesh.codec.encoder import scatter
+from ternmesh.codec.encoder import Hypervector, scatter
 from ternmesh.codec.permutation import order
+from ternmesh.errors import WireError
+from ternmesh.federated.aggregation import read_chunks
 from ternmesh.federated.reputation import Reputations
-from ternmesh.federated.robust import Weighted, clipped, lower_median, mean_of
+from ternmesh.federated.robust import Update, Weighted, clipped, lower_median, mean_of
 from ternmesh.plan import Plan
 from ternmesh.types import Vector
+from ternmesh.wire.update import read_chunk
 
 KEPT_MAX = 16  # rounds
 LOSS_MIN = 1.0  # what the loss at the beginning counts at least
@@ -31,20 +36,39 @@ REPORTS_MIN = 2  # boards that have reported both times; of two, the smaller ris
 
 
 @dataclass(frozen=True, slots=True)
+class KeptUpdate:
+    """What one node, or one gateway, has added to a round."""
+
+    address: int
+    loss: float | None  # of the global adapter before, as reported
+    weight: float
+    factor: float  # that clips it
+    bodies: tuple[bytes, ...]  # of its chunks
+
+
+@dataclass(frozen=True, slots=True)
 class KeptRound:
-    """One round: its version, what the boards reported of it, and what they sent."""
+    """One round: its version, and what was sent."""
 
     version: int
-    losses: Mapping[int, float]  # by address
-    residual: Vector  # of the host, before this round
-    sent: Weighted
-    step: Vector | None  # of a rule that is no mean: it stands for what was sent
+    residual: bytes  # of the host, before this round: float32 [D]
+    updates: tuple[KeptUpdate, ...]
+    step: bytes  # of a rule that is no mean: it stands for what was sent
+
+    @property
+    def losses(self) -> Mapping[int, float]:
+        """What the nodes reported, by address."""
+        return {item.address: item.loss for item in self.updates if item.loss is not None}
 
     def size(self) -> int:
         """Bytes in memory."""
-        step = 0 if self.step is None else self.step.nbytes
-        trits = sum(item.vector.trits.nbytes for item in self.sent.updates)
-        return self.residual.nbytes + step + trits
+        return len(self.residual) + len(self.step) + sum(map(_size, self.updates))
+
+    def stored(self, oldest: int) -> bytes:
+        """Return what must be on disk; `oldest` is the version from which rounds are kept."""
+        rows = [[u.address, u.loss, u.weight, u.factor, u.bodies] for u in self.updates]
+        written: bytes = cbor2.dumps([oldest, self.version, self.residual, self.step, rows])
+        return written
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,24 +112,57 @@ class Guard:
         """
         if not self._limit or not sent.updates:
             return None
-        losses = {
-            u.address: u.evaluation.loss for u in sent.updates if u.evaluation.loss is not None
-        }
-        kept_step = step if self._keeps_steps else None
-        self._rounds.append(KeptRound(version, losses, residual, sent, kept_step))
-        while sum(kept.size() for kept in self._rounds) > BYTES_MAX:
-            self._rounds.popleft()
-        rises = [(rise(k.losses, losses), k.version) for k in self._rounds if k.version >= oldest]
+        rows = tuple(
+            KeptUpdate(u.address, u.evaluation.loss, float(weight), float(factor), u.bodies)
+            for u, weight, factor in sent.rows()
+        )
+        kept_step = _written(step) if self._keeps_steps else b""
+        newest = KeptRound(version, _written(residual), rows, kept_step)
+        self._rounds.append(newest)
+        self._trim()
+        rises = [
+            (rise(kept.losses, newest.losses), kept.version)
+            for kept in self._rounds
+            if kept.version >= oldest
+        ]
         highest, best = max(rises, default=(-np.inf, 0))
         if highest <= self._limit * loss_scale(reputations):
             return None
         since = [kept for kept in self._rounds if kept.version >= best]
-        counted = {item.address for kept in since for item, weight, _ in kept.sent.rows() if weight}
+        counted = {item.address for kept in since for item in kept.updates if item.weight}
         excluded = frozenset(address for address in counted if reputations.is_doubted(address))
-        residual = since[0].residual
+        residual = _read(since[0].residual)
         if excluded:
             residual = sum((self._replayed(kept, excluded) for kept in since), residual)
         return Rollback(best, residual, highest, excluded)
+
+    def stored(self, version: int) -> bytes:
+        """Return what must be on disk of the round of `version`; nothing where the guard is off."""
+        if not self._limit:
+            return b""
+        last = self._rounds[-1] if self._rounds else None
+        if last is None or last.version != version:
+            last = KeptRound(version, b"", (), b"")
+        return last.stored(self._rounds[0].version if self._rounds else version + 1)
+
+    def load(self, stored: Iterable[bytes]) -> Iterator[tuple[int, Weighted]]:
+        """Take up what `stored` has returned; yield version and updates of each round that counts.
+
+        Damaged rounds, and those before them, are ignored.
+        """
+        try:
+            found = sorted((_read_round(data) for data in stored), key=lambda kept: kept[1].version)
+            oldest = found[-1][0] if found else 0
+            known = [kept for _, kept in found if kept.version >= oldest and kept.updates]
+            if any(len(kept.residual) != 4 * self._plan.dimension for kept in known):
+                raise ValueError("a residual of another length")
+            sent = [(kept.version, self._sent(kept)) for kept in known]
+        except (ValueError, TypeError, WireError, cbor2.CBORDecodeError):
+            return
+        if self._limit:
+            self._rounds.extend(known)
+            self._trim()
+        yield from sent
 
     def reset(self) -> None:
         """Forget all rounds: what comes next does not follow from them."""
@@ -124,20 +181,37 @@ class Guard:
 
     def _replayed(self, kept: KeptRound, excluded: frozenset[int]) -> Vector:
         """The weighted mean of a round without some nodes, in the order of the adapter."""
-        if kept.step is not None:
-            return kept.step
-        counts = np.array([item.address not in excluded for item in kept.sent.updates])
-        return self._placed(kept, mean_of(replace(kept.sent, weights=kept.sent.weights * counts)))
+        if kept.step:
+            return _read(kept.step)
+        sent = self._sent(kept)
+        counts = np.array([item.address not in excluded for item in kept.updates])
+        return self._placed(kept, mean_of(replace(sent, weights=sent.weights * counts)))
 
     def _of(self, rounds: Iterable[KeptRound], address: int) -> Vector:
         """The part of one node in the steps of these rounds."""
         total = np.zeros(self._plan.dimension, np.float32)
         for kept in rounds:
-            for item, weight, factor in kept.sent.rows():
+            whole = sum(item.weight for item in kept.updates) or 1.0
+            for item in kept.updates:
                 if item.address == address:
-                    share = weight / (kept.sent.weights.sum() or 1.0)
-                    total += self._placed(kept, clipped(item.vector, float(share * factor)))
+                    part = clipped(self._vector(item), item.weight / whole * item.factor)
+                    total += self._placed(kept, part)
         return total
+
+    def _sent(self, kept: KeptRound) -> Weighted:
+        """What was sent in a round; samples are not kept."""
+        return Weighted(
+            [Update(item.address, 0, self._vector(item)) for item in kept.updates],
+            np.array([item.weight for item in kept.updates]),
+            np.array([item.factor for item in kept.updates]),
+        )
+
+    def _vector(self, item: KeptUpdate) -> Hypervector:
+        return read_chunks((read_chunk(body, body[0]) for body in item.bodies), self._plan.up)
+
+    def _trim(self) -> None:
+        while sum(kept.size() for kept in self._rounds) > BYTES_MAX:
+            self._rounds.popleft()
 
     def _placed(self, kept: KeptRound, vector: Vector) -> Vector:
         return scatter(vector, order(self._model_hash, kept.version, self._plan.dimension))
@@ -155,3 +229,25 @@ def rise(before: Mapping[int, float], now: Mapping[int, float]) -> float:
 def loss_scale(reputations: Reputations) -> float:
     """The loss at the beginning of the run, by which rises are measured."""
     return max(LOSS_MIN, reputations.first_loss or 0.0)
+
+
+def _size(item: KeptUpdate) -> int:
+    return sum(map(len, item.bodies))
+
+
+def _written(vector: Vector) -> bytes:
+    return vector.astype("<f4").tobytes()
+
+
+def _read(data: bytes) -> Vector:
+    return np.frombuffer(data, "<f4").astype(np.float32)
+
+
+def _read_round(data: bytes) -> tuple[int, KeptRound]:
+    """The oldest version that counts, and the round; ValueError or TypeError."""
+    oldest, version, residual, step, rows = cbor2.loads(data)
+    updates = tuple(
+        KeptUpdate(address, loss, weight, factor, tuple(bodies))
+        for address, loss, weight, factor, bodies in rows
+    )
+    return int(oldest), KeptRound(int(version), residual, updates, step)

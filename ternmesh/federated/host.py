@@ -131,6 +131,7 @@ class HostProtocol:
             nodes=self.nodes,
             mean=state.mean,
             standings=state.standings,
+            kept=state.kept,
         )
         # Who is behind: nodes, or this host
         self.recovery = Recovery(
@@ -579,6 +580,7 @@ class HostProtocol:
             evaluation=count.evaluation,
             evaluations=count.evaluations,
             standings=self.combiner.aggregation.stored(),
+            kept=self.combiner.guard.stored(link.version - 1),
             returns_to=returns_to,
         )
         self.channel.events.append(made)

@@ -126,7 +126,9 @@ class UpdateReassembler:
         assert self.manifest is not None
         members = len(self.manifest.contributors) or 1
         evaluation = read_values(self.manifest.evaluation)
-        return Update(address, self.manifest.samples, self.hypervector(), members, evaluation)
+        bodies = tuple(body for _, body in sorted(self.bodies.items()))
+        samples = self.manifest.samples
+        return Update(address, samples, self.hypervector(), members, evaluation, bodies)
 
     def _add_manifest(self, item: Manifest) -> bool:
         if item.model != self.model:

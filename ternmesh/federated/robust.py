@@ -62,6 +62,7 @@ class Update:
     vector: Hypervector
     members: int = 1  # how many nodes it stands for
     evaluation: Evaluation = NOT_EVALUATED  # of the global adapter before
+    bodies: tuple[bytes, ...] = ()  # of the chunks that came
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +199,13 @@ class RobustAggregation:
         factor = usual / max(UNIT, float(np.linalg.norm(sent)))
         usual_vector = vector * np.float32(factor)
         return encode_update(usual_vector, self._model_hash, version, self._plan)[0]
+
+    def remember(self, version: int, sent: Weighted) -> None:
+        """Add the updates of an earlier round to the memories, after a restart."""
+        if self._memory is not None:
+            places = order(self._model_hash, version, self._plan.dimension)
+            deque(self._rows(sent.updates, sent.factors, mean_of(sent), places), maxlen=0)
+            self._memory.turned([item.address for item in sent.updates])
 
     def stored(self) -> bytes:
         """What must be on disk, with norms in whole units of 2**-24."""

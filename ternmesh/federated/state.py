@@ -240,6 +240,7 @@ class HostState:
     is_first: bool = False  # the host knows no run before this one: it may have lost it
     mean: bytes = b""  # of the adapters, in a run without an end (`Consolidation.stored`)
     standings: bytes = b""  # of the nodes (`Reputations.stored`)
+    kept: tuple[bytes, ...] = ()  # rounds, for the guard (`Guard.stored`), in any order
 
     @property
     def run_state(self) -> RunState:

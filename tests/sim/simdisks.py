@@ -34,6 +34,7 @@ from ternmesh.federated.gateway.partial_aggregate import (
     VersionReached,
     new_gateway_state,
 )
+from ternmesh.federated.guard import KEPT_MAX
 from ternmesh.federated.management import BoardRecord
 from ternmesh.federated.state import (
     ChainLink,
@@ -191,6 +192,7 @@ class HostDisk:
             bodies=(),
             mean=event.mean or state.mean,
             standings=event.standings or state.standings,
+            kept=(*state.kept, *filter(None, [event.kept]))[-KEPT_MAX:],
         )
 
     def commit(self) -> list[tuple[GlobalUpdateMade, tuple[tuple[int, bytes], ...]]]:

@@ -1,6 +1,6 @@
 """The host goes back to an older adapter: by its guard, or as the owner asks."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -8,6 +8,7 @@ import pytest
 
 from ternmesh.codec.scale import to_float
 from ternmesh.federated import guard as guard_module
+from ternmesh.federated.combiner import Combiner
 from ternmesh.federated.evaluation import Evaluation, write_values
 from ternmesh.federated.events import GlobalUpdateMade
 from ternmesh.federated.guard import rise
@@ -121,6 +122,59 @@ def test_a_spoiled_adapter_is_taken_back_without_the_liar(new_bench: New) -> Non
     assert returns(bench) == [12]
     assert loss_of(bench) < good
     assert all_agree(bench)
+
+
+def restarted(bench: Any, kept: Iterable[bytes]) -> Combiner:
+    """What a new process of the host makes of what is on its disk."""
+    host = bench.host
+    return Combiner(
+        plan=bench.plan,
+        settings=host.settings.aggregation,
+        model_hash=MODEL,
+        run=host.run,
+        nodes=host.nodes,
+        mean=b"",
+        standings=made(bench)[-1].standings,
+        kept=kept,
+    )
+
+
+def test_the_guard_survives_a_restart(new_bench: New) -> None:
+    bench = new_fleet(new_bench)
+    play(bench, 12)
+    good = loss_of(bench)
+    before = bench.host.combiner
+    stored = [event.kept for event in made(bench)]
+    bench.host.combiner = restarted(bench, stored[::-1])
+    assert bench.host.combiner.guard._rounds == before.guard._rounds
+    for address in bench.host.nodes:
+        of = [c.aggregation._memory for c in (before, bench.host.combiner)]
+        assert of[0].rounds(address) == of[1].rounds(address) == 12
+        assert np.abs(of[0].total(address) - of[1].total(address)).max() < 0.02
+    spoil(bench)
+    assert returns(bench) == [12]
+    assert loss_of(bench) < 1.5 * good
+    assert weights(bench)[LIAR] == 0.1
+    assert all_agree(bench)
+
+
+def test_after_a_return_a_restarted_guard_has_no_older_rounds(new_bench: New) -> None:
+    bench = new_fleet(new_bench)
+    play(bench, 12)
+    spoil(bench)
+    stored = [event.kept for event in made(bench)]
+    assert not restarted(bench, stored).guard._rounds
+    play(bench, 2)
+    rounds = restarted(bench, [event.kept for event in made(bench)]).guard._rounds
+    assert [kept.version for kept in rounds] == [bench.host.version - 2, bench.host.version - 1]
+
+
+@pytest.mark.parametrize("damage", [b"", b"\x00", b"\x85\x00\x01\x40\x40\x81\x00"])
+def test_damaged_rounds_begin_anew(new_bench: New, damage: bytes) -> None:
+    bench = new_fleet(new_bench)
+    play(bench, 3)
+    kept = [event.kept for event in made(bench)]
+    assert not restarted(bench, [*kept, damage]).guard._rounds
 
 
 def test_one_board_that_reports_lies_brings_nothing_back(new_bench: New) -> None:
@@ -237,7 +291,9 @@ def test_the_guard_keeps_what_it_has_room_for(
     play(bench, 20)
     assert len(bench.host.combiner.guard._rounds) == guard_module.KEPT_MAX
     size = bench.host.combiner.guard._rounds[-1].size()
-    assert size == 4 * DIMENSION + len(BOARDS) * DIMENSION  # float32, and trits in int8
+    updates = bench.host.combiner.guard._rounds[-1].updates
+    sent = sum(len(body) for update in updates for body in update.bodies)
+    assert size == 4 * DIMENSION + sent  # float32, and the chunks as they came
     monkeypatch.setattr(guard_module, "BYTES_MAX", 3 * size)
     play(bench, 1)
     assert len(bench.host.combiner.guard._rounds) == 3
