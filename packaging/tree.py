@@ -50,7 +50,15 @@ PRUNED: Mapping[str, tuple[str, ...]] = {
         "numpy/polynomial",
         "numpy/testing",
     ),
-    "for type checkers": ("**/*.pyi",),
+    "for other systems": (
+        *(f"bleak/backends/{name}" for name in ("android", "corebluetooth", "p4android", "winrt")),
+        *(f"serial/{name}.py" for name in ("serialcli", "serialjava", "serialwin32", "win32")),
+    ),
+    "anyio imports it for names of servers that it opens, and it opens none": ("idna*",),
+    "faster forms of modules that are there in Python; a BLE link has few messages": (
+        "dbus_fast/**/*.so",
+    ),
+    "for type checkers": ("**/*.pyi", "numpy/typing"),
     "tests and examples": (
         "**/tests",
         "**/test_*.py",
