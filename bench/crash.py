@@ -48,7 +48,7 @@ ENDED_MAX = 20  # ends that may end by themselves before a run is given up
 PATIENCE_S, POLL_S = 180.0, 0.01
 MEMORY = Path("/dev/shm")
 # What no log may say
-SAID = ("is damaged", "holds something that was never written", "Traceback", "should not happen")
+SAID = ("is damaged", "Traceback", "should not happen")
 NOTES = (
     f"real: host, {NODES} boards with keys and training, mosquitto, SIGKILL, SQLite files (in "
     "memory: no sync is waited for); an end is a fork with all imports done, a new process takes "

@@ -5,13 +5,12 @@ A store is used from the thread that opened it.
 """
 
 import struct
-from math import isfinite
 from pathlib import Path
 
 from ternmesh.link.ledger import Entry, Ledger, Moment, Record, fully_spent, resume
 from ternmesh.link.regions import HOUR_US, SubBand
 from ternmesh_store.database import Database, Schema, StoreError
-from ternmesh_store.store import Store, checked
+from ternmesh_store.store import Store
 
 SCHEMA = Schema(
     application=0x544D4154,  # "TMAT"
@@ -101,7 +100,6 @@ class AirtimeStore(Store):
         for name, ledger in tuple(self._ledgers.items()):
             self._keep(name, ledger.settle(), now)
 
-    @checked
     def _load(self, name: str, budget_us: int, now: Moment) -> Ledger:
         sql = "SELECT boot, now_s, wall_s, ahead_us, entries FROM airtime_ledger WHERE band = ?"
         rows = self._database.rows(sql, name) or self._database.rows(sql, UNKNOWN)
@@ -109,9 +107,6 @@ class AirtimeStore(Store):
             return Ledger(budget_us)
         boot, now_s, wall_s, ahead_us, blob = rows[0]
         entries = tuple(Entry(*fields) for fields in _ENTRY.iter_unpack(blob))
-        times = (now_s, wall_s or 0.0, *(entry.end_s for entry in entries))
-        if not all(map(isfinite, times)) or not 0 <= ahead_us <= budget_us:
-            raise ValueError("airtime that was never reserved")
         return resume(budget_us, Record(entries, ahead_us), Moment(boot, now_s, wall_s), now)
 
     def _keep(self, name: str, record: Record, now: Moment) -> None:

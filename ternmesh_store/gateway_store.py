@@ -14,10 +14,9 @@ from ternmesh.federated.gateway.partial_aggregate import (
     new_gateway_state,
     read_partial_aggregate,
 )
-from ternmesh.federated.state_checks import check_gateway
 from ternmesh.plan import from_numbers, to_numbers
 from ternmesh_store.database import Database
-from ternmesh_store.store import END, Store, StoredValues, checked
+from ternmesh_store.store import END, Store, StoredValues
 
 _RESIDUAL, _WANTED = "residual", "wanted"
 
@@ -29,7 +28,6 @@ class GatewayStore(Store):
         super().__init__(database)
         self._values = StoredValues(database, "gateway_value")
 
-    @checked
     def load(self, model_hash: bytes, dimension: int) -> GatewayState:
         """The state of the last commit. The state of another model is deleted.
 
@@ -41,7 +39,7 @@ class GatewayStore(Store):
             self._begin(model_hash, dimension)
             rows = self._database.rows(sql, model_hash, dimension)
         run, plan, version = rows[0]
-        state = GatewayState(
+        return GatewayState(
             residual=self._values.floats(_RESIDUAL),
             run=run,
             plan=from_numbers(tuple(json.loads(plan))) if plan else None,
@@ -49,8 +47,6 @@ class GatewayStore(Store):
             pending=self._pending(),
             counter=self._read_counter(END),
         )
-        check_gateway(state, dimension)
-        return state
 
     def record(self, event: GatewayEvent) -> None:
         """Write what must survive of an event. `commit` makes it durable."""

@@ -21,12 +21,11 @@ from ternmesh.federated.events import (
 from ternmesh.federated.guard import KEPT_MAX
 from ternmesh.federated.management import BoardRecord
 from ternmesh.federated.state import HostState, Learned, RegisteredNode, new_host_state
-from ternmesh.federated.state_checks import check_host
 from ternmesh.plan import Plan, from_numbers, to_numbers
 from ternmesh.wire.control import Report, read_control, write_control
 from ternmesh.wire.global_update import Counted
 from ternmesh_store.database import Database
-from ternmesh_store.store import END, Store, StoredValues, checked, read_numbers
+from ternmesh_store.store import END, Store, StoredValues
 
 ROUNDS_MAX = 1000  # closed rounds that the history holds
 _OF_ROUNDS = ("host_round", "host_traffic", "host_report")
@@ -93,7 +92,6 @@ class HostStore(Store):
         self._chain_max = chain_max
         self._values = StoredValues(database, "host_value")
 
-    @checked
     def load(self, model_hash: bytes) -> StoredRun | None:
         """The run of the last commit; None where there is none of this model."""
         rows = self._database.rows(
@@ -122,16 +120,13 @@ class HostStore(Store):
             ),
             counter=self._read_counter(END),
         )
-        stored = StoredRun(run, from_numbers(tuple(json.loads(plan))), state)
-        check_host(run, stored.plan, state, model_hash)
-        return stored
+        return StoredRun(run, from_numbers(tuple(json.loads(plan))), state)
 
     def learned_run(self) -> tuple[bytes, int, bytes] | None:
         """The run, its version and model, if it has learned or taken along anything."""
         rows = self._database.rows("SELECT run, version, model FROM host_run")
         return rows[0] if rows and (rows[0][1] > 0 or self.carried_from) else None
 
-    @checked
     def learned(self) -> LearnedRun | None:
         """What that run has learned or taken along."""
         row = self.learned_run()
@@ -246,7 +241,6 @@ class HostStore(Store):
                 seconds,
             )
 
-    @checked
     def history(self, rounds_max: int = ROUNDS_MAX) -> list[StoredRound]:
         """The newest closed rounds, oldest first."""
         rows = self._database.rows(
@@ -276,7 +270,6 @@ class HostStore(Store):
             rounds.append(row)
         return rounds[::-1]
 
-    @checked
     def boards(self, now: float) -> dict[str, BoardRecord]:
         """What is wanted and known of each board of the fleet, by name. `now` is any clock's."""
         rows = self._database.rows(
@@ -286,9 +279,8 @@ class HostStore(Store):
         boards = {}
         for name, number, wanted, body, age_s in rows:
             report = None if body is None else read_control(body)
-            if not isinstance(report, Report | None):
-                raise ValueError("a report")
-            boards[name] = BoardRecord(int(number), read_numbers(wanted), report, now - age_s)
+            assert isinstance(report, Report | None)
+            boards[name] = BoardRecord(number, tuple(json.loads(wanted)), report, now - age_s)
         return boards
 
     def _put_board(self, event: BoardChanged) -> None:
@@ -403,14 +395,10 @@ def _units(value: float | None, unit: float) -> int:
 
 
 def _read_reports(content: bytes) -> dict[str, tuple[float | None, float | None]]:
-    try:
-        rows = cbor2.loads(content)
-    except cbor2.CBORDecodeError as error:
-        raise ValueError("the reports of a round") from error
     return {
-        str(name): (
+        name: (
             None if loss < 0 else round(loss * LOSS_UNIT, 3),
             None if accuracy < 0 else round(accuracy * ACCURACY_UNIT, 4),
         )
-        for name, loss, accuracy in rows
+        for name, loss, accuracy in cbor2.loads(content)
     }

@@ -20,29 +20,25 @@ from ternmesh.link.events import (
     TransferBegun,
 )
 from ternmesh.link.messages import Offer
-from ternmesh.link.state_checks import check_link
-from ternmesh_store.store import HOP, Store, checked
+from ternmesh_store.store import HOP, Store
 
 
 class LinkStore(Store):
     """The tables of one link. `load` comes before `record`."""
 
-    @checked
     def load(self) -> LinkState:
         """The state of the last commit."""
         numbers = self._database.rows("SELECT next FROM link_number")
         arrived: dict[str, tuple[bytes, ...]] = {}
         for peer, name in self._database.rows("SELECT peer, name FROM link_arrived ORDER BY place"):
             arrived[peer] = (*arrived.get(peer, ()), name)
-        state = LinkState(
+        return LinkState(
             counter=self._read_counter(HOP),
             number=numbers[0][0] if numbers else 0,
             outgoing=self._outgoing(),
             incoming=self._incoming(),
             arrived=arrived,
         )
-        check_link(state)
-        return state
 
     def record(self, event: LinkEvent) -> None:
         """Write what must survive of an event: of others nothing. `commit` makes it durable."""

@@ -16,12 +16,11 @@ from ternmesh.federated.events import (
     UpdateReceived,
 )
 from ternmesh.federated.state import Learned, NodeState, new_node_state
-from ternmesh.federated.state_checks import check_node
 from ternmesh.model_package import keeps_adapter
 from ternmesh.plan import Plan, from_numbers, genesis, to_numbers
 from ternmesh.wire.control import Numbers
 from ternmesh_store.database import Database
-from ternmesh_store.store import END, Store, StoredValues, checked, read_numbers
+from ternmesh_store.store import END, Store, StoredValues
 
 _MODEL, _RESIDUAL, _CORRECTED, _OWN = "model_q24", "residual", "corrected", "own_q24"
 _BEFORE = "before."  # before the keys of the vectors of the run before
@@ -39,7 +38,6 @@ class NodeStore(Store):
         self._model = b""  # the hash of the model
         self._dimension = 0
 
-    @checked
     def load(self, model_hash: bytes, dimension: int, adapter_key: bytes = b"") -> NodeState:
         """The state of the last commit. The state of another model is deleted.
 
@@ -64,7 +62,7 @@ class NodeStore(Store):
             return replace(empty, counter=counter)
         run, address, plan, version, global_hash, finished, silent, silences = rows[0]
         pending, received = self._pending()
-        state = NodeState(
+        return NodeState(
             model_q24=self._values.integers(_MODEL),
             residual=self._values.floats(_RESIDUAL),
             run=run,
@@ -82,8 +80,6 @@ class NodeStore(Store):
             before=self._learned() if version == 0 else None,
             own_q24=self._values.integers(_OWN) if self._values.get(_OWN) else None,
         )
-        check_node(state, model_hash, dimension)
-        return state
 
     def record(self, event: NodeEvent) -> None:
         """Write what must survive of an event: of others nothing. `commit` makes it durable."""
@@ -109,11 +105,10 @@ class NodeStore(Store):
                 settings = json.dumps(event.settings)
                 self._database.insert("node_settings", event.number, settings)
 
-    @checked
     def settings(self) -> tuple[int, Numbers]:
         """The settings of the host and their number, whatever the model is; 0 for none."""
         rows = self._database.rows("SELECT number, settings FROM node_settings")
-        return (int(rows[0][0]), read_numbers(rows[0][1])) if rows else (0, ())
+        return (int(rows[0][0]), tuple(json.loads(rows[0][1]))) if rows else (0, ())
 
     def get(self, key: str) -> bytes | None:
         """The bytes that the node's program has put under `key` for this model."""
@@ -164,7 +159,6 @@ class NodeStore(Store):
         self._values.put_integers(prefix + _MODEL, source.model_q24)
         self._values.put_floats(prefix + _RESIDUAL, source.residual)
 
-    @checked
     def _learned(self) -> Learned | None:
         """What this run has taught; before its first global update, what the run before has."""
         [(version,)] = self._database.rows("SELECT version FROM node_run")

@@ -26,7 +26,7 @@ from ternmesh_store.store import END, Store
 
 
 class SecurityStore(Store):
-    """The tables of a fleet's membership and of the seals. SecurityError for damaged rows."""
+    """The tables of a fleet's membership and of the seals."""
 
     def member_list(self) -> MemberList | None:
         """Who belongs to the fleet; None where this end belongs to none."""

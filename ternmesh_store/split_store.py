@@ -4,10 +4,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ternmesh.wire.control import NAME
-from ternmesh.wire.frame import NODE_MAX
 from ternmesh_store.database import Database
-from ternmesh_store.store import END, Store, StoredValues, checked
+from ternmesh_store.store import END, Store, StoredValues
 
 RUN_SIZE = 8  # bytes
 _CHECKPOINT, _LEARNED = "checkpoint", "learned."
@@ -31,7 +29,6 @@ class SplitStore(Store):
         super().__init__(database)
         self._values = StoredValues(database, "split_value")
 
-    @checked
     def counter(self) -> int:
         """The first seal counter that was never reserved."""
         return self._read_counter(END)
@@ -40,39 +37,28 @@ class SplitStore(Store):
         """Record that counters below `limit` may be in use: a later process begins at `limit`."""
         self._reserve_counters(END, limit)
 
-    @checked
     def boards(self) -> tuple[tuple[int, str], ...]:
         """(address, name) of each board that has joined."""
         rows = self._database.rows("SELECT address, name FROM split_board ORDER BY address")
-        if not all(0 < address <= NODE_MAX and NAME.match(name) for address, name in rows):
-            raise ValueError("a board's address or name")
         return tuple((address, name) for address, name in rows)
 
     def add_board(self, address: int, name: str) -> None:
         """Store a board that has joined."""
         self._database.insert("split_board", address, name)
 
-    @checked
     def load(self, names: tuple[str, ...]) -> Checkpoint | None:
         """The last checkpoint, with what was learned under `names`; None where there is none."""
         content = self._values.get(_CHECKPOINT)
         if content is None:
             return None
         progress = json.loads(content)
-        numbers, counts = (
-            {str(name): int(number) for name, number in progress[table].items()}
-            for table in ("numbers", "counts")
-        )
-        run = bytes.fromhex(progress["run"])
-        if len(run) != RUN_SIZE or min((*numbers.values(), *counts.values()), default=0) < 0:
-            raise ValueError("its run, its numbers or its counts")
         learned = {name: self._values.get(_LEARNED + name) for name in names}
         return Checkpoint(
             model=bytes.fromhex(progress["model"]),
-            run=run,
-            numbers=numbers,
+            run=bytes.fromhex(progress["run"]),
+            numbers=progress["numbers"],
             learned={name: value for name, value in learned.items() if value is not None},
-            counts=counts,
+            counts=progress["counts"],
         )
 
     def save(self, item: Checkpoint) -> None:

@@ -34,7 +34,6 @@ from ternmesh_store.database import Database
 from ternmesh_store.store import StoredValues
 
 KEY_MAX = 128  # characters
-ID_MAX = 1 << 62
 RATED_MAX = 128  # samples whose certainty is computed at once
 CLOCK_SET = 1_735_689_600  # 2025, in seconds since 1970: a clock that is behind was not set
 EXPIRE_S, DAY_S = 3600.0, 86_400.0  # time between two looks for samples that are too old
@@ -117,7 +116,6 @@ class ReplayBuffer:
                 raise DataError(f"its samples are not of {self.package.name}: start the node first")
             self._database.write("DELETE FROM replay_sample")
             self._values.put(_TENSORS, tensors)
-        self._drop_damaged()
         samples = self._database.rows(
             "SELECT id, certainty, had_label, targets FROM replay_sample "
             "WHERE set_aside IS NULL ORDER BY id"
@@ -365,17 +363,6 @@ class ReplayBuffer:
     def _class_of(self, targets: bytes) -> int:
         has_class = class_count(self.package) > 0
         return int(np.frombuffer(targets, self._targets[0].dtype)[0]) if has_class else -1
-
-    def _drop_damaged(self) -> None:
-        """Delete samples that were never written so: SQLite checks its pages, not their bits."""
-        self._database.write(
-            "DELETE FROM replay_sample WHERE length(inputs) != ? OR length(targets) != ? "
-            "OR id NOT BETWEEN 1 AND ? OR typeof(added_at) != 'integer' "
-            "OR certainty NOT BETWEEN 0 AND 1 OR had_label NOT IN (0, 1)",
-            _layout(self._inputs).itemsize,
-            _layout(self._targets).itemsize,
-            ID_MAX,
-        )
 
     def _trim(self) -> None:
         """Delete samples beyond the limits."""

@@ -33,7 +33,6 @@ from ternmesh.wire import activation, control
 from ternmesh.wire.activation import Activation
 from ternmesh_service.keyring import Keyring, NoKeyring
 from ternmesh_service.status import SplitBoardStatus
-from ternmesh_store.database import WITHOUT, StoreError
 from ternmesh_store.split_store import Checkpoint, SplitStore
 from transports.base import HOST, Transport
 from transports.driver import Driver, PeerTraffic
@@ -332,14 +331,8 @@ class SplitNode:
         kept = self._store.load(tuple(names))
         if kept is None or kept.model != self._model or self.config.name not in kept.numbers:
             return None
-        try:
-            for name, part in self._parts().items():
-                own = {k: kept.learned[f"{name}.{k}"] for k in part.state()}
-                part.restore(own)
-        except (KeyError, ValueError) as error:
-            raise StoreError(
-                f"{self._store.path} holds something that was never written ({error}): {WITHOUT}"
-            ) from error
+        for name, part in self._parts().items():
+            part.restore({k: kept.learned[f"{name}.{k}"] for k in part.state()})
         return kept
 
     def status(self) -> SplitBoardStatus:

@@ -13,7 +13,7 @@ import struct
 from dataclasses import dataclass, field
 from enum import Enum
 
-from ternmesh.errors import SecurityError, WireError
+from ternmesh.errors import WireError
 from ternmesh.security.host_keys import HostKeys
 from ternmesh.security.identity import FINGERPRINT_SIZE
 from ternmesh.wire.frame import COUNTER_BITS
@@ -197,9 +197,7 @@ def write_peer(state: PeerState) -> bytes:
 
 
 def read_peer(name: str, data: bytes) -> PeerState:
-    """The state in the bytes of `write_peer`; SecurityError for other bytes."""
-    if len(data) != _PEER.size:
-        raise SecurityError(f"the stored state of {name} is damaged: delete it and start again")
+    """The state in the bytes of `write_peer`."""
     return PeerState(name, *_PEER.unpack(data))
 
 
@@ -209,7 +207,5 @@ def write_group(state: GroupState) -> bytes:
 
 
 def read_group(data: bytes) -> GroupState:
-    """The state in the bytes of `write_group`; SecurityError for other bytes."""
-    if len(data) != _GROUP.size:
-        raise SecurityError("the stored broadcast key is damaged: delete it and start again")
+    """The state in the bytes of `write_group`."""
     return GroupState(*_GROUP.unpack(data))

@@ -11,8 +11,6 @@ from ternmesh.codec.scale import UNIT, to_float
 from ternmesh.federated.evaluation import read_values
 from ternmesh.federated.events import Advanced, ResidualChanged
 from ternmesh.federated.node import NodeProtocol
-from ternmesh.federated.state import new_node_state
-from ternmesh.federated.state_checks import check_node
 from ternmesh.wire.update import read_manifest
 
 New = Callable[..., Any]
@@ -115,9 +113,3 @@ def test_work_that_is_later_than_that_stays_with_its_node(behind: Any) -> None: 
     behind.exchange()
     assert theo.pending is None
     assert np.array_equal(behind.last("theo", ResidualChanged).residual, delta)
-
-
-def test_the_own_adapter_of_another_size_is_damaged() -> None:
-    state = replace(new_node_state(4), own_q24=np.zeros(3, np.int32))
-    with pytest.raises(ValueError, match="its own adapter"):
-        check_node(state, bytes(32), 4)
