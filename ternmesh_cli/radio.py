@@ -73,8 +73,6 @@ def _add_emulate_arguments(parser: argparse.ArgumentParser) -> None:
     what = "the modems' command language (default: reyax)"
     parser.add_argument("--dialect", choices=DIALECTS, default="reyax", help=what)
     add_option(parser, "--loss", real(0, 1), 0.0, "fraction of frames that each modem loses")
-    what = "frames that overlap on the air are lost"
-    parser.add_argument("--collisions", action="store_true", help=what)
     what = "radio seconds in a second; hosts need the same `speed`"
     add_option(parser, "--speed", real(0.01, SPEED_MAX), 1.0, what)
     process.add_seed(parser)
@@ -194,7 +192,6 @@ def _radios(arguments: argparse.Namespace) -> EmulatedRadios:
         modems,
         speed=arguments.speed,
         loss=arguments.loss,
-        collisions=arguments.collisions,
         seed=arguments.seed,
         folder=arguments.folder,
     )

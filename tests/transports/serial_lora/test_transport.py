@@ -34,7 +34,7 @@ def new_fleet(eventually) -> Iterator[NewFleet]:
 
     def make(dialect: str, ends: int = 2, *, speed: float = SPEED, **options: Any) -> Fleet:
         for_modem = {key: options.pop(key) for key in ("binary_safe",) if key in options}
-        for_air = {key: options.pop(key) for key in ("loss", "collisions") if key in options}
+        for_air = {key: options.pop(key) for key in ("loss",) if key in options}
         budget = options.pop("budget", None)
         modems = [new_modem(dialect, index, **for_modem) for index in range(ends)]
         radios = EmulatedRadios(modems, speed=speed, seed=7, **for_air)

@@ -60,7 +60,6 @@ class EmulatedRadios:
         *,
         speed: float = 1.0,
         loss: float = 0.0,
-        collisions: bool = False,
         seed: int = 0,
         folder: Path | None = None,
     ) -> None:
@@ -71,7 +70,7 @@ class EmulatedRadios:
         self.folder = folder or Path(tempfile.mkdtemp(prefix="ternmesh-radios-"))
         self.paths = [str(self.folder / f"modem-{index}") for index in range(len(modems))]
         self._owns_folder = folder is None
-        self._channel = EmulatedChannel(random.Random(f"{seed} air"), loss, collisions)
+        self._channel = EmulatedChannel(random.Random(f"{seed} air"), loss)
         self._lines = [
             SerialLine(Path(path), random.Random(f"{seed} line {index}"))
             for index, path in enumerate(self.paths)
@@ -197,7 +196,7 @@ class EmulatedRadios:
             self._act(over.sender, self.modems[over.sender].transmitted())
             for index, modem in enumerate(self.modems):
                 listening = index != over.sender and self._lines[index].plugged
-                if listening and modem.tuning == over.tuning and self._channel.arrives(over):
+                if listening and modem.tuning == over.tuning and self._channel.arrives():
                     self._act(index, modem.hear(Reception(over.payload, *self._channel.quality())))
 
     def _act(self, index: int, actions: list[Action]) -> None:
