@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from firmware_tools.constants import CONSTANTS
+from bench.c_constants import CONSTANTS
 from ternmesh.codec.entropy_coder import CODEBOOK, Coded, decode_trits, encode_trits
 from ternmesh.codec.permutation import order
 from ternmesh.errors import WireError

@@ -13,7 +13,7 @@ from ctypes import c_uint64 as u64
 from pathlib import Path
 from typing import Any
 
-from firmware_tools.constants import CONSTANTS
+from bench.c_constants import CONSTANTS
 from ternmesh.errors import WireError
 from ternmesh.security.identity import Identity, PublicIdentity, write_identity
 from ternmesh.security.primitives import exchange_key, shared_secret

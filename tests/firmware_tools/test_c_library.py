@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from bench import firmware
 from bench.c_cases import REASONS, written
 from bench.c_cases import cases as made
-from firmware_tools.constants import HEADER, header
+from bench.c_constants import HEADER, header
 from ternmesh.codec.scale import decode_scale
 from ternmesh.errors import WireError
 from ternmesh.link.erasure_code import Decoder, Layout, encode_symbols
@@ -53,7 +53,7 @@ def outcome(call):
 
 
 def test_the_constants_are_those_of_python() -> None:
-    assert HEADER.read_text() == header(), "run `python -m firmware_tools.constants`"
+    assert HEADER.read_text() == header(), "run `python -m bench.c_constants`"
 
 
 @pytest.mark.parametrize(

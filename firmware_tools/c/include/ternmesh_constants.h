@@ -1,4 +1,4 @@
-/* Made by `python -m firmware_tools.constants`: do not edit. */
+/* Made by `python -m bench.c_constants`: do not edit. */
 #ifndef TERNMESH_CONSTANTS_H
 #define TERNMESH_CONSTANTS_H
 #define TM_WIRE_VERSION 0x1u

@@ -1,6 +1,6 @@
-"""Makes c/include/ternmesh_constants.h of the numbers that Python uses.
+"""Makes ternmesh_constants.h of the C library of the numbers that Python uses.
 
-`python -m firmware_tools.constants` writes it; a test compares it, and others compare these numbers
+`python -m bench.c_constants` writes it; a test compares it, and others compare these numbers
 with docs/SPEC.md.
 """
 
@@ -14,7 +14,7 @@ from ternmesh.security.primitives import PUBLIC_SIZE
 from ternmesh.wire import frame, update
 from transports.ble import gatt, values
 
-HEADER = Path(__file__).parent / "c" / "include" / "ternmesh_constants.h"
+HEADER = Path(__file__).parents[1] / "firmware_tools/c/include/ternmesh_constants.h"
 _KEY = derive_key("codebook")
 NAME_MAX = 32  # bytes of a name
 CONSTANTS = {
@@ -62,7 +62,7 @@ def header() -> str:
     rows = [f"#define TM_{name} {value:#x}u" for name, value in CONSTANTS.items()]
     return "\n".join(
         [
-            "/* Made by `python -m firmware_tools.constants`: do not edit. */",
+            "/* Made by `python -m bench.c_constants`: do not edit. */",
             "#ifndef TERNMESH_CONSTANTS_H",
             "#define TERNMESH_CONSTANTS_H",
             *rows,
