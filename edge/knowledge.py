@@ -4,7 +4,7 @@ A packet names a class for each sample of the probe set, so every model package 
 
 NodeProtocol ── BoardKnowledge ── KnowledgeReceiver     what has arrived
                       │
-                WithKnowledge ── Trainer               what is learned
+                TaughtSamples ── Trainer               what is learned
 """
 
 import logging
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.data.feed import Rehearsal
 from edge.data.probe_set import ProbeSet, open_probe_set, predict
 from edge.data.sources import NpzSettings
 from edge.errors import EdgeError
@@ -28,20 +29,18 @@ from ternmesh_service.notify import no_beat
 from ternmesh_service.status import KnowledgeStatus
 
 ROUNDING = 1e-6  # of a sum of weights of 1
-OWN_SHARE = 4  # a quarter of all that is drawn, at least, is of the board's own samples
 WEIGH_ROUNDS = 10  # after which a board may know better what a teacher is worth
 
 _log = logging.getLogger(__name__)
 
 
-class WithKnowledge:
-    """A data set that also holds samples of the probe set, once `teach` has said what they are.
+class TaughtSamples:
+    """Samples of the probe set as a data set, once `teach` has said what they are.
 
     `probe` has the input arrays of the probe set by name. `target` is the tensor of the classes.
     """
 
-    def __init__(self, own: Dataset, probe: Arrays, target: TensorSpec) -> None:
-        self.own = own
+    def __init__(self, probe: Arrays, target: TensorSpec) -> None:
         self._probe = probe
         self._target = target
         self._labels: Labels = np.empty(0, dtype=np.int64)
@@ -57,46 +56,25 @@ class WithKnowledge:
         self._sums = np.where(labels != UNKNOWN, weights, 0).cumsum(dtype=np.float64)
 
     def __len__(self) -> int:
-        return self._own_count + self._taught_count
-
-    @property
-    def _taught_count(self) -> int:
         return int(self._sums[-1] + ROUNDING) if self._sums.size else 0
 
-    @property
-    def _own_count(self) -> int:
-        own = len(self.own)
-        return own and max(own, -(-self._taught_count // (OWN_SHARE - 1)))
-
     def batch(self, indexes: Indexes) -> dict[str, NDArray[Any]]:
-        """The arrays of samples by name; first the board's own. The same indexes give the same.
-
-        That is so within one `round`.
-        """
-        is_own = indexes < self._own_count
-        if is_own.all():
-            return dict(self.own.batch(indexes % len(self.own)))
+        """The arrays of samples by name. Within one `round` the same indexes give the same."""
         rng = np.random.default_rng([self.round, *indexes])
         # One draw from each stretch of length 1 of the summed weights
-        places = indexes[~is_own] - self._own_count + rng.random(np.count_nonzero(~is_own))
+        places = indexes + rng.random(indexes.size)
         last = np.searchsorted(self._sums, self._sums[-1])  # the last one with any weight
         rows = np.searchsorted(self._sums, places, side="right").clip(max=last)
         taught = {name: array[rows] for name, array in self._probe.items()}
-        taught[self._target.name] = self._labels[rows].astype(self._target.dtype)
-        if not is_own.any():
-            return taught
-        parts = self.own.batch(indexes[is_own] % len(self.own)), taught
-        return {name: np.concatenate([part[name] for part in parts]) for name in taught}
+        return taught | {self._target.name: self._labels[rows].astype(self._target.dtype)}
 
     def set_aside(self, reasons: Mapping[int, str]) -> None:
-        """Use these samples no longer; those of the probe set are forgotten until the next packet.
+        """Forget all until the next packet.
 
         A class that the model does not have cannot be told of one sample of the probe set alone.
         """
-        own = {at % len(self.own): why for at, why in reasons.items() if at < self._own_count}
-        if len(own) < len(reasons):
+        if reasons:
             self._labels, self._sums = self._labels[:0], self._sums[:0]
-        self.own.set_aside(own)
 
 
 class BoardKnowledge:
@@ -106,7 +84,8 @@ class BoardKnowledge:
     """
 
     def __init__(self, probe: ProbeSet, own: Dataset) -> None:
-        self.samples = WithKnowledge(own, probe.arrays, probe.target)
+        self._taught = TaughtSamples(probe.arrays, probe.target)
+        self.samples = Rehearsal(own, self._taught)
         self.remark = ""  # why the last packet counts little, if it does
         self._probe = probe
         self._receiver = KnowledgeReceiver(probe.topic, len(probe), probe.classes)
@@ -128,7 +107,7 @@ class BoardKnowledge:
 
         `quality` is the accuracy of this board's global adapter on its held-out samples.
         """
-        self.samples.round = version
+        self._taught.round = version
         receiver, is_recent = self._receiver, 0 <= version - self._weighed_at < WEIGH_ROUNDS
         if not self._is_new and is_recent:
             return
@@ -137,7 +116,7 @@ class BoardKnowledge:
             return
         own = predict(inference, self._probe, beat=beat)
         judgement = weigh(receiver.labels, own, receiver.quality, quality)
-        self.samples.teach(receiver.labels.copy(), judgement.weights)
+        self._taught.teach(receiver.labels.copy(), judgement.weights)
         self._is_new, self._weighed_at = False, version
         if judgement.reason and judgement.reason != self.remark:
             _log.warning("a knowledge packet counts less: %s", judgement.reason)

@@ -18,38 +18,41 @@ _log = logging.getLogger(__name__)
 
 
 class Rehearsal:
-    """Labelled samples of a source, with those of files beside them, so that none is forgotten.
+    """Samples with others beside them, so that none is forgotten.
 
-    The samples of the source come first. While they are few, each stands for several: a quarter of
-    all that is drawn is theirs.
+    These are labelled ones of a source beside those of files, or a board's own beside what other
+    models teach. The first come first. While they are few, each stands for several: a quarter of
+    all that is drawn, at least, is theirs.
     """
 
-    def __init__(self, live: Dataset, files: Dataset) -> None:
-        self._live = live
-        self._files = files
+    def __init__(self, first: Dataset, others: Dataset) -> None:
+        self._first = first
+        self._others = others
 
     def __len__(self) -> int:
-        return self._count + len(self._files)
+        return self._count + len(self._others)
 
     @property
     def _count(self) -> int:
-        live = len(self._live)
-        return live and max(live, len(self._files) // 3)
+        first = len(self._first)
+        return first and max(first, -(-len(self._others) // 3))
 
     def batch(self, indexes: NDArray[np.int64]) -> dict[str, Array]:
-        """The arrays of samples by name, with a batch axis: first those of the source."""
-        is_live = indexes < self._count
-        parts = [self._files.batch(indexes[~is_live] - self._count)]
-        if is_live.any():
-            parts.insert(0, self._live.batch(indexes[is_live] % len(self._live)))
+        """The arrays of samples by name, with a batch axis."""
+        is_first = indexes < self._count
+        parts = []
+        if is_first.any():
+            parts.append(self._first.batch(indexes[is_first] % len(self._first)))
+        if not is_first.all():
+            parts.append(self._others.batch(indexes[~is_first] - self._count))
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def set_aside(self, reasons: Mapping[int, str]) -> None:
         """Use these samples no longer."""
         count = self._count
-        live = {at % len(self._live): why for at, why in reasons.items() if at < count}
-        self._files.set_aside({at - count: why for at, why in reasons.items() if at >= count})
-        self._live.set_aside(live)
+        first = {at % len(self._first): why for at, why in reasons.items() if at < count}
+        self._others.set_aside({at - count: why for at, why in reasons.items() if at >= count})
+        self._first.set_aside(first)
 
 
 class Feed:

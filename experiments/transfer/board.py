@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
-from edge.knowledge import WithKnowledge
+from edge.data.feed import Rehearsal
+from edge.knowledge import TaughtSamples
 from edge.onnx.session import Inference, TrainStep, load_model, write_adapter
 from edge.trainer import AdamSettings, Trainer, round_rng
 from experiments.data import Clips
@@ -59,8 +60,9 @@ def _train(path: Path, few: tuple[Array, Array], probe: Array, taught: Labels) -
     loaded = load_model(path)
     [inputs] = (spec.name for spec in loaded.package.inputs)
     target = loaded.package.batch_inputs[-1]
-    data = WithKnowledge(Clips({inputs: few[0], target.name: few[1]}), {inputs: probe}, target)
-    data.teach(taught, np.ones(len(taught)))
+    known = TaughtSamples({inputs: probe}, target)
+    known.teach(taught, np.ones(len(taught)))
+    data = Rehearsal(Clips({inputs: few[0], target.name: few[1]}), known)
     trainer = Trainer(TrainStep(path, loaded.package, 1), data, BATCH, AdamSettings(),
                       keep_moments=True)  # fmt: skip
     plan = make_plan(loaded.package.dimension, rounds=ROUNDS, local_steps=STEPS,

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from edge.config import DataConfig, EvaluateConfig, KnowledgeConfig
+from edge.data.feed import Rehearsal
 from edge.data.probe_set import ProbeSet, open_probe_set, predict
 from edge.data.sources import NpzSettings
 from edge.errors import DataError
-from edge.knowledge import OWN_SHARE, BoardKnowledge, WithKnowledge, open_probe_predictions
+from edge.knowledge import BoardKnowledge, TaughtSamples, open_probe_predictions
 from edge.onnx.session import Inference, LoadedModel, load_model
 from models.zoo import fsdd_path, package_path
 from ternmesh.config import ConfigError
@@ -69,31 +70,33 @@ def packet(probe: ProbeSet, truth: np.ndarray, number: int = 1, quality: int = 2
 
 def test_a_board_keeps_a_quarter_of_what_it_draws_for_its_own_samples() -> None:
     own = Rows(x=np.zeros((4, 1)), t=np.full(4, 3))
-    samples = WithKnowledge(own, {"x": np.arange(50.0)[:, None]}, TARGET)
+    taught = TaughtSamples({"x": np.arange(50.0)[:, None]}, TARGET)
+    samples = Rehearsal(own, taught)
     assert len(samples) == 4
-    samples.teach(np.arange(50) % 2, np.ones(50))
-    assert len(samples) == 50 + -(-50 // (OWN_SHARE - 1))
+    taught.teach(np.arange(50) % 2, np.ones(50))
+    assert len(samples) == 50 + 17
     batch = samples.batch(np.arange(67))
     assert (batch["t"][:17] == 3).all()
     assert (batch["t"][17:] == np.arange(50) % 2).all()
-    samples.teach(np.full(50, UNKNOWN), np.ones(50))
+    taught.teach(np.full(50, UNKNOWN), np.ones(50))
     assert len(samples) == 4
 
 
 def test_a_sample_of_weight_zero_is_never_drawn() -> None:
-    samples = WithKnowledge(Rows(x=np.zeros(1), t=np.zeros(1)), {"x": np.arange(9.0)}, TARGET)
+    taught = TaughtSamples({"x": np.arange(9.0)}, TARGET)
+    samples = Rehearsal(Rows(x=np.zeros(1), t=np.zeros(1)), taught)
     weights = np.array([1, 0.5, 0, 0.5, 0, 0, 0, 0, 0])
-    samples.teach(np.zeros(9, np.int64), weights)
+    taught.teach(np.zeros(9, np.int64), weights)
     assert len(samples) == 1 + 2  # the sum of the weights
     drawn = []
-    for samples.round in range(400):
+    for taught.round in range(400):
         batch, same = samples.batch(np.arange(3)), samples.batch(np.arange(3))
         assert (batch["x"] == same["x"]).all()
         drawn.append(batch["x"][-2:])
     assert set(np.concatenate(drawn)) == {0.0, 1.0, 3.0}
-    samples.teach(np.zeros(9, np.int64), np.full(9, 0.5))
+    taught.teach(np.zeros(9, np.int64), np.full(9, 0.5))
     assert len(samples) == 2 + 4
-    samples.teach(np.zeros(9, np.int64), np.full(9, 0.01))
+    taught.teach(np.zeros(9, np.int64), np.full(9, 0.01))
     assert len(samples) == 1  # so little is nothing
 
 
