@@ -32,13 +32,11 @@ class EventLog:
         self._joined: Joined | None = None  # the last one
 
     def log(self, event: NodeEvent) -> None:
-        """Log an event, if there is a line for it."""
         line = _describe(event, self._name)
         if line is not None:
             _log.log(logging.INFO if self._is_news(event) else logging.DEBUG, "%s", line)
 
     def note_answer(self, now: float, *, has_answer: bool) -> None:
-        """Note whether a host has answered by now."""
         if not has_answer and now >= self._unanswered_at:
             _log.warning("%s", NO_ANSWER)
         if has_answer or now >= self._unanswered_at:

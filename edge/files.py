@@ -31,7 +31,6 @@ def read_optional(path: Path, size_max: int) -> bytes | None:
 
 
 def entry_of(path: Path) -> FileEntry:
-    """The size and the SHA-256 of a file."""
     try:
         return release_files.entry_of(path)
     except OSError as error:

@@ -73,7 +73,6 @@ class GlobalEvaluation:
         self._marked_bytes = (0, 0)  # up and down, at that time
 
     def load(self) -> None:
-        """Read what is stored."""
         try:
             stored = json.loads(self._store.get(KEY) or b"[]")
             self.history.extend(HistoryEntry(**item) for item in stored)

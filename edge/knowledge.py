@@ -93,7 +93,6 @@ class BoardKnowledge:
         self._is_new = False  # something has arrived since the last `refresh`
 
     def begin_run(self) -> None:
-        """Another run has begun."""
         self._receiver.begin_run()
 
     def take(self, body: bytes, _now: float) -> None:
@@ -123,7 +122,6 @@ class BoardKnowledge:
         self.remark = judgement.reason
 
     def status(self) -> KnowledgeStatus:
-        """What is known."""
         return KnowledgeStatus(
             samples=len(self._probe),
             known=self._receiver.labelled,

@@ -50,7 +50,6 @@ class Image:
 
 
 def text_of(version: Version) -> str:
-    """A version as text."""
     return ".".join(map(str, version))
 
 

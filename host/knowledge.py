@@ -214,5 +214,4 @@ class Teaching:
         return self._every_rounds <= ahead <= WAITS_MAX * self._every_rounds
 
     def status(self) -> TeachingStatus:
-        """What is known of it."""
         return TeachingStatus(group=self.group, sent=self.sent, less=dict(self.remarks))

@@ -57,7 +57,6 @@ class Backoff:
         self._attempt = 0
 
     def due(self, now: float) -> bool:
-        """Whether to ask now."""
         return self.at is not None and now >= self.at
 
 

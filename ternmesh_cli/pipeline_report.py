@@ -43,11 +43,9 @@ class TrainingHistory:
                         self.add(row)
 
     def steps(self) -> list[Row]:
-        """The reports of training steps."""
         return [row for row in self.rows if "loss" in row]
 
     def validations(self) -> list[Row]:
-        """The reports of validations."""
         return [row for row in self.rows if "validation_loss" in row]
 
 

@@ -124,7 +124,6 @@ def figures_text(figures: PredictStatus) -> Iterator[str]:
 
 
 def prediction_text(answer: Answer) -> str:
-    """The answer to a request for a prediction."""
     if "error" in answer:
         return f"{answer['id']}: {answer['error']}"
     if "top" not in answer:

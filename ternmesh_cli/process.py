@@ -271,7 +271,6 @@ def write_toml(tables: Mapping[str, Mapping[str, object]]) -> str:
 
 
 def toml_value(value: object) -> str:
-    """A value as TOML writes it."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key} = {toml_value(item)}" for key, item in value.items()) + "}"
     return json.dumps(

@@ -85,7 +85,6 @@ def _ask_board(arguments: argparse.Namespace) -> int:
 
 
 def boards_json(boards: tuple[ManagedBoard, ...]) -> str:
-    """The boards as one JSON object."""
     return json.dumps({"boards": [to_json(board) for board in boards]})
 
 

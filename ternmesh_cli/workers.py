@@ -76,7 +76,6 @@ class Worker:
             raise self._ended(code)
 
     def last_line(self) -> str:
-        """The last line of its log."""
         lines = self.log.read_text(errors="replace").strip().splitlines()
         return lines[-1] if lines else "its log is empty"
 

@@ -32,7 +32,6 @@ def make_backup(state: StateFile, identity: Path, folder: Path) -> list[str]:
 
 
 def answer_backup(state: StateFile, identity: Path, request: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer of a running program to a request for a backup."""
     folder = Path(str(request[BACKUP]))
     if not folder.is_absolute():  # it would be in the folder where this program was started
         return {"error": f"the path {str(request[BACKUP])!r} of a copy must begin with /"}

@@ -144,7 +144,6 @@ class Keyring:
 
     @property
     def own(self) -> Identity:
-        """The identity of this process."""
         assert self._own is not None, "open the keyring first"
         return self._own
 
@@ -310,7 +309,6 @@ class Keyring:
         return sealing is not None and sealing.is_strange(peer)
 
     def keep_member_list(self) -> None:
-        """Save the membership list to disk."""
         self.store.keep_member_list(self.member_list.state)
         self.state.checkpoint()  # damage to the WAL must not bring a revoked member back
 
@@ -320,7 +318,6 @@ class Keyring:
             sealing.rekey()
 
     def status(self) -> SecurityStatus:
-        """Return what `ternmesh status` shows."""
         return SecurityStatus(
             mode="keys",
             fingerprint=self.own.public.fingerprint.hex(),
@@ -344,7 +341,6 @@ class HopKeys:
         return self.keyring.hop(self.name, counter, self.gateway)
 
     def record(self, changes: Iterable[Change]) -> None:
-        """Write changes of the sealing state."""
         self.keyring.store.record(HOP, changes)
 
 
@@ -363,14 +359,12 @@ class NoKeyring:
         """Do nothing: every fleet is accepted."""
 
     def security(self, name: str, model_hash: bytes, counter: int) -> SecurityLayer:  # noqa: ARG002
-        """Return the unkeyed security layer."""
         return OPEN
 
     def record(self, event: object) -> None:
         """Do nothing: there is no state to store."""
 
     def status(self) -> SecurityStatus:
-        """Return what `ternmesh status` shows."""
         return SecurityStatus()
 
 

@@ -51,7 +51,6 @@ class ServiceManager:
         self.send(READY)
 
     def stopping(self) -> None:
-        """The program ends."""
         self.send(STOPPING)
 
     def beat(self) -> None:

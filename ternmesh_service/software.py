@@ -70,7 +70,6 @@ def keep(package: Package, folder: Path) -> dict[str, Any]:
 
 
 def install(package: Package) -> None:
-    """Replace what is installed."""
     dpkg("--install", package.path)
 
 

@@ -108,7 +108,6 @@ class Database:
         return self._connected().in_transaction
 
     def rows(self, sql: str, *values: object) -> list[Any]:
-        """The rows of a query."""
         return self._execute(sql, values)
 
     def write(self, sql: str, *values: object) -> None:

@@ -69,7 +69,6 @@ class LinkStore(Store):
         )
 
     def take(self, place: int) -> None:
-        """Delete an object of the inbox."""
         self._database.write("DELETE FROM link_inbox WHERE place = ?", place)
 
     def _queue(self, event: Queued) -> None:

@@ -213,7 +213,6 @@ class StateFile(Database):
             raise StoreError(f"cannot read {self.path} ({error}): see docs/backup.md") from error
 
     def link(self) -> LinkStore:
-        """The state of the link."""
         return LinkStore(self)
 
     def airtime(self, bearer: str = "") -> AirtimeStore:

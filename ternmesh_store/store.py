@@ -25,7 +25,6 @@ class Store:
 
     @property
     def path(self) -> Path:
-        """The file."""
         return self._database.path
 
     @property
@@ -64,7 +63,6 @@ class StoredValues:
         self._written: dict[str, bytes] = {}  # digest of each value in the table, by key
 
     def get(self, key: str) -> bytes | None:
-        """The bytes under a key."""
         rows = self._database.rows(f"SELECT value FROM {self._table} WHERE key = ?", key)
         if not rows:
             return None
@@ -80,24 +78,19 @@ class StoredValues:
             self._written[key] = digest
 
     def forget(self) -> None:
-        """Delete everything."""
         self._database.clear(self._table)
         self._written.clear()
 
     def floats(self, key: str) -> NDArray[np.float32]:
-        """A float32 vector."""
         return read_floats(self._vector(key))
 
     def put_floats(self, key: str, vector: NDArray[np.float32]) -> None:
-        """Store a float32 vector."""
         self.put(key, write_floats(vector))
 
     def integers(self, key: str) -> NDArray[np.int32]:
-        """An int32 vector."""
         return np.frombuffer(self._vector(key), dtype="<i4").astype(np.int32)
 
     def put_integers(self, key: str, vector: NDArray[np.int32]) -> None:
-        """Store an int32 vector."""
         self.put(key, vector.astype("<i4").tobytes())
 
     def _vector(self, key: str) -> bytes:
@@ -107,10 +100,8 @@ class StoredValues:
 
 
 def write_floats(vector: NDArray[np.float32]) -> bytes:
-    """The bytes of a float32 vector."""
     return vector.astype("<f4").tobytes()
 
 
 def read_floats(data: bytes) -> NDArray[np.float32]:
-    """The vector of `write_floats`."""
     return np.frombuffer(data, dtype="<f4").astype(np.float32)

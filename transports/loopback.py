@@ -35,7 +35,6 @@ class LoopbackHub:
         return LoopbackTransport(self, HOST)
 
     def node(self, name: str) -> "LoopbackTransport":
-        """The end of the node called `name`."""
         return LoopbackTransport(self, check_node(name))
 
     def attach(self, name: str, end: "LoopbackTransport") -> None:
@@ -49,7 +48,6 @@ class LoopbackHub:
             self._ends = {name: other for name, other in self._ends.items() if other is not end}
 
     def attached(self, end: "LoopbackTransport") -> bool:
-        """Whether `end` receives now."""
         with self._lock:
             return end in self._ends.values()
 

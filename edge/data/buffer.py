@@ -238,7 +238,6 @@ class ReplayBuffer:
         return inputs, inputs + _layout(self._targets).itemsize
 
     def key(self, row: int) -> str:
-        """The key of a sample."""
         return str(self._database.rows("SELECT key FROM replay_sample WHERE id = ?", row)[0][0])
 
     def find(self, key: str) -> int:

@@ -100,7 +100,6 @@ class Feed:
         return self._source.status() if isinstance(self._source, LiveSource) else None
 
     def close(self) -> None:
-        """Close the source, if it can be closed."""
         close = getattr(self._source, "close", None)
         try:
             if callable(close):

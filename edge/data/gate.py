@@ -25,7 +25,6 @@ class SetAside:
         self.newest: deque[tuple[str, str]] = deque(maxlen=SHOWN_MAX)  # name and reason
 
     def add(self, name: str, reason: str) -> None:
-        """Note a sample."""
         self.count += 1
         self.newest.append((name, reason[:REASON_MAX]))
 

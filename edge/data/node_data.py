@@ -53,7 +53,6 @@ class NodeData:
         return AsideStatus(count=sum(one.count for one in known), newest=tuple(newest))
 
     def close(self) -> None:
-        """Close the source, if there is one."""
         if self.feed is not None:
             self.feed.close()
 

@@ -68,7 +68,6 @@ class GatewayAggregation:
         self._aggregator.receive_down(peer, frames, self._clock())
 
     def handle_timeouts(self) -> None:
-        """Handle the timeout of the aggregator, if it is due."""
         now, due = self._clock(), self._aggregator.next_timeout()
         if due is not None and now >= due:
             self._aggregator.handle_timeout(now)
@@ -82,7 +81,6 @@ class GatewayAggregation:
         return self._aggregator.frames_up(), self._aggregator.frames_down()
 
     def status(self) -> AggregatorStatus:
-        """Counters and state."""
         aggregator = self._aggregator
         return AggregatorStatus(
             run=None if aggregator.plan is None else aggregator.run.hex(),

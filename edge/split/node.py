@@ -336,7 +336,6 @@ class SplitNode:
         return kept
 
     def status(self) -> SplitBoardStatus:
-        """Where the board stands."""
         plan = self.board.plan
         return SplitBoardStatus(
             name=self.config.name,

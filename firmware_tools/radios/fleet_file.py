@@ -47,7 +47,6 @@ class RadioFleet:
 
     @property
     def modem(self) -> type[Modem]:
-        """The kind of the modems."""
         return BY_DIALECT[self.ends[HOST].dialect]
 
     def wanted(self, name: str) -> Settings:

@@ -252,7 +252,6 @@ class SplitService:
         return begun
 
     def status(self) -> SplitHostStatus:
-        """Return the progress of the training."""
         host, now = self.host, self._clock()
         losses, right = zip(*self._recent, strict=True) if self._recent else ((), ())
         return SplitHostStatus(

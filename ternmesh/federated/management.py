@@ -242,7 +242,6 @@ class FleetManagement:
             self._wake(name, now)
 
     def inquire(self, name: str, now: float) -> BoardRecord:
-        """Ask a board for a report."""
         board = self._wake(name, now)
         board.must_report = True
         return board

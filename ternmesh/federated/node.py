@@ -216,12 +216,10 @@ class NodeProtocol:
 
     @property
     def run(self) -> bytes:
-        """The run that this node is in."""
         return self.joining.run
 
     @property
     def address(self) -> int:
-        """The node's address in its run."""
         return self.joining.address
 
     @property

@@ -95,7 +95,6 @@ class UpdateReassembler:
 
     @property
     def complete(self) -> bool:
-        """Whether all bodies have arrived."""
         head = self.manifest
         return self.described and head is not None and len(self.bodies) == head.chunks
 

@@ -53,7 +53,6 @@ class NodeRegistry(Mapping[int, NodeT_co], Generic[NodeT_co]):
         return self._by_name.get(name)
 
     def names(self) -> Collection[str]:
-        """The names of all nodes."""
         return self._by_name.keys()
 
     def sender(self, address: int, peer: str) -> NodeT_co:
@@ -95,7 +94,6 @@ class UpdateChain:
         self._bytes_max = bytes_max
 
     def append(self, link: ChainLink) -> None:
-        """Add the next global update."""
         self._links.append(link)
         while sum(len(link.content) for link in self._links) > self._bytes_max:
             self._links.popleft()
@@ -105,7 +103,6 @@ class UpdateChain:
         self._links.clear()
 
     def newest_first(self) -> Iterator[ChainLink]:
-        """All that are kept."""
         return reversed(self._links)
 
     @property

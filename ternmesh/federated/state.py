@@ -192,7 +192,6 @@ class RegisteredNode:
     refused: Counter[str] = field(default_factory=Counter)  # by reason
 
     def heard(self, now: float) -> None:
-        """Note a frame of the node."""
         self.heard_at = now
         self.active = True
 

@@ -44,7 +44,6 @@ class UpdateSender:
         return self.is_held or (was_delivered and due_at is not None and now < due_at)
 
     def note(self, delivery: Delivery, now: float) -> None:
-        """Note a report of the transport."""
         self._deliveries.note(delivery, now)
 
     def next_timeout(self) -> float | None:

@@ -89,11 +89,9 @@ class Layout:
         return -(-self.count // self.generation_max)
 
     def source(self, generation: int) -> range:
-        """The source symbols of a generation."""
         return range(generation, self.count, self.generations)
 
     def generation(self, index: int) -> int:
-        """Return the generation of a symbol."""
         return (index if index < self.count else index - self.count) % self.generations
 
 

@@ -144,7 +144,6 @@ class Link:
 
     @property
     def has_frames(self) -> bool:
-        """Whether there is a frame to send now."""
         waiting = self._sealing_messages or self._unreliable
         return bool(waiting) or self._in.has_frames or self._out.has_frames
 

@@ -71,7 +71,6 @@ def object_name(number: int, payload: bytes) -> bytes:
 
 
 def is_link(body: bytes) -> bool:
-    """Whether a body belongs to the link."""
     return body[0] in (OFFER, STATUS, QUESTION) or body[0] & 0xF0 in (SYMBOL, LAST_SYMBOL)
 
 

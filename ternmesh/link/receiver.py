@@ -260,7 +260,6 @@ class Receiver:
 
     @property
     def has_frames(self) -> bool:
-        """Whether there is an answer to send."""
         return bool(self._answers)
 
     def bodies(self, room: int) -> list[tuple[str, bytes]]:

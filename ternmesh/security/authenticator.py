@@ -217,7 +217,6 @@ class KeyedAuthenticator:
 
     @property
     def host_rotations(self) -> tuple[bytes, ...]:
-        """The last rotations of the host."""
         return self._member_list.hosts.rotations
 
     @property

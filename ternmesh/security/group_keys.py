@@ -126,7 +126,6 @@ class GroupKeyReceiver:
 
     @property
     def state(self) -> GroupState | None:
-        """The state to store."""
         if self._keys is None:
             return None
         return replace(self._keys.state, highest=self._highest)

@@ -102,7 +102,6 @@ class _Keys:
 
     @property
     def public(self) -> bytes:
-        """The public key of this process."""
         return exchange_key(self._ephemeral)
 
     def derive(self, key: bytes) -> _Session:

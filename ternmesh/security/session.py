@@ -197,7 +197,6 @@ def write_peer(state: PeerState) -> bytes:
 
 
 def read_peer(name: str, data: bytes) -> PeerState:
-    """The state in the bytes of `write_peer`."""
     return PeerState(name, *_PEER.unpack(data))
 
 
@@ -207,5 +206,4 @@ def write_group(state: GroupState) -> bytes:
 
 
 def read_group(data: bytes) -> GroupState:
-    """The state in the bytes of `write_group`."""
     return GroupState(*_GROUP.unpack(data))

@@ -79,7 +79,6 @@ class SplitBoard:
 
     @property
     def run(self) -> bytes:
-        """The run that this board is in."""
         return self.joining.run
 
     @property

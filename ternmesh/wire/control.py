@@ -144,7 +144,6 @@ def renewed(instance: bytes, run: bytes) -> bytes:
 
 
 def write_control(message: Control) -> bytes:
-    """The body of a control message."""
     values = (getattr(message, name) for name in type(message).__slots__)
     content = [_TYPES.index(type(message)), *values]
     return bytes([KIND]) + cbor2.dumps(content, canonical=True)

@@ -74,7 +74,6 @@ def order(topic: Topic, number: int, rows: int) -> Places:
 
 
 def write_part(part: Part) -> bytes:
-    """The body of a part."""
     topic, rows = part.topic, (part.start, part.count)
     numbers = (part.number, topic.probe, topic.labels, part.quality, *rows)
     return _HEAD.pack(KIND, *numbers) + part.data

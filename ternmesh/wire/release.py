@@ -85,7 +85,6 @@ def read_offer(body: bytes) -> ReleaseOffer:
 
 
 def write_symbol(symbol: ReleaseSymbol) -> bytes:
-    """The body of a symbol."""
     return _SYMBOL.pack(SYMBOL, symbol.tag, symbol.index) + symbol.data
 
 

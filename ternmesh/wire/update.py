@@ -181,7 +181,6 @@ def contributors_max(frame_mtu: int) -> int:
 
 
 def write_contributions(round_number: int, rows: Sequence[Contribution]) -> bytes:
-    """The body of the list of contributions."""
     head = _CONTRIBUTIONS_HEAD.pack(CONTRIBUTIONS_KIND, round_number & 0xFFFF)
     return head + b"".join(
         _CONTRIBUTION.pack(row.digest, row.samples.to_bytes(3, "little")) for row in rows

@@ -80,7 +80,6 @@ def certify(folder: Path, names: Sequence[str], now: datetime) -> None:
 
 
 def server_names(folder: Path) -> list[str]:
-    """Return the names in the broker's certificate."""
     try:
         return names_in(_bytes(folder / SERVER_CERTIFICATE))
     except ValueError as error:
@@ -96,7 +95,6 @@ def place(folder: Path) -> PurePosixPath:
 
 
 def accounts(folder: Path) -> list[Account]:
-    """Return the accounts in the folder."""
     return texts.accounts(_text(folder / PASSWORDS))
 
 

@@ -56,7 +56,6 @@ class FolderSource(LiveSource):
         return [item for path in chosen for item in self._items(Path(path))]
 
     def _files(self) -> Iterator[tuple[str, State]]:
-        """The files that may be samples."""
         left = ENTRIES_MAX
         folders = [self._path]
         for folder in folders:
