@@ -42,10 +42,10 @@ def continue_or_begin(
         elif stored.state.finished:
             _log.warning("it is finished: --continue begins another with what it has learned")
         return stored
-    lost = store.learned_run()
+    lost = store.learned()
     if new_run and lost:
-        _log.warning("run %s is given up at global update %d", lost[0].hex(), lost[1])
-    carried = None if new_run else _carried(store.learned(), package, plan)
+        _log.warning("run %s is given up at global update %d", lost.run.hex(), lost.version)
+    carried = None if new_run else _carried(lost, package, plan)
     is_first = not (new_run or stored or lost)
     begun = store.begin(os.urandom(RUN_SIZE), plan, model, key, is_first=is_first, carried=carried)
     _log.info("run %s begins: %s", begun.run.hex(), run_length(plan.rounds))

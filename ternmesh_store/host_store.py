@@ -122,18 +122,14 @@ class HostStore(Store):
         )
         return StoredRun(run, from_numbers(tuple(json.loads(plan))), state)
 
-    def learned_run(self) -> tuple[bytes, int, bytes] | None:
-        """The run, its version and model, if it has learned or taken along anything."""
-        rows = self._database.rows("SELECT run, version, model FROM host_run")
-        return rows[0] if rows and (rows[0][1] > 0 or self.carried_from) else None
-
     def learned(self) -> LearnedRun | None:
-        """What that run has learned or taken along."""
-        row = self.learned_run()
-        if row is None:
+        """The run with what it has learned or taken along; None where there is nothing."""
+        rows = self._database.rows("SELECT run, version, model FROM host_run")
+        if not rows or (rows[0][1] == 0 and not self.carried_from):
             return None
+        run, version, model = rows[0]
         learned = Learned(self._values.integers(_MODEL), self._values.floats(_RESIDUAL))
-        return LearnedRun(*row, self._values.get(_KEY), learned)
+        return LearnedRun(run, version, model, self._values.get(_KEY), learned)
 
     @property
     def carried_from(self) -> str:
