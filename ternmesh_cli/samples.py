@@ -57,9 +57,7 @@ def add_import_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", help="of a CSV file: the column with the label")
     parser.add_argument("--horizon", type=int, help="how many rows later the label is read")
     parser.add_argument("--separator", help="of a CSV file, where it is not found")
-    parser.add_argument(
-        "--held-out", type=_share, default=0.2, help="the share for evaluation: 0.2"
-    )
+    process.add_option(parser, "--held-out", process.real(0, 1), 0.2, "the share for evaluation")
 
 
 def run_import(arguments: argparse.Namespace) -> int:
@@ -89,14 +87,6 @@ def run_import(arguments: argparse.Namespace) -> int:
         print(f"left out: {count} {reason}{first}")
     print("the board has read them" if is_running else "the board reads them at its start")
     return process.ExitCode.DONE
-
-
-def _share(text: str) -> float:
-    """A number between 0 and 1."""
-    share = float(text)
-    if not 0 < share < 1:
-        raise argparse.ArgumentTypeError(f"{text} must be between 0 and 1")
-    return share
 
 
 def run_list(arguments: argparse.Namespace) -> int:
