@@ -122,7 +122,6 @@ class HostProtocol:
         self.round = self._new_round(state.bodies)
         self.deadline = 0.0  # the caller's clock
         self.is_held = False  # it stays open until its deadline, whatever is here
-        # What makes a global update of a round
         self.combiner = Combiner(
             plan=plan,
             settings=settings.aggregation,
