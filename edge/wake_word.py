@@ -7,6 +7,7 @@ adapter that the board has learned. The protocol has no authentication.
 import asyncio
 import ipaddress
 import logging
+import time
 from collections.abc import Collection, Sequence
 from typing import Final
 from urllib.parse import urlsplit
@@ -16,17 +17,18 @@ import numpy as np
 from edge.data.live.microphone import EnergyGate
 from edge.data.logmel import CLIP, FRAMES, MELS, RATE, Sound, log_mel, resample
 from edge.data.sources import input_specs
-from edge.errors import DataError, ModelError
+from edge.errors import DataError
 from edge.predict.predictor import Predictor
 from ternmesh import __version__
 from ternmesh.config import ConfigError
+from ternmesh.timers import RateLimiter
+from ternmesh_service.fair_listener import FairListener
 from transports.base import MissingExtra
 
 try:
     from wyoming.audio import AudioChunk, AudioStart, AudioStop
-    from wyoming.event import Event
+    from wyoming.event import Event, async_read_event, async_write_event
     from wyoming.info import Attribution, Describe, Info, WakeModel, WakeProgram
-    from wyoming.server import AsyncEventHandler, AsyncServer
     from wyoming.wake import Detect, Detection, NotDetected
 except ImportError as error:
     raise MissingExtra(
@@ -34,7 +36,11 @@ except ImportError as error:
     ) from error
 
 PROGRAM: Final = "ternmesh"
-CLIENTS_MAX = 8
+CLIENTS_MAX = 32  # at once; a further one ends another
+HEADER_MAX = 1 << 15  # bytes of the line with which an event begins
+PART_MAX = 1 << 17  # bytes of its data, and of its sound: 4 s of 16 bits at 16 kHz
+IDLE_S = 60.0  # for a whole event and the answers to it
+WARN_S = 60.0  # between two lines of the log about clients that are left
 SOUND_RATES = (8000, 48_000)  # Hz, lowest and highest
 _WIDTHS = {1: ("u1", 128.0, 128.0), 2: ("<i2", 0.0, 32_768.0), 4: ("<i4", 0.0, 2.0**31)}
 _AUTHOR = Attribution("ternmesh", "")
@@ -108,17 +114,28 @@ class WakeWordService:
             raise DataError(f"the model does not know {unknown[0]!r}: it has {', '.join(labels)}")
         self._predictor, self._threshold = predictor, threshold
         self._words = tuple(words) or labels
-        self.clients = 0
+        self.warnings = RateLimiter(WARN_S)
 
     async def serve(self, uri: str) -> None:
         """Serve until the task is cancelled; OSError where the address cannot be used."""
-        server = AsyncServer.from_uri(uri)
-        await server.start(lambda reader, writer: _Client(self, reader, writer))
+        loop, parts, running = asyncio.get_running_loop(), urlsplit(uri), set[asyncio.Task[None]]()
+        listener = FairListener(parts.hostname or "", parts.port or 0, CLIENTS_MAX)
+
+        def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            task = loop.create_task(_Client(self, listener, reader, writer).run())
+            running.add(task)
+            task.add_done_callback(running.discard)
+
+        server = await loop.create_server(
+            lambda: asyncio.StreamReaderProtocol(_Reader(HEADER_MAX), connected), sock=listener
+        )
         _log.info("wake words on %s: %s", uri, ", ".join(self._words))
         try:
             await asyncio.Event().wait()
         finally:
-            await server.stop()
+            server.close()
+            for task in running:
+                task.cancel()
 
     def info(self) -> Info:
         """What the service has: each word is a model in Wyoming's sense."""
@@ -144,43 +161,58 @@ class WakeWordService:
         return Ears(self._predictor, words, self._threshold)
 
 
-class _Client(AsyncEventHandler):
+class _Reader(asyncio.StreamReader):
+    """Refuses a part of an event that is too long before it comes."""
+
+    async def readexactly(self, n: int) -> bytes:
+        if n > PART_MAX:
+            raise DataError(f"a part of an event of {n} bytes: send at most {PART_MAX}")
+        return await super().readexactly(n)
+
+
+class _Client:
     """One connection: sound in, detections out."""
 
     def __init__(
-        self, service: WakeWordService, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self,
+        service: WakeWordService,
+        listener: FairListener,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
     ) -> None:
-        super().__init__(reader, writer)
-        self._service = service
+        self._service, self._listener = service, listener
+        self._reader, self._writer = reader, writer
         self._names: Collection[str] | None = None
         self._ears = service.ears(None)
         self._detected = False
 
     async def run(self) -> None:
-        """Serve the client, if there is room for it."""
-        if self._service.clients == CLIENTS_MAX:
-            _log.warning("a client is refused: there are %d of them", CLIENTS_MAX)
-            self.writer.close()
-            return
-        self._service.clients += 1
+        """Serve the client until it ends, says nothing for too long, or sends no event."""
+        address = (self._writer.get_extra_info("peername") or ("", 0))[:2]
         try:
-            await super().run()
-        except (OSError, EOFError, ValueError) as error:
+            while True:
+                async with asyncio.timeout(IDLE_S):
+                    event = await async_read_event(self._reader)
+                    if event is None:
+                        break
+                    self._listener.heard(address)
+                    await self._handle(event)
+        except (OSError, EOFError) as error:
             _log.debug("a client went away: %r", error)
+            self._writer.transport.abort()
+        except Exception as error:  # noqa: BLE001  (whatever it sends ends this client alone)
+            if self._service.warnings.allow("", time.monotonic()):
+                _log.warning("a wake-word client at %s is left: %.200r", address[0], str(error))
+            self._writer.transport.abort()
         finally:
-            self._service.clients -= 1
+            self._writer.close()
 
-    async def handle_event(self, event: Event) -> bool:
-        """False ends the connection."""
-        try:
-            return await self._handle(event)
-        except (DataError, ModelError, KeyError, TypeError, ValueError) as error:
-            _log.warning("a client of the wake-word service is left: %s", error)
-            return False
+    async def _write(self, event: Event) -> None:
+        await async_write_event(event, self._writer)
 
-    async def _handle(self, event: Event) -> bool:
+    async def _handle(self, event: Event) -> None:
         if Describe.is_type(event.type):
-            await self.write_event(self._service.info().event())
+            await self._write(self._service.info().event())
         elif Detect.is_type(event.type):
             self._names = Detect.from_event(event).names
         elif AudioStart.is_type(event.type):
@@ -190,7 +222,6 @@ class _Client(AsyncEventHandler):
             sound = decode(chunk.audio, chunk.width, chunk.channels)
             for word in await asyncio.to_thread(self._ears.take, sound, chunk.rate):
                 self._detected = True
-                await self.write_event(Detection(name=word, timestamp=chunk.timestamp).event())
+                await self._write(Detection(name=word, timestamp=chunk.timestamp).event())
         elif AudioStop.is_type(event.type) and not self._detected:
-            await self.write_event(NotDetected().event())
-        return True
+            await self._write(NotDetected().event())

@@ -9,6 +9,7 @@ import asyncio
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from wyoming.event import Event
 from wyoming.info import Describe, Info
 from wyoming.wake import Detect, Detection, NotDetected
 
+from edge import wake_word
 from edge.data.logmel import CLIP, FFT, FRAMES, HOP, LOUD, QUIET, RATE, WINDOW, _mel_bank
 from edge.errors import DataError
 from edge.onnx.session import load_model, write_adapter
@@ -165,24 +167,79 @@ def test_what_is_no_sound_ends_that_connection_alone(predictor, recordings) -> N
     assert detections(answers)[0].name == recordings[0][0]
 
 
-def test_there_is_room_for_a_few_clients(predictor) -> None:
-    async def ask(uri: str) -> bool:
-        held = [AsyncClient.from_uri(uri) for _ in range(CLIENTS_MAX)]
-        for client in held:
-            await client.connect()
-            await client.write_event(Describe().event())
-            assert await client.read_event() is not None
-        async with AsyncClient.from_uri(uri) as late:
-            refused = await asyncio.wait_for(late.read_event(), 10.0) is None
-        await held[0].disconnect()
-        await asyncio.sleep(0.1)
+def test_silent_connections_keep_nobody_away(predictor, recordings) -> None:
+    async def ask(uri: str) -> tuple[bool, list[Event]]:
+        port = int(uri.rsplit(":", 1)[1])
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(CLIENTS_MAX)]
+        silent[0][1].write(b'{"type": "desc')  # half an event is none
+        events = await heard(uri, recordings[0][1])
+        ended = await asyncio.wait_for(silent[0][0].read(), 10.0) == b""
         [program] = (await described(uri)).wake
-        assert [model.name for model in program.models] == ["seven", "three"]
-        for client in held[1:]:
-            await client.disconnect()
-        return refused
+        assert [model.name for model in program.models] == [recordings[0][0]]
+        for _, writer in silent:
+            writer.close()
+        return ended, events
 
-    assert serving(WakeWordService(predictor, ["seven", "three"], 0.5), ask)
+    ended, events = serving(WakeWordService(predictor, [recordings[0][0]], 0.0), ask)
+    assert ended, "the longest silent one makes room"
+    assert detections(events), "and one that speaks stays"
+
+
+@pytest.mark.parametrize("sent", [b"", b'{"type": "audio-chunk", "payload_length": 9}\n123'])
+def test_a_client_that_stops_in_an_event_is_left(predictor, monkeypatch, sent: bytes) -> None:
+    monkeypatch.setattr(wake_word, "IDLE_S", 0.3)
+
+    async def ask(uri: str) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(uri.rsplit(":", 1)[1]))
+        writer.write(sent)
+        return await asyncio.wait_for(reader.read(), 10.0)
+
+    assert serving(WakeWordService(predictor, [], 0.5), ask) == b""
+
+
+def nested(kind: str, depth: int) -> bytes:
+    """An event whose data are lists in lists."""
+    data = b'{"names": ' + b"[" * depth + b"]" * depth + b"}"
+    return b'{"type": "%s", "data_length": %d}\n' % (kind.encode(), len(data)) + data
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"[" * wake_word.HEADER_MAX,
+        b"[" * 20_000 + b"\n",
+        b"x" * (3 * wake_word.HEADER_MAX),
+        b'{"type": "audio-chunk", "payload_length": 1500000000}\n',
+        b'{"type": "audio-chunk", "payload_length": %d}\n' % (wake_word.PART_MAX + 1),
+        b'{"type": "detect", "data_length": 1500000000}\n',
+        b'{"type": "detect", "data_length": "many"}\n',
+        b'{"type": "detect", "data_length": 1e300}\n',
+        b'{"type": "detect", "data_length": 2}\n[]',
+        b'{"type": "detect", "data": 5, "data_length": 2}\n{}',
+        nested("detect", 20_000),
+        nested("detect", 900) + b'{"type": "audio-start"}\n',
+        b'{"type": "audio-chunk", "data": {"rate": 16000, "width": [], "channels": 1}}\n',
+        b'{"type": "audio-chunk", "data": {"rate": NaN, "width": 2, "channels": 1}}\n',
+        b'{"type": "audio-chunk", "data": {"rate": 8000.5, "width": 2, "channels": 1},'
+        b' "payload_length": 4}\nabcd',
+        b'{"type": "audio-chunk"}\n',
+        b'{"type": ["x"]}\n{"type": {}}\n{}\n',
+        b"[1]\n",
+        b"null\n",
+    ],
+)
+def test_hostile_events_end_that_connection_alone(predictor, caplog, sent: bytes) -> None:
+    async def ask(uri: str) -> Info:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(uri.rsplit(":", 1)[1]))
+        writer.write(sent)
+        with suppress(ConnectionError):  # it may hang up before it has all
+            writer.write_eof()
+            await asyncio.wait_for(reader.read(), 10.0)
+        return await described(uri)
+
+    assert serving(WakeWordService(predictor, [], 0.5), ask).wake
+    assert not [record for record in caplog.records if record.exc_info], "no traceback"
+    assert all(len(record.getMessage()) < 300 for record in caplog.records)
 
 
 @pytest.mark.parametrize(
