@@ -27,6 +27,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ternmesh.errors import TernmeshError
 from ternmesh_service.control_socket import ANSWER_S, BOARDS, DATA, ControlError, NotServed, ask
+from ternmesh_service.fair_listener import FairListener
 from ternmesh_service.page.config import PageConfig, read_token
 from ternmesh_service.page.feed import PageFeed
 from ternmesh_service.page.parts import parts
@@ -34,9 +35,10 @@ from ternmesh_service.status import BoardStatus, HostStatus, Status, ask_status
 
 STATIC = Path(__file__).with_name("static")
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
-READERS_MAX = 32  # open pages
-CONNECTIONS_MAX = 100
-FIRST_S = 10.0  # a connection without a request for so long is closed
+READERS_MAX, KEPT = 32, 8  # open pages; how many of them only those with the token may open
+CONNECTIONS_MAX = 100  # without the token; a further one ends another
+REQUEST_S = 10.0  # for the head of a request, and for its body
+STALL_S = 60.0  # a reader that takes nothing for so long is left
 ACTIONS_MAX, SAMPLES_S = 8, 60.0  # at once; the longest wait for an answer about samples
 REQUEST_MAX = 1 << 16  # bytes of an action
 POLL_S, POLL_LONGEST_S = 1.0, 10.0
@@ -59,6 +61,7 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
+    "Connection": "close",  # each has one request, so none can hold its connection with more
 }
 
 _log = logging.getLogger(__name__)
@@ -73,23 +76,42 @@ class RequestRefused(TernmeshError):
 
 
 class _Connection(H11Protocol):
-    """A connection: it is closed where there are too many, and where no request comes."""
+    """A connection: it is closed where no request comes, or where nothing is read."""
+
+    _stalled: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > CONNECTIONS_MAX:
-            transport.abort()
-        self.loop.call_later(FIRST_S, self._close_if_idle)
+        self.loop.call_later(REQUEST_S, self._close_if_idle)
 
     def _close_if_idle(self) -> None:
         if self.cycle is None:
             self.transport.close()
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stalled = self.loop.call_later(STALL_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._stalled is not None:
+            self._stalled.cancel()
+
+
+class _Json(JSONResponse):
+    """JSON in ASCII: names of files may have lone surrogates, which UTF-8 cannot have."""
+
+    def render(self, content: object) -> bytes:
+        return json.dumps(content).encode()
+
 
 class Page:
     """Answers the requests of browsers. All calls come from the event loop of its thread."""
 
-    def __init__(self, config: PageConfig, token: str, socket: Path) -> None:
+    def __init__(
+        self, config: PageConfig, token: str, socket: Path, listener: FairListener
+    ) -> None:
+        self._listener = listener
         self._config = config
         self._token = token
         self._socket = socket
@@ -144,12 +166,12 @@ class Page:
                 self._check_origin(request)
                 response: Response = await handler(request)
             except RequestRefused as error:
-                response = JSONResponse({"error": str(error)}, error.status)
+                response = _Json({"error": str(error)}, error.status)
             except ControlError as error:
-                response = JSONResponse({"error": str(error)}, 502)
+                response = _Json({"error": str(error)}, 502)
             except (ClientDisconnect, OSError) as error:
                 _log.warning("a request of the page failed: %r", error)
-                response = JSONResponse({"error": "the host cannot do this now: see its log"}, 502)
+                response = _Json({"error": "the host cannot do this now: see its log"}, 502)
             response.headers.update(HEADERS)
             return response
 
@@ -175,6 +197,8 @@ class Page:
             raise RequestRefused(
                 401, "this needs the token: open the address that `ternmesh page` prints"
             )
+        if request.client is not None:
+            self._listener.keep((request.client.host, request.client.port))
 
     async def _static(self, request: Request) -> Response:
         name = request.path_params.get("name", "index.html")
@@ -184,14 +208,16 @@ class Page:
         return Response(path.read_bytes(), media_type=TYPES[path.suffix])
 
     async def _events(self, request: Request) -> Response:
+        readers_max = READERS_MAX - KEPT
         if self._config.is_open or "authorization" in request.headers:
             self._check_token(request)
-        if self._readers >= READERS_MAX:
-            raise RequestRefused(503, f"{READERS_MAX} pages are open: close one")
-        return StreamingResponse(self._stream(), media_type="text/event-stream")
+            readers_max = READERS_MAX
+        if self._readers >= readers_max:
+            raise RequestRefused(503, f"{self._readers} pages are open: close one")
+        return StreamingResponse(self._stream(readers_max), media_type="text/event-stream")
 
-    async def _stream(self) -> AsyncIterator[str]:
-        if self._readers >= READERS_MAX:  # others have come at the same time
+    async def _stream(self, readers_max: int) -> AsyncIterator[str]:
+        if self._readers >= readers_max:  # others have come at the same time
             return
         self._readers += 1
         self._wanted.set()
@@ -253,7 +279,7 @@ class Page:
         self._actions += 1
         try:
             wait_s = SAMPLES_S if key == DATA else ANSWER_S
-            return JSONResponse(await asyncio.to_thread(ask, self._socket, asked, wait_s))
+            return _Json(await asyncio.to_thread(ask, self._socket, asked, wait_s))
         finally:
             self._actions -= 1
 
@@ -266,54 +292,56 @@ def _host_name(host: str) -> str:
 
 async def _body(request: Request, size_max: int) -> bytes:
     body = bytearray()
-    async for block in request.stream():
-        body += block
-        if len(body) > size_max:
-            raise RequestRefused(413, f"an action has at most {size_max:,} bytes")
+    try:
+        async with asyncio.timeout(REQUEST_S):
+            async for block in request.stream():
+                body += block
+                if len(body) > size_max:
+                    raise RequestRefused(413, f"an action has at most {size_max:,} bytes")
+    except TimeoutError as error:
+        raise RequestRefused(408, "the action did not arrive in time: try again") from error
     return bytes(body)
 
 
 @contextmanager
 def serving(config: PageConfig, socket: Path, folder: Path) -> Iterator[None]:
     """Serve the page in a thread; ConfigError where the address or the files cannot be used."""
-    family = sockets.AF_INET6 if ":" in config.address else sockets.AF_INET
-    listening = sockets.socket(family)
-    try:
-        listening.setsockopt(sockets.SOL_SOCKET, sockets.SO_REUSEADDR, 1)
-        listening.bind((config.address, config.port))
-        listening.listen()  # now, so that nobody is refused while the server starts
-        page = Page(config, read_token(folder), socket)
-        settings = uvicorn.Config(
-            page.app(),
-            loop="asyncio",
-            http=_Connection,
-            ws="none",
-            lifespan="on",
-            log_config=None,
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            timeout_graceful_shutdown=1,
-            ssl_certfile=config.certificate_file,
-            ssl_keyfile=config.key_file,
+    with contextlib.ExitStack() as stack:
+        try:
+            listener = FairListener(config.address, config.port, CONNECTIONS_MAX)
+            stack.enter_context(listener)
+            page = Page(config, read_token(folder), socket, listener)
+            settings = uvicorn.Config(
+                page.app(),
+                loop="asyncio",
+                http=_Connection,
+                ws="none",
+                lifespan="on",
+                log_config=None,
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                timeout_graceful_shutdown=1,
+                ssl_certfile=config.certificate_file,
+                ssl_keyfile=config.key_file,
+            )
+            settings.load()
+        except OSError as error:
+            raise NotServed(
+                f"[page] cannot be served on {config.address} port {config.port}: "
+                f"{error.strerror or error}"
+            ) from error
+        server, log = uvicorn.Server(settings), logging.getLogger("uvicorn.error")
+        log.setLevel(logging.ERROR)  # a request that is none is no news
+        thread = threading.Thread(target=server.run, args=([listener],), name="page", daemon=True)
+        thread.start()
+        _log.info(
+            "the page is on %s; `ternmesh page` prints the address with its token", config.url
         )
-        settings.load()
-    except OSError as error:
-        listening.close()
-        raise NotServed(
-            f"[page] cannot be served on {config.address} port {config.port}: "
-            f"{error.strerror or error}"
-        ) from error
-    server, log = uvicorn.Server(settings), logging.getLogger("uvicorn.error")
-    log.setLevel(logging.WARNING)
-    thread = threading.Thread(target=server.run, args=([listening],), name="page", daemon=True)
-    thread.start()
-    _log.info("the page is on %s; `ternmesh page` prints the address with its token", config.url)
-    try:
-        yield
-    finally:
-        log.setLevel(logging.CRITICAL)  # that it closes open pages is no error
-        server.should_exit = True
-        page.end()
-        thread.join(timeout=5.0)
-        listening.close()
+        try:
+            yield
+        finally:
+            log.setLevel(logging.CRITICAL)  # that it closes open pages is no error
+            server.should_exit = True
+            page.end()
+            thread.join(timeout=5.0)

@@ -5,7 +5,7 @@ import json
 import socket
 import ssl
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -20,6 +20,7 @@ from ternmesh_cli import main
 from ternmesh_cli.broker.certificates import SERVER_DAYS, make_authority, make_server
 from ternmesh_service.alarms import BAD, WARN, alarms
 from ternmesh_service.control_socket import ControlServer
+from ternmesh_service.fair_listener import FairListener
 from ternmesh_service.machine import Machine
 from ternmesh_service.metrics import MetricsConfig, served_metrics
 from ternmesh_service.page import server
@@ -421,16 +422,18 @@ def test_a_slow_reader_holds_up_nobody_and_gets_the_newest(start: Any, monkeypat
     assert seen == sorted(seen)
 
 
-def test_so_many_pages_may_be_open_and_without_one_nobody_asks(
-    start: Any, monkeypatch: Any
-) -> None:
+def test_pages_without_the_token_leave_room_for_the_owner(start: Any, monkeypatch: Any) -> None:
     site = start()
-    monkeypatch.setattr(server, "READERS_MAX", 1)
-    assert site.polls == 0
-    first = site.open("GET", "/events")
-    site.news(first)
+    monkeypatch.setattr(server, "READERS_MAX", 3)
+    monkeypatch.setattr(server, "KEPT", 1)
+    assert site.polls == 0, "without a page nobody asks"
+    guests = [site.open("GET", "/events") for _ in range(2)]
+    assert all(site.news(guest) for guest in guests)
     assert site.polls >= 1
     assert site.open("GET", "/events").status == 503
+    owner = site.open("GET", "/events", token=site.token)
+    assert site.news(owner)["parts"]
+    assert site.open("GET", "/events", token=site.token).status == 503
 
 
 def test_a_status_of_another_kind_is_trouble_that_ends(site: Site) -> None:
@@ -444,14 +447,86 @@ def test_a_status_of_another_kind_is_trouble_that_ends(site: Site) -> None:
         pass
 
 
-def test_connections_that_say_nothing_are_closed(start: Any, monkeypatch: Any) -> None:
+HEAD = b"POST /act HTTP/1.1\r\nHost: 127.0.0.1\r\nOrigin: http://127.0.0.1\r\n"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"GET / HT",
+        HEAD + b"X-Slow: ",
+        HEAD + b"Content-Length: 9\r\n\r\nx",
+        HEAD + b"Authorization: Bearer TOKEN\r\nContent-Length: 9\r\n\r\nx",
+        HEAD + b"Authorization: Bearer TOKEN\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n",
+        b"GET /static/page.js HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\nGET /",
+    ],
+)
+def test_a_connection_ends_where_a_request_does_not(
+    start: Any, monkeypatch: Any, sent: bytes
+) -> None:
+    monkeypatch.setattr(server, "REQUEST_S", 0.3)
+    site = start()
+    with socket.create_connection((site.config.address, site.config.port), 10) as slow:
+        slow.sendall(sent.replace(b"TOKEN", site.token.encode()))
+        with suppress(ConnectionResetError):
+            while slow.recv(65_536):
+                pass
+
+
+def test_the_newest_connection_is_served_however_many_wait(start: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(server, "CONNECTIONS_MAX", 3)
-    monkeypatch.setattr(server, "FIRST_S", 0.3)
     site = start()
     address = site.config.address, site.config.port
-    idle = [socket.create_connection(address, 5) for _ in range(6)]
-    assert [one.recv(1) for one in idle] == [b""] * 6
+    owner = site.open("GET", "/events", token=site.token)
+    idle = [socket.create_connection(address, 10) for _ in range(6)]
+    for one in idle:
+        with suppress(OSError):
+            one.sendall(b"GET / HTTP/1.1\r\nHost: 127")
     assert site.open("GET", "/").status == 200
+    assert site.act(MUTE)[0] == 200
+    assert [one.recv(1) for one in idle[:4]] == [b""] * 4
+    assert site.news(owner), "what the owner has open stays"
+
+
+def test_a_reader_that_takes_nothing_is_left(start: Any, monkeypatch: Any, eventually: Any) -> None:
+    monkeypatch.setattr(server, "STALL_S", 0.3)
+    monkeypatch.setattr(server, "READERS_MAX", 1)
+    monkeypatch.setattr(server, "KEPT", 0)
+    site = start()
+    site.answer = to_json(host_status([f"board-{n:03}" for n in range(300)]))
+    accept = FairListener.accept
+
+    def tight(self: FairListener) -> Any:
+        client, address = accept(self)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        return client, address
+
+    monkeypatch.setattr(FairListener, "accept", tight)
+    with socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.connect((site.config.address, site.config.port))
+        slow.sendall(b"GET /events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        eventually(lambda: site.polls > 0)
+        eventually(lambda: site.open("GET", "/events").status == 200)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        r'{"boards": "\ud800", "mute": true}',
+        r'{"boards": "ada", "mute": "\udfff"}',
+        r'{"data": "label", "keys": ["\ud800"], "label": "\udcff"}',
+        '{"boards": NaN, "mute": 1e999}',
+        '{"boards": ' + "[" * 900 + "]" * 900 + "}",
+        '[["boards", "ada"]]',
+    ],
+)
+def test_any_text_of_an_action_gets_an_answer(site: Site, monkeypatch: Any, text: str) -> None:
+    monkeypatch.setattr(site, "handle", lambda request: {"said": request.get("boards")})
+    answer = site.open("POST", "/act", text, token=site.token)
+    assert answer.status in (200, 400, 502)
+    assert answer.read().isascii()
 
 
 def test_its_end_does_not_wait_for_readers_nor_for_the_process(tmp_path: Path) -> None:
