@@ -4,15 +4,21 @@ A scrape asks the control socket as `ternmesh status` does: it never touches the
 """
 
 import logging
+import math
+import sys
+import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ternmesh.config import ConfigError, limits
 from ternmesh_service.control_socket import ControlError, NotServed
+from ternmesh_service.fair_listener import FairListener
 from ternmesh_service.status import (
     BoardStatus,
     GatewayStatus,
@@ -58,6 +64,9 @@ METRICS = {  # by name: kind and help
     "bytes": (COUNTER, "bytes on the bearer since the start, by direction"),
     "memory_bytes": (GAUGE, "resident memory of the process"),
 }
+CLIENTS_MAX = 8  # at once; a further one ends another
+CLIENT_S = 10.0  # for what a client sends, and for what it reads
+FRESH_S = 0.5  # scrapes within it get one status
 Labels = tuple[tuple[str, str], ...]
 Sample = tuple[str, float, Labels]
 Value = tuple[str, float | None, Labels]
@@ -80,20 +89,23 @@ def served_metrics(config: MetricsConfig, socket: Path) -> Iterator[None]:
         yield
         return
     try:
-        from prometheus_client import CollectorRegistry, start_http_server
+        from prometheus_client import CollectorRegistry, MetricsHandler
     except ImportError as error:
         raise ConfigError(
             "[metrics] needs the package prometheus-client: pip install 'ternmesh[metrics]'"
         ) from error
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Collector(socket))
+    handler = type("Handler", (MetricsHandler,), {"registry": registry, "timeout": CLIENT_S})
     try:
-        server, thread = start_http_server(config.port, config.address, registry)
+        server = _Server(config, handler)
     except OSError as error:
         raise NotServed(
             f"metrics.port {config.port} on {config.address} cannot be used ({error.strerror}): "
             "choose another one"
         ) from error
+    thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
+    thread.start()
     _log.info("metrics are on http://%s:%d/metrics", config.address, config.port)
     try:
         yield
@@ -103,11 +115,31 @@ def served_metrics(config: MetricsConfig, socket: Path) -> Iterator[None]:
         thread.join()
 
 
+class _Server(ThreadingHTTPServer):
+    """One thread for each of a few clients: none that hangs keeps another away."""
+
+    def __init__(self, config: MetricsConfig, handler: type[BaseHTTPRequestHandler]) -> None:
+        place = config.address, config.port
+        super().__init__(place, handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = FairListener(*place, CLIENTS_MAX)
+
+    def handle_error(self, *_: object) -> None:
+        """Clients that hang or go away are no news; what else happens is a fault of ours."""
+        error = sys.exception()
+        level = logging.DEBUG if isinstance(error, OSError) else logging.ERROR
+        _log.log(level, "a scrape failed", exc_info=error)
+
+
 class _Collector:
-    """What a scrape gets."""
+    """What a scrape gets. Those that come faster get the same, so that they cost no round."""
 
     def __init__(self, socket: Path) -> None:
         self._socket = socket
+        self._asking = threading.Lock()
+        self._asked_at = -math.inf
+        self._status: Status | None = None
+        self._trouble = ""
 
     def describe(self) -> list["Metric"]:
         """None in advance: there may be no answer yet."""
@@ -117,10 +149,12 @@ class _Collector:
         """The metrics of the status now; none while the process does not answer."""
         from prometheus_client.core import Metric
 
-        try:
-            status = ask_status(self._socket)
-        except ControlError as error:
-            _log.warning("no metrics for this scrape: %s", error)
+        if self._asking.acquire(blocking=False):  # no thread waits for another
+            try:
+                self._refresh(time.monotonic())
+            finally:
+                self._asking.release()
+        if (status := self._status) is None:
             return
         found: dict[str, Metric] = {}
         for name, value, labels in samples(status):
@@ -130,6 +164,18 @@ class _Collector:
             suffix = "_total" if kind == "counter" else ""
             found[name].add_sample(PREFIX + name + suffix, dict(labels), value)
         yield from found.values()
+
+    def _refresh(self, now: float) -> None:
+        if now < self._asked_at + FRESH_S:
+            return
+        self._asked_at = now
+        try:
+            self._status, self._trouble = ask_status(self._socket), ""
+        except ControlError as error:
+            self._status = None
+            if self._trouble != (trouble := str(error)):
+                _log.warning("no metrics for the scrapes: %s", error)
+                self._trouble = trouble
 
 
 def samples(status: Status) -> Iterator[Sample]:

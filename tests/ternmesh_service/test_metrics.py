@@ -2,13 +2,17 @@
 
 import http.client
 import socket
+import threading
 import urllib.request
+from contextlib import ExitStack
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ternmesh.config import ConfigError
+from ternmesh_service import metrics
 from ternmesh_service.control_socket import ControlServer
 from ternmesh_service.metrics import METRICS, PREFIX, MetricsConfig, samples, served_metrics
 from ternmesh_service.status import HistoryEntry, to_json
@@ -114,3 +118,34 @@ def test_a_port_in_use_is_a_sentence(tmp_path) -> None:
             served_metrics(config, tmp_path / "x"),
         ):
             pass
+
+
+def test_clients_that_hang_keep_no_scrape_away(tmp_path, caplog, capfd) -> None:
+    config, path, asked = MetricsConfig(free_port()), tmp_path / "control.sock", []
+
+    def answer(request: Any) -> Any:
+        asked.append(request)
+        return to_json(HOST)
+
+    with ControlServer(path, answer), served_metrics(config, path), ExitStack() as stack:
+        for _ in range(3 * metrics.CLIENTS_MAX):
+            client = stack.enter_context(socket.create_connection((config.address, config.port)))
+            client.sendall(b"GET /metrics HT")
+        answers = [scraped(config.port) for _ in range(3)]
+        assert all(answers)
+        assert threading.active_count() < 3 * metrics.CLIENTS_MAX
+    assert len(asked) == 1, "scrapes that come together cost one status"
+    assert capfd.readouterr().err == ""
+    assert not caplog.records
+
+
+def test_a_client_that_stops_in_a_request_is_left(serve, tmp_path, monkeypatch, capfd) -> None:
+    monkeypatch.setattr(metrics, "CLIENT_S", 0.2)
+    config = MetricsConfig(free_port())
+    with (
+        served_metrics(config, tmp_path / "none.sock"),
+        socket.create_connection((config.address, config.port), 10) as client,
+    ):
+        client.sendall(b"GET /metrics HT")
+        assert client.recv(1) == b""
+    assert capfd.readouterr().err == ""
