@@ -24,7 +24,7 @@ from ternmesh_store.files import make_private_folder
 
 REQUEST_MAX = 4 << 20  # bytes, line end included; the identities of a large fleet are the longest
 ANSWER_MAX = 4 << 20
-CLIENTS_MAX = 16  # at once; the connection of a further one is closed
+CLIENTS_MAX = 16  # at once; a further one waits
 ANSWER_S = 10.0  # how long a client waits
 CLIENT_S = 5.0  # for a whole request and its answer
 BACKUP = "backup"  # the request for a copy of the state, with its folder
@@ -83,17 +83,16 @@ class ControlServer:
 
     def _accept(self, listening: socket.socket) -> None:
         while self._socket is not None:
+            self._places.acquire()  # the others wait in turn, as none takes long to read
             try:
                 client, _ = listening.accept()
             except OSError as error:
+                self._places.release()
                 if self._socket is not None:
                     _log.warning("the control socket cannot accept a client: %s", error)
                     time.sleep(1.0)  # For instance, file descriptors may become free.
                 continue
-            if self._places.acquire(blocking=False):
-                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
-            else:
-                client.close()
+            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
     def _serve(self, client: socket.socket) -> None:
         try:
