@@ -77,6 +77,7 @@ class Database:
         self._schema = schema
         self._connection: sqlite3.Connection | None = None
         self.went_back = False  # `open` had to leave out a part of the WAL
+        self._leaves_traces = False
 
     def open(self, keep: Collection[str] | None = None) -> None:
         """Open the file, or create it.
@@ -136,6 +137,13 @@ class Database:
         """Make everything that was written durable. Does nothing if nothing was written."""
         if self.changed:
             self._execute("COMMIT")
+            if self._leaves_traces:
+                self._leaves_traces = False
+                self.checkpoint()
+
+    def leave_no_trace(self) -> None:
+        """With the next commit, what it deletes leaves the file and its WAL, too."""
+        self._leaves_traces = True
 
     def checkpoint(self) -> None:
         """Commit, and empty the WAL into the file, so that damage to it takes nothing back."""

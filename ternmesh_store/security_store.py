@@ -71,6 +71,7 @@ class SecurityStore(Store):
     def forget_peers(self) -> None:
         """Delete the state of all seals: this end has new keys, and so has every session."""
         self._database.clear("security_peer", "security_broadcast")
+        self._database.leave_no_trace()
 
     def record(self, layer: str, changes: Iterable[Change]) -> None:
         """Write what has changed in a layer. `commit` makes it durable."""
@@ -82,10 +83,18 @@ class SecurityStore(Store):
                 case CloneCount():
                     insert("security_clone", layer, change.name, change.count, replace=True)
                 case GroupState():
-                    insert("security_broadcast", layer, write_group(change), replace=True)
+                    self._keep_broadcast_key(layer, change)
                 case ListNumber():
                     write("UPDATE security_fleet SET number = ?", change.number)
                 case HostRotated():
                     write("UPDATE security_fleet SET host = ?", write_host_keys(change.hosts))
                     write("DELETE FROM security_peer WHERE name = ? AND layer = ?", HOST, END)
                     write("DELETE FROM security_broadcast WHERE layer = ?", END)
+                    self._database.leave_no_trace()
+
+    def _keep_broadcast_key(self, layer: str, state: GroupState) -> None:
+        """Recorded broadcasts open with the key before: it must not stay on the disk."""
+        rows = self._database.rows("SELECT state FROM security_broadcast WHERE layer = ?", layer)
+        if rows and read_group(rows[0][0]).secret != state.secret:
+            self._database.leave_no_trace()
+        self._database.insert("security_broadcast", layer, write_group(state), replace=True)
