@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from email.parser import HeaderParser
 from pathlib import Path
 
-from tree import GLIBC_MINOR, ROOT, Target, package_version, run, source_date, write
+from tree import GLIBC_MINOR, ROOT, Target, package_version, run, source_date, unfinished, write
 
 HERE = Path(__file__).resolve().parent
 DOCUMENTS = Path("usr/share/doc/ternmesh")
@@ -57,12 +57,12 @@ def make_deb(root: Path, target: Target, out: Path, compression: str) -> Path:
         write(root / "DEBIAN" / script, (HERE / "debian" / script).read_bytes(), 0o755)
     for folder in (root, *(path for path in root.rglob("*") if path.is_dir())):
         folder.chmod(0o755)
-    out.mkdir(parents=True, exist_ok=True)
     path = out / f"ternmesh_{version}_{target.arch}.deb"
-    run(
-        "dpkg-deb", "--build", "--root-owner-group", f"-Z{compression}", root, path.resolve(),
-        env={**os.environ, "SOURCE_DATE_EPOCH": str(date)},
-    )  # fmt: skip
+    with unfinished(path) as new:
+        run(
+            "dpkg-deb", "--build", "--root-owner-group", f"-Z{compression}", root, new.resolve(),
+            env={**os.environ, "SOURCE_DATE_EPOCH": str(date)},
+        )  # fmt: skip
     return path
 
 

@@ -26,6 +26,7 @@ from tree import (
     package_version,
     run,
     source_date,
+    unfinished,
 )
 
 UID = 990  # of the image's user; a .deb takes the number that adduser gives
@@ -68,9 +69,8 @@ def make_oci(python: str, archs: Sequence[str], out: Path) -> Path:
     image["annotations"] = {"org.opencontainers.image.ref.name": f"ternmesh:{version}"}
     blobs["index.json"] = encoded({**index, "manifests": [image]})
     blobs["oci-layout"] = encoded({"imageLayoutVersion": "1.0.0"})
-    out.mkdir(parents=True, exist_ok=True)
     path = out / f"ternmesh_{version}.oci.tar"
-    with tarfile.open(path, "w") as archive:
+    with unfinished(path) as new, tarfile.open(new, "w") as archive:
         for name, content in sorted(blobs.items()):
             archive.addfile(entry(name, date, size=len(content)), io.BytesIO(content))
     return path

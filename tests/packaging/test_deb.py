@@ -7,12 +7,14 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 
+import deb as deb_module
 import pytest
 from deb import EXAMPLES, files, make_deb, place_of
-from tree import PREFIX, ROOT, Target, debian_version, furnish, prune, source_date
+from tree import PREFIX, ROOT, PackageError, Target, debian_version, furnish, prune, source_date
 
 from edge.config import read_node_config
 from edge.gateway.service import read_gateway_config
@@ -62,6 +64,24 @@ def deb(tmp_path_factory) -> Path:
         pytest.skip("dpkg-deb is not installed: only Debian and Ubuntu have it")
     folder = tmp_path_factory.mktemp("deb")
     return make_deb(folder / "root", small_tree(folder / "root"), folder / "out", "none")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_package_has_its_name_only_when_it_is_whole(tmp_path, monkeypatch, fails):
+    seen = []
+
+    def pack(*command, **_):
+        seen.extend(path.name for path in (tmp_path / "out").glob("*.deb"))
+        Path(command[-1]).write_bytes(b"half")
+        if fails:
+            raise PackageError("no room on the disk")
+
+    monkeypatch.setattr(deb_module, "run", pack)
+    target = small_tree(tmp_path / "root")
+    with pytest.raises(PackageError) if fails else nullcontext():
+        make_deb(tmp_path / "root", target, tmp_path / "out", "none")
+    assert seen == []
+    assert len(list((tmp_path / "out").iterdir())) == (0 if fails else 1)
 
 
 def members(deb: Path) -> dict[str, tarfile.TarInfo]:
