@@ -68,7 +68,7 @@ def deb(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_package_has_its_name_only_when_it_is_whole(tmp_path, monkeypatch, fails):
-    seen = []
+    seen: list[str] = []
 
     def pack(*command, **_):
         seen.extend(path.name for path in (tmp_path / "out").glob("*.deb"))
