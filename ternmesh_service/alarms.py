@@ -25,6 +25,7 @@ from transports.base import ALL, TransportStatus
 GOOD, WARN, BAD, OFF = "good", "warn", "bad", "off"
 DELIVERED = {"whole": "update is here", "part": "sending", "silent": "nothing new"}
 SILENT_S = 600.0  # after which a board that no round waits for is an alarm, and a report is old
+START_S = 120.0  # in which a program waits for others after its start
 DISK_MB = 500.0
 PAUSED = "paused: "  # the activity of a board that is too hot, or short of memory
 HOT = f"{PAUSED}too hot"
@@ -164,7 +165,8 @@ def _own(status: BoardStatus) -> Iterator[Alarm]:
         yield Alarm(BAD, "", "the host has revoked this board", "ask the owner of the fleet")
     if status.activity.startswith(PAUSED):
         yield Alarm(WARN, "", f"training is {status.activity}", status.held_back)
-    if status.activity == JOINING and status.transport.connected:
+    has_started = status.machine.up_s >= START_S
+    if has_started and status.activity == JOINING and status.transport.connected:
         yield Alarm(WARN, "", "this board has not joined a run yet", NO_ANSWER)
     if status.diverged:
         yield Alarm(WARN, "", f"training diverged in {status.diverged} rounds", DIVERGED)
@@ -186,7 +188,8 @@ def _fleet(status: HostStatus) -> Iterator[Alarm]:
         text = "a round needs one board alone, and what that sends is checked by nobody"
         yield Alarm(WARN, "", text, "set run.min_peers = 2 or more")
     active = sum(board.active for board in status.nodes)
-    if active < status.min_peers and not is_over(status):
+    has_started = status.machine.up_s >= START_S
+    if has_started and active < status.min_peers and not is_over(status):
         text = f"{active} of the {status.min_peers} boards that a round needs are here"
         yield Alarm(WARN, "", text, "start boards, or lower run.min_peers")
 

@@ -5,6 +5,7 @@ The terminal and a web page show the progress.
 
 import argparse
 import json
+import math
 import os
 import shutil
 import signal
@@ -18,9 +19,19 @@ from statistics import fmean as mean
 from typing import Any, TypeVar
 
 from ternmesh.config import ConfigError
+from ternmesh.wire.control import GATHERING, PHASES
 from ternmesh_cli.demo.bearer import BLE, LORA, MQTT, Ble, Radios
 from ternmesh_cli.demo.fleet import BOARDS, DemoError, DemoSettings, Fleet, accuracy, fleet
-from ternmesh_cli.process import add_json, add_option, add_uses, number, path, real, refuse_unused
+from ternmesh_cli.process import (
+    add_json,
+    add_option,
+    add_uses,
+    as_run,
+    number,
+    path,
+    real,
+    refuse_unused,
+)
 from ternmesh_cli.status_text import table
 from ternmesh_cli.workers import Worker
 from ternmesh_service.alarms import alarms
@@ -33,11 +44,21 @@ from transports.serial_lora.settings import DIALECTS
 
 POLL_S = 0.25
 PATIENCE_S = 600.0  # the demo fails if no new global adapter appears for this time
+STAY_S = 300  # after the last round, at a terminal
 ROUNDS_MAX = 100  # the longest history in the host's status
 SEED_MAX = 2**31
 SPEED_MAX = 1000.0
 OWN_BROKER = "the demo's own MQTT broker"
 MARK = "host/config.toml"  # a folder with this file comes from an earlier demo
+NEXT = """\
+Next:
+  ternmesh export --config {out}/host/config.toml --out learned
+      writes what they have learned as a model
+  ternmesh demo --bearer lora --loss 0.2
+      shows the same over slow radios that lose every fifth frame
+  ternmesh setup --host
+      begins a fleet of your own boards: README.md, "Run a fleet"
+"""
 
 T = TypeVar("T")
 
@@ -63,13 +84,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_option(parser, "--seed", number(0, SEED_MAX), 0, what)
     what = "folder for states and logs (default: demo-run)"
     parser.add_argument("--out", type=path, default=Path("demo-run"), help=what)
-    add_json(parser, "show no live progress; print one JSON object at the end")
+    what = "keep the fleet and its page until Ctrl-C (default: for 5 minutes at a terminal)"
+    parser.add_argument("--stay", action="store_true", help=what)
+    add_json(parser, "show no live progress and no page; print one JSON object at the end")
     radio = dict.fromkeys(("dialect", "speed"), (LORA,))
     add_uses(parser, "bearer", {"broker": (MQTT, BLE), "loss": (LORA, BLE), **radio})
 
 
 def run(arguments: argparse.Namespace) -> int:
     refuse_unused(arguments)
+    if arguments.stay and arguments.json:
+        raise ConfigError("--stay keeps the page, and --json has none: leave one of them out")
     # SIGTERM acts like Ctrl-C: it ends the demo and the processes of its fleet.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     folder = _prepare(arguments.out)
@@ -87,17 +112,21 @@ def run(arguments: argparse.Namespace) -> int:
     start = time.monotonic()
     simulated = settings.radios or settings.ble
     bearer = simulated.title if simulated else arguments.broker or OWN_BROKER
+    is_watched = sys.stdin.isatty() and sys.stdout.isatty()
+    stay_s = math.inf if arguments.stay else STAY_S * is_watched
     with fleet(settings) as processes:
         if settings.page:
-            _show_page(processes.host.folder, settings.page)
+            _show_page(processes, settings.page)
         if simulated and not arguments.json:
             print(bearer, file=sys.stderr)
         host, boards = _watch(processes, settings.rounds, quiet=arguments.json)
-    result = result_of(host, boards, bearer, time.monotonic() - start)
-    if arguments.json:
-        print(json.dumps(result))
-    else:
+        result = result_of(host, boards, bearer, time.monotonic() - start)
+        if arguments.json:
+            print(json.dumps(result))
+            return 0
         _show(host, boards, result)
+        _stay(processes, stay_s)
+    print(as_run(NEXT.format(out=arguments.out)), end="")
     return 0
 
 
@@ -126,12 +155,45 @@ def _free_port() -> int:
         return int(server.getsockname()[1])
 
 
-def _show_page(folder: Path, port: int) -> None:
-    """Say where the page is, and open it where there is a desktop."""
-    url = f"{PageConfig(port).url}#token={read_token(folder)}"
+def _show_page(processes: Fleet, port: int) -> None:
+    """Say where the page is once it answers, and open it where there is a desktop."""
+    print("starting a host and its boards", file=sys.stderr)
+    give_up_at = time.monotonic() + PATIENCE_S
+    while not _answers(port):
+        if time.monotonic() > give_up_at:
+            raise DemoError("the host's page does not answer: see the logs in --out")
+        processes.keep_alive()
+        time.sleep(POLL_S)
+    url = f"{PageConfig(port).url}#token={read_token(processes.host.folder)}"
     print(f"watch it live: {url}", file=sys.stderr)
     if sys.stderr.isatty() and ("DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ):
         webbrowser.open(url)
+
+
+def _answers(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), 1.0).close()
+    except OSError:
+        return False
+    return True
+
+
+def _stay(processes: Fleet, seconds: float) -> None:
+    """Keep the fleet and its page for a time, or for ever; Ctrl-C ends it."""
+    end = time.monotonic() + seconds
+    if seconds == math.inf:
+        print("the page stays until Ctrl-C", file=sys.stderr)
+    try:
+        while (left_s := end - time.monotonic()) > 0:
+            processes.keep_alive()
+            if left_s < math.inf:
+                left = f"{int(left_s) // 60}:{int(left_s) % 60:02}"
+                print(f"\rthe page stays for {left}; Ctrl-C ends it ", end="", file=sys.stderr)
+            time.sleep(1.0)
+    except KeyboardInterrupt:
+        pass  # it was asked for
+    if seconds:
+        print(file=sys.stderr)
 
 
 def _airtimes(programs: Mapping[str, HostStatus | BoardStatus]) -> dict[str, float] | None:
@@ -172,8 +234,7 @@ def _watch(
     progress_at = time.monotonic()
     version, shown = -1, ""
     while True:
-        for worker in processes.workers:
-            worker.keep_alive()
+        processes.keep_alive()
         host = _status(processes.host, HostStatus)
         boards = {board.name: _status(board, BoardStatus) for board in processes.boards}
         if not quiet and (line := progress(host, boards, rounds)) != shown:
@@ -194,6 +255,9 @@ def progress(host: HostStatus | None, boards: Mapping[str, BoardStatus | None], 
     """The rounds so far, the newest accuracy of each board, and the alarms of the host."""
     if host is None:
         return "starting"
+    if host.phase == PHASES[GATHERING] and not host.version:
+        here = sum(board.active for board in host.nodes)
+        return f"starting: {here} of {host.min_peers} boards are here"
     newest = [
         f"{name} {board.history[-1].metric or 0.0:.0%}" if board and board.history else name
         for name, board in boards.items()

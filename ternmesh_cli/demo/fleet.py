@@ -65,6 +65,11 @@ class Fleet:
     def workers(self) -> list[Worker]:
         return [self.host, *self.boards, *([self.gateway] if self.gateway else [])]
 
+    def keep_alive(self) -> None:
+        """Restart what a signal killed. WorkerError for what ended with an error."""
+        for worker in self.workers:
+            worker.keep_alive()
+
 
 def accuracy(board: BoardStatus, version: int) -> float:
     """That of a board with one version of the global adapter."""

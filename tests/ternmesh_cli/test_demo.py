@@ -1,14 +1,19 @@
 import contextlib
 import json
 import os
+import pty
+import re
+import shlex
 import signal
 import subprocess
 import sys
+import urllib.request
 from dataclasses import replace
 
 import pytest
 
 from ternmesh_cli.demo.command import progress
+from ternmesh_cli.main import main
 from ternmesh_service.control_socket import ControlError, ask
 from tests.statuses import DOWN, host_status
 
@@ -78,8 +83,43 @@ def test_the_demo_over_simulated_ble(tmp_path):
 
 @pytest.mark.parametrize("connected", [True, False])
 def test_the_progress_says_why_nothing_moves(connected):
+    waiting = host_status(["theo"], 0, phase="gathering", min_peers=3)
+    assert progress(waiting, {"theo": None}, 20) == "starting: 1 of 3 boards are here"
     host = host_status([], transport=replace(DOWN, connected=connected))
     assert progress(None, {"theo": None}, 20) == "starting"
     shown = progress(host, {"theo": None}, 20)
     assert shown.startswith("round  8 of 20: theo")
     assert ("the link is down: no route" in shown) is not connected
+
+
+def test_to_stay_without_a_page_is_refused(capsys):
+    assert main(["demo", "--json", "--stay"]) == 2
+    assert "leave one of them out" in capsys.readouterr().err
+
+
+@pytest.mark.nightly
+def test_at_a_terminal_the_page_stays_and_the_end_says_what_is_next(tmp_path):
+    command = [sys.executable, "-m", "ternmesh_cli.main", "demo", "--rounds", "1"]
+    terminal, end = pty.openpty()
+    with subprocess.Popen(
+        [*command, "--out", str(tmp_path / "out")], stdin=end, stdout=end, stderr=end
+    ) as demo:
+        os.close(end)
+        said = ""
+        while "the page stays for 4:5" not in said:
+            said += os.read(terminal, 4096).decode()
+        assert said.startswith("starting a host")
+        assert "boards that a round needs" not in said, "to wait at the start is no alarm"
+        page = re.search(r"(http://\S+/)#token", said)
+        assert page
+        assert urllib.request.urlopen(page[1]).status == 200
+        demo.send_signal(signal.SIGINT)
+        with contextlib.suppress(OSError):  # the end of a terminal
+            while part := os.read(terminal, 4096):
+                said += part.decode()
+        assert demo.wait(30) == 0
+    printed = re.search(r"ternmesh export .*", said)
+    assert printed
+    assert main([*shlex.split(printed[0])[1:-1], str(tmp_path / "learned")]) == 0
+    assert (tmp_path / "learned").is_dir()
+    os.close(terminal)

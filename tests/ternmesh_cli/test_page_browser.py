@@ -4,6 +4,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -294,3 +295,27 @@ def test_a_board_that_is_silent_is_an_alarm_with_what_to_do(browse: Any, tmp_pat
         assert page.text("#rows tr:first-child .state") in ("silent", "at work")
         assert page.all("img") == []
         assert page.troubles() == []
+
+
+def test_a_page_begins_with_starting_and_ends_with_what_is_next(
+    browse: Any, tmp_path: Path
+) -> None:
+    boards = ["theo", "nicolas", "yweweler"]
+    waiting = host_status(boards[:1], 0, phase="gathering", min_peers=3)
+    answers = [waiting, host_status(boards, 20, phase="finished")]
+    config, path = PageConfig(free_port()), tmp_path / "control.sock"
+    with ExitStack() as stack:
+        stack.enter_context(served_page(config, path, tmp_path))
+        page = browse(config.url, NARROW)
+        assert page.text("#phase") == "Starting …"
+        assert not page.one("#alarm-section").is_displayed(), "an empty box says nothing"
+        stack.enter_context(ControlServer(path, lambda _: to_json(answers[0])))
+        page.until(lambda: page.text("#phase").startswith("Starting: 1 of the 3 boards"))
+        page.until(lambda: page.all("#rows tr"))
+        del answers[0]
+        page.until(lambda: page.text("#phase").startswith("Finished after 20 rounds. Next:"))
+        page.until(lambda: len(page.all("#round-rows tr")) == 8)
+        assert page.driver.execute_script("return document.documentElement.scrollHeight") < 2000
+        assert page.serious() == []
+    page.until(lambda: page.text("#connection").startswith("ended"))
+    assert page.all("#rows tr"), "what was there stays"

@@ -85,12 +85,16 @@ def test_a_host_that_just_started_waits_with_alarms() -> None:
     assert told(nodes=(muted, board("ada"))) == []
     nodes = tuple(board(name, active=False, heard_s_ago=None) for name in NAMES)
     few = (WARN, "", "0 of the 2 boards that a round needs are here")
-    assert told(machine=replace(MACHINE, up_s=5.0), nodes=nodes) == [few]
+    assert told(machine=replace(MACHINE, up_s=5.0), nodes=nodes) == []
+    assert told(machine=replace(MACHINE, up_s=200.0), nodes=nodes) == [few]
     assert len(told(nodes=nodes)) == 4
     assert told(nodes=(), phase="finished") == []
 
 
 def test_a_board_has_alarms_of_its_own() -> None:
+    joining = board_status(activity="joining")
+    assert [alarm.text for alarm in alarms(joining)] == ["this board has not joined a run yet"]
+    assert alarms(replace(joining, machine=replace(MACHINE, up_s=5.0))) == []
     hot = board_status(activity="paused: too hot", held_back="84 C, waits for 75 C")
     assert [alarm.text for alarm in alarms(hot)] == ["training is paused: too hot"]
     source = source_status(last_failure="no device")

@@ -166,21 +166,29 @@ function showFleet() {
   say(byId("title"), isHost ? `Fleet ${fleet.fleet}` : `Board ${fleet.name}`);
   const of = fleet.rounds ? ` of ${fleet.rounds}` : "";
   say(byId("about"), `model ${fleet.model}, run ${String(fleet.run).slice(0, 8)}${isHost ? `, ${boards.size} boards` : `, fleet ${fleet.fleet}`}`);
-  byId("run").hidden = false;
   byId("progress").value = fleet.rounds ? fleet.version / fleet.rounds : 0;
   byId("progress").hidden = !fleet.rounds;
   const missing = [...boards.values()].filter((b) => b.active && b.delivered === "none").map((b) => b.name);
   const left = fleet.deadline_at ? `, ${time(Math.max(0, fleet.deadline_at - Date.now() / 1000))} left` : "";
   const late = fleet.phase === "open" && missing.length ? `; waits for ${some(missing)}` : "";
-  say(byId("phase"), `Global update ${fleet.version}${of}: ${fleet.activity ?? fleet.phase}${left}${late}`);
+  say(byId("phase"), !isHost || fleet.phase === "open" ? `Global update ${fleet.version}${of}: ${fleet.activity ?? fleet.phase}${left}${late}`
+    : fleet.phase === "finished" ? `Finished after ${fleet.version} rounds. Next: \`ternmesh export\` writes what was learned as a model.`
+      : `${fleet.version ? "Waiting" : "Starting"}: ${counted().here} of the ${fleet.min_peers} boards that a round needs are here`);
   say(byId("foot"), `ternmesh ${fleet.software ?? ""}${fleet.rule ? `, aggregation ${fleet.rule}` : ""}, ${fleet.refused} frames refused${fleet.returned ? `; ${fleet.returned}` : ""}${mayAct() ? "" : `. ${NO_TOKEN}`}`);
   showRelease(fleet.release);
+}
+
+/** How many boards are enrolled, and how many of them a round waits for. */
+function counted() {
+  const members = [...boards.values()].filter((board) => !board.revoked);
+  return { all: members.length, here: members.filter((board) => board.active).length };
 }
 
 const some = (names) => names.slice(0, 4).join(", ") + (names.length > 4 ? ` and ${names.length - 4} more` : "");
 
 function showAlarms() {
   const { alarms } = parts;
+  byId("alarm-section").hidden = false;
   keepFocus(byId("alarms"), () => byId("alarms").replaceChildren(...(alarms.length ? alarms : [{ level: "none", text: "None: all is well." }]).map((alarm) =>
     make("li", { class: alarm.level },
       alarm.about ? make("button", { class: "name", onclick: () => open(alarm.about) }, alarm.about) : null,
@@ -193,7 +201,7 @@ const metricName = () => (isShare() ? "Accuracy" : parts.fleet.metric_name.repla
 const shownMetric = (value) => (isShare() ? percent(value) : number(value));
 
 function showTiles() {
-  const { fleet } = parts, figures = fleet.metrics ?? {};
+  const { fleet } = parts, figures = fleet.metrics ?? {}, { all, here } = counted();
   const known = values("", 1), first = known[0]?.value, now = known.at(-1)?.value;
   const newest = line.at(-1);
   const spent = line.reduce((sum, round) => sum + round.bytes_up + round.bytes_down, 0);
@@ -201,18 +209,11 @@ function showTiles() {
   const tiles = [
     [metricName(), shownMetric(now ?? fleet.metric), first == null || known.length < 2 ? "" : isShare()
       ? `${gained < 0 ? "" : "+"}${gained.toFixed(1)} points since round ${known[0].round.version}` : `${shownMetric(first)} in round ${known[0].round.version}`],
-    ["Loss", number(figures.global_loss ?? values("", 0).at(-1)?.value), figures.convergence_rate == null ? "" : `falls ${number(figures.convergence_rate, 2)} a round`],
-    ["Bytes of a round", newest ? size(newest.bytes_up + newest.bytes_down) : "–", newest ? `up ${size(newest.bytes_up)}, down ${size(newest.bytes_down)}` : ""],
+    fleet.role === "host" ? ["Boards", fleet.phase === "finished" ? String(all) : `${here} of ${all}`, fleet.phase === "finished" ? "took part" : "at work"]
+      : ["Samples", String(fleet.samples ?? "–"), fleet.source?.waiting == null ? "" : `${fleet.source.waiting} wait for a label`],
+    ["Data sent", newest ? size(spent) : "–", newest ? `${size(newest.bytes_up + newest.bytes_down)} in the newest round` : ""],
   ];
-  const each = (amount) => `${number(gained / amount, 2)} points`;
-  if (gained != null && spent && isShare()) tiles.push(["Gained", each(spent / 1e5), "for 100 kB sent" +
-    (fleet.air_s_per_byte ? `, ${each((spent * fleet.air_s_per_byte) / 60)} a minute on air` : "")]);
-  if (fleet.role === "host") tiles.push(
-    ["Round time", time(figures.round_latency_s), "mean of the newest ten"],
-    ["Overhead", figures.communication_overhead == null ? "–" : `× ${figures.communication_overhead.toFixed(2)}`, "bytes on the link for each useful one"],
-    ["Divergence", number(figures.model_divergence, 2), "0: the boards' updates agree"],
-    ["Excluded", String(figures.byzantine_detections ?? 0), "boards whose updates do harm"]);
-  else tiles.push(["Samples", String(fleet.samples ?? "–"), fleet.source?.waiting == null ? "" : `${fleet.source.waiting} wait for a label`]);
+  if (fleet.role === "host") tiles.push(["Time of a round", time(figures.round_latency_s), "mean of the newest ten"]);
   if (fleet.airtime_us != null) tiles.push(["Airtime here", time(fleet.airtime_us / 1e6),
     fleet.airtime_left_us == null ? "no limit" : `${time(fleet.airtime_left_us / 1e6)} left this hour`]);
   byId("tiles").replaceChildren(...tiles.map(([name, value, note]) =>
@@ -366,6 +367,8 @@ function take(message) {
   }
   for (const version of [...rounds.keys()].sort((a, b) => a - b).slice(0, -200)) rounds.delete(version);
   if (changed.rounds || message.anew) learn();
+  showConnection(parts.trouble ? "bad" : "good", parts.trouble || "live");
+  if (!parts.fleet.role) return; // the process has only started
   const isHost = parts.fleet.role === "host";
   byId("fleet").hidden = byId("map-section").hidden = byId("one-label").hidden = !isHost;
   for (const [name, { row }] of rows) if (!boards.has(name)) { row.remove(); rows.delete(name); }
@@ -388,7 +391,6 @@ function take(message) {
     showRounds();
   }
   if (changed.boards.has(chosen) && byId("detail").open) showDetails();
-  showConnection(parts.trouble ? "bad" : "good", parts.trouble || "live");
   if (parts.fleet.role === "node") labelling(byId("labelling"), byId("label-room"), parts.fleet);
 }
 
@@ -409,6 +411,7 @@ byId("one").addEventListener("change", showCurves);
 addEventListener("resize", () => requestAnimationFrame(showCurves));
 setInterval(() => { for (const board of boards.values()) showHeard(board); if (parts.fleet.role) showFleet(); }, 5000);
 function showConnection(state, text) {
+  if (parts.fleet.phase === "finished" && text.endsWith("trying again")) [state, text] = ["", "ended; this is its last state"];
   byId("connection").className = state;
   say(byId("connection"), text);
 }
