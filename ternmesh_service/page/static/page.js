@@ -171,7 +171,7 @@ function showFleet() {
   const missing = [...boards.values()].filter((b) => b.active && b.delivered === "none").map((b) => b.name);
   const left = fleet.deadline_at ? `, ${time(Math.max(0, fleet.deadline_at - Date.now() / 1000))} left` : "";
   const late = fleet.phase === "open" && missing.length ? `; waits for ${some(missing)}` : "";
-  say(byId("phase"), !isHost || fleet.phase === "open" ? `Global update ${fleet.version}${of}: ${fleet.activity ?? fleet.phase}${left}${late}`
+  say(byId("phase"), !isHost || fleet.phase === "open" ? `Global update ${fleet.version}${of}: ${fleet.activity ?? (isHost ? "a round is open" : fleet.phase)}${left}${late}`
     : fleet.phase === "finished" ? `Finished after ${fleet.version} rounds. Next: \`ternmesh export\` writes what was learned as a model.`
       : `${fleet.version ? "Waiting" : "Starting"}: ${counted().here} of the ${fleet.min_peers} boards that a round needs are here`);
   say(byId("foot"), `ternmesh ${fleet.software ?? ""}${fleet.rule ? `, aggregation ${fleet.rule}` : ""}, ${fleet.refused} frames refused${fleet.returned ? `; ${fleet.returned}` : ""}${mayAct() ? "" : `. ${NO_TOKEN}`}`);
