@@ -32,8 +32,10 @@ def open_regular(path: Path) -> BufferedReader:
 def read_file(path: Path, size_max: int) -> bytes:
     """The content of a regular file of at most `size_max` bytes; UnfitFile for another one."""
     with open_regular(path) as file:
-        # Not `size_max + 1` alone: Python allocates that much, however short the file is.
-        data = file.read(min(size_max, os.fstat(file.fileno()).st_size) + 1)
+        if (size := os.fstat(file.fileno()).st_size) > size_max:
+            raise too_large(path, size_max)
+        # Not `size_max + 1`: Python allocates that much, however short the file is.
+        data = file.read(size + 1)
     if len(data) > size_max:
         raise too_large(path, size_max)
     return data

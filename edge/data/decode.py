@@ -2,6 +2,7 @@
 
 import importlib
 import io
+import math
 import re
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from ternmesh_store.files import read_file
 PICTURES = (".pgm", ".ppm", ".png", ".jpg", ".jpeg")
 SUFFIXES = (".wav", ".npy", ".npz", *PICTURES)
 BYTES_MAX, PIXELS_MAX, HEAD_MAX = 64 << 20, 1 << 24, 4096  # of a picture; bytes of its head
+NPY_MAX, ITEM_MAX = 1 << 20, 16  # bytes of a .npy file at least; of each of its numbers at most
 MODES = ("1", "L", "P", "RGB")  # of Pillow
 _HEAD = re.compile(rb"P([56])" + 3 * rb"(?:\s|#[^\n]*\n)+(\d{1,6})" + rb"\s")
 
@@ -36,10 +38,11 @@ def read_sample(path: Path, package: ModelPackage) -> dict[str, Array]:
         shape = spec.shape[1:]
         if suffix == ".npz":
             with opened_npz(path) as archive:
-                is_fit = array_head(path, archive, spec.name)[0] == shape
+                found, dtype = array_head(path, archive, spec.name)
+                is_fit = found == shape and dtype.itemsize <= ITEM_MAX
                 array = archive[spec.name] if is_fit else np.empty(0)
         elif suffix == ".npy":
-            array = _read_npy(path)
+            array = _read_npy(path, max(NPY_MAX, HEAD_MAX + ITEM_MAX * math.prod(shape)))
         elif suffix == ".wav":
             array = log_mel(read_clip(path))
         else:
@@ -50,8 +53,8 @@ def read_sample(path: Path, package: ModelPackage) -> dict[str, Array]:
     return inputs
 
 
-def _read_npy(path: Path) -> Array:
-    data = io.BytesIO(read_file(path, BYTES_MAX))  # not mapped: a file that shrinks kills us
+def _read_npy(path: Path, size_max: int) -> Array:
+    data = io.BytesIO(read_file(path, size_max))  # not mapped: a file that shrinks kills us
     try:
         return np.lib.format.read_array(data, allow_pickle=False)
     except (EOFError, *UNREADABLE) as error:

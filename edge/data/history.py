@@ -21,6 +21,8 @@ from ternmesh.model_package import ModelPackage
 from ternmesh_store.files import PRIVATE, make_private_folder, unfinished_file
 
 RATE_MAX = 1000.0  # samples in one poll
+SAMPLE_COST = 1024  # bytes of memory beside a sample's numbers
+WAITING_MAX = 1 << 14  # samples whose label may still come
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ def read_history(path: Path, package: ModelPackage, options: Table) -> History:
     inputs: dict[str, Arrays] = {}
     samples: list[Arrays] = []
     is_first, now = True, 0.0
+    samples_max = BYTES_MAX // (SAMPLE_COST + sample_bytes(package))
     try:
         while is_first or source.has_more:
             for item in source.poll(now):
@@ -48,15 +51,16 @@ def read_history(path: Path, package: ModelPackage, options: Table) -> History:
                     inputs[item.key] = item.inputs
                 elif item.key in inputs:
                     samples.append({**inputs.pop(item.key), **item.targets})
-            if len(samples) * sample_bytes(package) > BYTES_MAX:
-                raise DataError(f"{path} holds more than {BYTES_MAX} bytes: import a part of it")
+                if len(inputs) > WAITING_MAX:
+                    _leave_out(source, inputs)
+            if len(samples) > samples_max:
+                raise DataError(f"{path} has more than {samples_max} samples: import a part of it")
             is_first, now = False, now + 1.0
+        while inputs:
+            _leave_out(source, inputs)
         status = source.status()
     finally:
         source.close()
-    if inputs:
-        source.left_out.add("without a label")
-        status = source.status()
     return History(samples, dict(status.left_out), dict(status.first))
 
 
@@ -93,6 +97,13 @@ def _source(path: Path, package: ModelPackage, options: Table) -> CsvSource | Fo
         raise DataError(f"which columns of {path}? Say --columns, or set data.options.columns")
     settings = known | {"path": str(path), "rate_max": RATE_MAX}
     return CsvSource(CsvOptions(**settings), package, from_start=True)
+
+
+def _leave_out(source: CsvSource | FolderSource, inputs: dict[str, Arrays]) -> None:
+    """Count the sample that has waited the longest for its label, and forget it."""
+    key = next(iter(inputs))
+    del inputs[key]
+    source.left_out.add("without a label", key)
 
 
 def _digest(sample: Arrays) -> bytes:

@@ -29,6 +29,7 @@ from ternmesh_store.files import open_regular
 HISTORY, TRAIN, HELD_OUT = "history", "train.npz", "held_out.npz"  # in a state folder
 FILES_MAX = 1024
 BYTES_MAX = 1 << 28  # of all arrays in memory
+DIRECTORY_MAX = 1 << 20  # bytes of the names in an .npz file
 CHECKED = 256  # samples at once: floats need more memory than bytes
 SHOWN_MAX = 20  # names in a message
 # The errors of zipfile and numpy for damaged files, and for arrays that numpy cannot read.
@@ -373,6 +374,9 @@ def opened_npz(path: Path) -> Iterator[Any]:
         with open_regular(path) as file:
             if not zipfile.is_zipfile(file):
                 raise NoData(f"{path} is not an .npz file: write it with numpy.savez")
+            # What `ZipFile` reads first. It would then read the names, however many there are.
+            if zipfile._EndRecData(file)[5] > DIRECTORY_MAX:  # type: ignore[attr-defined]
+                raise NoData(f"{path} holds too many arrays: write those alone that are needed")
             file.seek(0)
             with np.load(file, allow_pickle=False) as archive:
                 names = [name.removesuffix(".npy") for name in archive.zip.namelist()]

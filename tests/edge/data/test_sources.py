@@ -1,6 +1,7 @@
 import io
 import sys
 import zipfile
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge.data.sources import NpzSettings, make_source, open_folder
+from edge.data.sources import NpzSettings, make_source, open_folder, opened_npz
 from edge.errors import DataError, NoData
 from models.zoo import package_path
 from ternmesh.model_package import TensorSpec, read_model_package
@@ -270,3 +271,14 @@ def test_numbers_that_a_table_of_the_model_does_not_have_are_set_aside(tiny, tmp
         (f"{path}: sample 2", "x holds -1: x of this model is 0 to 7"),
     ]
     assert data.batch(np.array([0]))["x"].tolist() == [[0, 7]]
+
+
+@pytest.mark.parametrize("count", [1000, 20_000])
+def test_an_npz_file_of_very_many_arrays_is_refused_unread(tmp_path, count: int) -> None:
+    path = tmp_path / "many.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        for number in range(count):
+            archive.writestr(f"{number}.npy", b"")
+    refused = pytest.raises(NoData, match="too many arrays") if count > 1000 else nullcontext()
+    with refused, opened_npz(path) as archive:
+        assert len(archive.files) == count
