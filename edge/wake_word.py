@@ -197,22 +197,17 @@ class _Client:
                         break
                     self._listener.heard(address)
                     await self._handle(event)
-        except (OSError, EOFError) as error:
-            _log.debug("a client went away: %r", error)
-            self._writer.transport.abort()
         except Exception as error:  # noqa: BLE001  (whatever it sends ends this client alone)
-            if self._service.warnings.allow("", time.monotonic()):
+            is_gone = isinstance(error, OSError | EOFError)
+            if not is_gone and self._service.warnings.allow("", time.monotonic()):
                 _log.warning("a wake-word client at %s is left: %.200r", address[0], str(error))
             self._writer.transport.abort()
         finally:
             self._writer.close()
 
-    async def _write(self, event: Event) -> None:
-        await async_write_event(event, self._writer)
-
     async def _handle(self, event: Event) -> None:
         if Describe.is_type(event.type):
-            await self._write(self._service.info().event())
+            await async_write_event(self._service.info().event(), self._writer)
         elif Detect.is_type(event.type):
             self._names = Detect.from_event(event).names
         elif AudioStart.is_type(event.type):
@@ -222,6 +217,7 @@ class _Client:
             sound = decode(chunk.audio, chunk.width, chunk.channels)
             for word in await asyncio.to_thread(self._ears.take, sound, chunk.rate):
                 self._detected = True
-                await self._write(Detection(name=word, timestamp=chunk.timestamp).event())
+                found = Detection(name=word, timestamp=chunk.timestamp).event()
+                await async_write_event(found, self._writer)
         elif AudioStop.is_type(event.type) and not self._detected:
-            await self._write(NotDetected().event())
+            await async_write_event(NotDetected().event(), self._writer)

@@ -22,8 +22,8 @@ class FairListener(socket.socket):
         super().__init__(family)
         self._clients_max = clients_max
         self._clients: dict[tuple[str, int], socket.socket] = {}  # the longest silent comes first
+        self.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            self.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self.bind(place)
             self.listen()
         except OSError:

@@ -14,6 +14,7 @@ import sys
 import time
 import webbrowser
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from statistics import fmean as mean
 from typing import Any, TypeVar
@@ -159,9 +160,9 @@ def _show_page(processes: Fleet, port: int) -> None:
     """Say where the page is once it answers, and open it where there is a desktop."""
     print("starting a host and its boards", file=sys.stderr)
     give_up_at = time.monotonic() + PATIENCE_S
-    while not _answers(port):
-        if time.monotonic() > give_up_at:
-            raise DemoError("the host's page does not answer: see the logs in --out")
+    while time.monotonic() < give_up_at:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
+            break
         processes.keep_alive()
         time.sleep(POLL_S)
     url = f"{PageConfig(port).url}#token={read_token(processes.host.folder)}"
@@ -170,30 +171,19 @@ def _show_page(processes: Fleet, port: int) -> None:
         webbrowser.open(url)
 
 
-def _answers(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), 1.0).close()
-    except OSError:
-        return False
-    return True
-
-
 def _stay(processes: Fleet, seconds: float) -> None:
     """Keep the fleet and its page for a time, or for ever; Ctrl-C ends it."""
     end = time.monotonic() + seconds
     if seconds == math.inf:
         print("the page stays until Ctrl-C", file=sys.stderr)
-    try:
+    with suppress(KeyboardInterrupt):  # which is asked for
         while (left_s := end - time.monotonic()) > 0:
             processes.keep_alive()
             if left_s < math.inf:
                 left = f"{int(left_s) // 60}:{int(left_s) % 60:02}"
                 print(f"\rthe page stays for {left}; Ctrl-C ends it ", end="", file=sys.stderr)
             time.sleep(1.0)
-    except KeyboardInterrupt:
-        pass  # it was asked for
-    if seconds:
-        print(file=sys.stderr)
+    print(file=sys.stderr)
 
 
 def _airtimes(programs: Mapping[str, HostStatus | BoardStatus]) -> dict[str, float] | None:
