@@ -5,6 +5,7 @@ outlives every run and model.
 """
 
 from collections.abc import Iterable
+from hmac import compare_digest
 
 from ternmesh.security.host_keys import read_host_keys, write_host_keys
 from ternmesh.security.identity import read_identity, write_identity
@@ -95,6 +96,6 @@ class SecurityStore(Store):
     def _keep_broadcast_key(self, layer: str, state: GroupState) -> None:
         """Recorded broadcasts open with the key before: it must not stay on the disk."""
         rows = self._database.rows("SELECT state FROM security_broadcast WHERE layer = ?", layer)
-        if rows and read_group(rows[0][0]).secret != state.secret:
+        if rows and not compare_digest(read_group(rows[0][0]).secret, state.secret):
             self._database.leave_no_trace()
         self._database.insert("security_broadcast", layer, write_group(state), replace=True)
