@@ -10,6 +10,7 @@ import re
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from pathlib import Path
@@ -17,6 +18,7 @@ from types import FrameType
 from typing import TextIO
 
 from ternmesh.config import ConfigError
+from ternmesh.timers import RateLimiter
 from ternmesh_service.notify import ServiceManager
 
 PROGRAM = "TERNMESH_PROGRAM"  # an environment variable: how the script `run` was called
@@ -27,6 +29,7 @@ TERMINAL_LINE = "%(asctime)s %(message)s"
 PRIORITIES = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, 50: 2}
 _COMMAND = re.compile(r"(?<=`)ternmesh(?= [a-z])|^(\s+)ternmesh(?= [a-z]+ )", re.MULTILINE)
 
+_said = RateLimiter(60.0, 3600.0)  # seconds between equal lines of the log
 _log = logging.getLogger(__name__)
 
 Run = Callable[[argparse.Namespace], int]
@@ -199,6 +202,13 @@ class JournalText(LogText):
         return "\n".join(f"<{priority}>{line}" for line in super().format(record).splitlines())
 
 
+def is_due(record: logging.LogRecord) -> bool:
+    """Whether a line is new, or due again: the pauses double. Numbers make no warning new."""
+    numbers = int | float if record.levelno >= logging.WARNING else ()
+    others = [item for item in record.args or () if not isinstance(item, numbers)]
+    return _said.allow(f"{record.levelno}{record.msg}{others}", time.monotonic())
+
+
 def is_journal(stream: TextIO) -> bool:
     """Whether what is written to `stream` goes into the journal of systemd (systemd.exec(5))."""
     journal = os.environ.get("JOURNAL_STREAM")
@@ -221,6 +231,7 @@ def set_up_logging(level: str) -> None:
     else:
         formatter = LogText(LINE)
     handler = logging.StreamHandler()
+    handler.addFilter(is_due)
     handler.setFormatter(formatter)
     logging.basicConfig(level=level, handlers=[handler])
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ternmesh.timers import RateLimiter
 from transports.base import TransportStatus
 
 REPORT_S = 5.0  # between two looks at the status
@@ -40,7 +41,13 @@ class ServiceManager:
         address = environment.get("NOTIFY_SOCKET", "")
         self._address = f"\0{address[1:]}" if address.startswith("@") else address
         self._clock = clock
-        self._beat_s = float(environment.get("WATCHDOG_USEC", 2e6 * BEAT_S)) / 2e6
+        self._beat_s, given = BEAT_S, environment.get("WATCHDOG_USEC")
+        if given is not None and len(given) < 20 and given.isdecimal() and int(given):
+            self._beat_s = int(given) / 2e6
+        elif given is not None:
+            what = "WATCHDOG_USEC is %r, no number of microseconds: a sign of life every %d s"
+            _log.warning(what, given, BEAT_S)
+        self._failures = RateLimiter(60.0, 3600.0)
         self._beat_at = self._report_at = clock()
         self._is_ready = self._is_stalled = False
         self._line = ""
@@ -91,9 +98,11 @@ class ServiceManager:
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
                 sender.settimeout(SEND_S)
-                sender.sendto(message.encode(), self._address)
+                sender.sendto(message.encode(errors="replace"), self._address)
         except OSError as error:
-            _log.warning("no message reaches systemd (%s): check NotifyAccess= in the unit", error)
+            if self._failures.allow("", self._clock()):
+                what = "no message reaches systemd (%s): check NotifyAccess= in the unit"
+                _log.warning(what, error)
 
 
 class PartManager(ServiceManager):

@@ -10,8 +10,17 @@ from pathlib import Path
 
 import pytest
 
+from ternmesh.timers import RateLimiter
 from ternmesh_cli import main
-from ternmesh_cli.process import PROGRAM, JournalText, LogText, as_run, is_journal, write_toml
+from ternmesh_cli.process import (
+    PROGRAM,
+    JournalText,
+    LogText,
+    as_run,
+    is_due,
+    is_journal,
+    write_toml,
+)
 
 
 def test_commands_in_sentences(monkeypatch) -> None:
@@ -102,3 +111,41 @@ def test_the_form_follows_the_journal(tmp_path, journal, starts) -> None:
     assert warning.startswith(starts)
     assert "y" in complaint
     assert complaint.startswith("ternmesh: ") == (not journal)
+
+
+def test_a_condition_that_lasts_fills_no_log(monkeypatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("ternmesh_cli.process.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("ternmesh_cli.process._said", RateLimiter(60.0, 3600.0))
+
+    def lines(level: int, text: str, *args: object) -> int:
+        record = logging.LogRecord("n", level, "", 0, text, args, None)
+        return int(is_due(record))
+
+    def an_hour(level: int, text: str, *args: object) -> int:
+        count = 0
+        for second in range(3600):
+            now[0] += 1.0
+            count += lines(level, text, *(second if arg is None else arg for arg in args))
+        return count
+
+    assert an_hour(logging.WARNING, "lost: %s", OSError("gone")) == 6  # after 1, 3, 7 min, ...
+    assert an_hour(logging.WARNING, "round %d has no delta: %s", None, "diverged") == 6
+    assert an_hour(logging.INFO, "global adapter %d: %s", None, "0.9") == 3600
+    assert an_hour(logging.INFO, "not connected") == 6
+    # What is about another board is another line.
+    assert lines(logging.WARNING, "%s is silent", "board-1") == 1
+    assert lines(logging.WARNING, "%s is silent", "board-2") == 1
+    assert lines(logging.WARNING, "%s is silent", "board-1") == 0
+    assert lines(logging.WARNING, "%(a)s", {"a": "x"}) == 1  # what the standard library allows
+
+
+def test_the_log_of_a_program_is_limited() -> None:
+    script = (
+        "import logging; from ternmesh_cli.process import set_up_logging; set_up_logging('INFO')"
+    )
+    script += "\nfor n in range(100): logging.getLogger('a').warning('try %d fails', n)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stderr.count("try") == 1

@@ -153,6 +153,30 @@ def test_a_program_of_parts_works_while_all_parts_do(systemd: Systemd) -> None:
     assert systemd.heard() == ["WATCHDOG=1", "STOPPING=1"]
 
 
-def test_a_socket_that_is_gone_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    ServiceManager({"NOTIFY_SOCKET": str(tmp_path / "none")}).ready()
-    assert "no message reaches systemd" in caplog.text
+def test_a_socket_that_is_gone_is_logged_seldom(tmp_path: Path, caplog) -> None:
+    now = [1000.0]
+    manager = ServiceManager({"NOTIFY_SOCKET": str(tmp_path / "none")}, lambda: now[0])
+    manager.ready()
+    assert caplog.text.count("no message reaches systemd") == 1
+    for _ in range(3600):
+        now[0] += 1.0
+        turn(manager, UP, line=f"round {now[0]}")
+    assert 2 <= caplog.text.count("no message reaches systemd") <= 7  # it doubles its pauses
+
+
+@pytest.mark.parametrize("given", ["", "soon", "0", "-5", "nan", "inf", "1e6", "3.5", "9" * 5000])
+def test_a_watchdog_time_that_is_none_is_one_warning(systemd: Systemd, caplog, given) -> None:
+    environment = systemd.environment | {"WATCHDOG_USEC": given}
+    manager = ServiceManager(environment, lambda: systemd.now)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "no number of microseconds" in caplog.text
+    manager.ready()
+    systemd.heard()
+    systemd.now += 31.0
+    turn(manager, UP)
+    assert "WATCHDOG=1" in systemd.heard()
+
+
+def test_a_line_that_is_no_utf_8_is_sent(systemd: Systemd, manager: ServiceManager) -> None:
+    manager.status("cannot read \udcff")
+    assert systemd.heard() == ["STATUS=cannot read ?"]
