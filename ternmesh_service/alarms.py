@@ -109,6 +109,9 @@ def _links(transport: TransportStatus, about: str, name: str = "") -> Iterator[A
     if not (transport.connected or transport.bearers):
         text = f"the link{name and ' '}{name} is down: {transport.last_error}"
         yield Alarm(BAD, about, text, "ask `ternmesh doctor`")
+    often = [(reason, n) for reason, n in transport.refusals.items() if n >= NORMAL_UP_TO]
+    for text in (*transport.remarks, *(f"{n} frames refused: {reason}" for reason, n in often)):
+        yield Alarm(WARN, about, f"{transport.end}: {text}", "see docs/troubleshooting.md")
     for peer, reasons in (transport.link.refused if transport.link else {}).items():
         shown = ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items()))
         text = f"the link refused from or for {peer}: {shown}"

@@ -177,6 +177,7 @@ class TransportStatus:
     signal: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)  # by peer
     refusals: Mapping[str, int] = field(default_factory=dict)  # of the modem or bridge, by reason
     numbers: Mapping[str, int | None] = field(default_factory=dict)  # counters and limits, by name
+    remarks: tuple[str, ...] = ()  # what its owner should know although it is connected
     link: LinkStatus | None = None
     bearers: Mapping[str, "TransportStatus"] = field(default_factory=dict)
 

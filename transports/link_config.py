@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from ternmesh.config import ConfigError, Table, choices, needs, read_table
 from ternmesh.link.regions import REGIONS
@@ -76,7 +75,8 @@ class LinkConfig:
     @property
     def is_loopback(self) -> bool:
         """Whether nothing of it leaves this machine."""
-        return all(urlsplit(one.url).hostname in LOOPBACK for one in self.bearers().values())
+        urls = [one.url for one in self.bearers().values()]
+        return all(url and parse_url(url).host in LOOPBACK for url in urls)
 
     @property
     def has_radio(self) -> bool:

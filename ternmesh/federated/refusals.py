@@ -94,8 +94,8 @@ SENTENCES = {reason: (sentence, sentence) for reason, sentence in _ALIKE.items()
     "seal": (
         "it does not open, which is normal for a while after a start. If it lasts, another program "
         f"uses this identity (SECURITY.md), or the host does not know this key: {_ENROL}",
-        "it does not open, which is normal for a while after a start. If it lasts, the board has "
-        "another key than `ternmesh enrol list` shows, or is still in an earlier run",
+        "it does not open, which is normal for a while after a start. If it lasts, two boards have "
+        "this name, or it has another key than `ternmesh enrol list` shows, or an earlier run",
     ),
     "revoked": (
         "the host has revoked this board's key, and it takes part no more: to come back, rename "

@@ -19,6 +19,7 @@ from transports.mqtt.tls import explain
 
 YOUNG_S = 120.0  # a process that is younger gives its name up to an older one
 SHORT_MAX = 3  # short connections in a row that suggest another process of our name
+REMARK_S = 3600.0  # how long that is shown
 
 _log = logging.getLogger(__name__)
 
@@ -35,6 +36,7 @@ class BrokerClient:
         self._connection: MqttConnection | None = None
         self._last_error = "not opened yet"
         self._opened_at = math.inf
+        self._remark, self._remark_until = "", 0.0  # of another process with our name
         self._taken = ""  # why an older process keeps our name
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"mqtt-{settings.role}", daemon=True)
@@ -70,6 +72,7 @@ class BrokerClient:
             end=f"{self.settings.broker}{protocol}",
             turned_s_ago=time.monotonic() - connection.turned_at if connection else 0.0,
             bytes_out=self.counters.bytes_out,
+            remarks=(self._remark,) if time.monotonic() < self._remark_until else (),
             numbers={
                 "reconnects": max(0, self.counters.connects - 1),
                 "queued": queued,
@@ -117,12 +120,14 @@ class BrokerClient:
                 accepted=connection.accepted, refused=connection.refused_protocol
             )
             pauses.ended(connection.ready_s, taken_over=connection.taken_over)
-            rival = connection.ready_s > 0 and pauses.short > SHORT_MAX
-            self._report(connection, logging.INFO if hurry else logging.WARNING, rival)
-            if rival and settings == self.settings:
+            self._report(connection, logging.INFO if hurry else logging.WARNING, pauses.short)
+            if self._stop.is_set():
+                break
+            if pauses.short > SHORT_MAX and settings == self.settings:
                 # Where a stranger takes our client id again and again, it cannot take this one.
                 client_id = f"{settings.identity}-{secrets.token_hex(8)}"
                 settings = replace(settings, client_id=client_id)
+                self._remark_until = math.inf  # nobody sees any more whether the other one ends
                 _log.warning("mqtt %s: goes on as %s", settings.role, client_id)
             # The broker would send what we did not take again; and nobody asks for what it keeps
             # for a random client id once this process has ended.
@@ -133,10 +138,12 @@ class BrokerClient:
             if not hurry:
                 self._stop.wait(pauses.next_s(self._rng))
 
-    def _report(self, connection: MqttConnection, level: int, rival: bool) -> None:
+    def _report(self, connection: MqttConnection, level: int, short: int) -> None:
         ended = connection.ended or f"{self.settings.broker} closed the connection"
-        if rival:  # Not every broker reports a session that was taken over.
-            ended += f"; is there another process {self.settings.identity}?"
+        if short >= SHORT_MAX or connection.taken_over:
+            self._remark = f"is there another process {self.settings.identity}? Stop or rename one"
+            ended += "" if connection.taken_over else f"; {self._remark}"  # not every broker tells
+            self._remark_until = max(self._remark_until, time.monotonic() + REMARK_S)
         if not self._stop.is_set() and (connection.accepted or ended != self._last_error):
             _log.log(level, "mqtt %s: %s", self.settings.role, ended)
         self._last_error = ended

@@ -25,6 +25,7 @@ except ImportError as error:
 LOOP_S = 1.0  # longest sleep of the network thread; arrivals and sends wake it
 GOODBYE_S = 1.0  # time-out of `close` for a broker that takes no more bytes
 NO_SUBSCRIBERS = 0x10  # reason code in a PUBACK (MQTT 5)
+DESCRIPTORS_MAX = 1024  # paho waits with `select`
 UNSENT_MAX = 70_000  # packets that wait in paho: answers to 65,535 ids at most, and our own
 _QOS_2 = 0x34  # the first byte of a PUBLISH above QoS 1, under this mask
 
@@ -98,6 +99,10 @@ class MqttConnection:
         give_up_at = time.monotonic() + self._settings.connect_timeout_s
         try:
             self._connect(keepalive_s)
+            sock = self._client.socket()
+            if sock is not None and sock.fileno() >= DESCRIPTORS_MAX:
+                self.ended = "this program has 1,024 files open, with which MQTT does not work"
+                return
             self.reached = True
             while self._client.loop(LOOP_S) == paho.MQTT_ERR_SUCCESS:
                 if self._is_over(stop, give_up_at, time.monotonic()):

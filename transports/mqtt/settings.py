@@ -13,6 +13,7 @@ PORTS = {"mqtt": 1883, "mqtts": 8883}
 MESSAGE_MAX = 65_536  # bytes, unless set otherwise
 INBOUND_MESSAGE_MAX = 262_144  # bytes; MQTT 5 brokers drop longer messages, others are left
 LASTED = 2.0  # a connection that was ready for so many `reconnect_min_s` was a good one
+SHORT_S = 45.0  # a shorter one may have been taken over: a rival's longest pause, with jitter
 SHORT_ATTEMPT = 2  # after a shorter one, the pause is at most that of this attempt
 _ROOT = "ternmesh"
 _PUBLISH_MAX = 1 + 4 + 2 + 2 + 1  # type, remaining length, topic length, packet id, no properties
@@ -35,12 +36,19 @@ class BrokerAddress:
 
 def parse_url(url: str) -> BrokerAddress:
     """The address in `mqtt://[user[:password]@]host[:port]` or `mqtts://`; else ValueError."""
-    shown = url.rpartition("@")[2] or "(empty)"  # There may be a password before the @.
+    scheme, _, rest = url.partition("://")
+    credentials, at, address = rest.rpartition("@")  # so a password may hold any of # / ? [ @
+    username, _, password = credentials.partition(":")
+    shown = (address if at else url) or "(empty)"
     form = "write it as mqtt://host:port, or mqtts://host:port for TLS"
     try:
-        parts = urlsplit(url)
+        parts = urlsplit(f"{scheme}://{address}")
         host = parts.hostname
         port = parts.port
+        username, password = (unquote(part, errors="strict") for part in (username, password))
+    except UnicodeDecodeError as error:
+        reason = f"broker URL {shown} has a wrong % in its user name or password"
+        raise ValueError(f"{reason}: write %25 for a % itself") from error
     except ValueError as error:
         raise ValueError(f"broker URL {shown} has no valid port or host: {form}") from error
     if parts.scheme not in PORTS:
@@ -49,12 +57,14 @@ def parse_url(url: str) -> BrokerAddress:
         raise ValueError(f"broker URL {shown} names no host or port 0: {form}")
     if parts.path.strip("/") or parts.query or parts.fragment:
         raise ValueError(f"broker URL {shown} has a path after the port: {form}")
+    if at and not username:
+        raise ValueError(f"broker URL {shown} has a password without a user name: {form}")
     return BrokerAddress(
         host=host,
         port=port or PORTS[parts.scheme],
         tls=parts.scheme == "mqtts",
-        username=unquote(parts.username) if parts.username else None,
-        password=unquote(parts.password) if parts.password else None,
+        username=username or None,
+        password=password or None,
     )
 
 
@@ -221,16 +231,15 @@ class Pauses:
 
     settings: MqttSettings
     attempt: int = 0
-    short: int = 0  # connections in a row that were ready, but not for long
+    short: int = 0  # connections in a row that were ready, but for less than `SHORT_S`
 
     def ended(self, ready_s: float, *, taken_over: bool) -> None:
         """Note how long a connection was ready, and whether another process took it over."""
+        self.short = self.short + 1 if 0.0 < ready_s < SHORT_S else 0
         if ready_s >= LASTED * self.settings.reconnect_min_s:
-            self.attempt = self.short = 0
-        elif ready_s > 0.0:
-            self.short += 1
-            if not taken_over:
-                self.attempt = min(self.attempt, SHORT_ATTEMPT)
+            self.attempt = 0
+        elif ready_s > 0.0 and not taken_over:
+            self.attempt = min(self.attempt, SHORT_ATTEMPT)
 
     def next_s(self, rng: random.Random) -> float:
         first_s, longest_s = self.settings.reconnect_min_s, self.settings.reconnect_max_s

@@ -1,5 +1,6 @@
 import random
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from hypothesis import given
@@ -31,6 +32,12 @@ NODE_END = MqttSettings(URL, "barn", "ada")
         ("mqtts://broker/", BrokerAddress("broker", 8883, True)),
         ("mqtt://[::1]:99", BrokerAddress("::1", 99, False)),
         ("mqtt://a%40b:p%3Aw@broker", BrokerAddress("broker", 1883, False, "a@b", "p:w")),
+        ("MQTT://ada@broker", BrokerAddress("broker", 1883, False, "ada")),
+        ("mqtt://ada:@broker", BrokerAddress("broker", 1883, False, "ada")),
+        ("mqtt://a:100%@broker", BrokerAddress("broker", 1883, False, "a", "100%")),
+        ("mqtt://a:%2541@broker", BrokerAddress("broker", 1883, False, "a", "%41")),
+        ("mqtt://a:p@w:x@[::1]:99", BrokerAddress("::1", 99, False, "a", "p@w:x")),
+        ("mqtts://a:#/?[]@://@b/", BrokerAddress("b", 8883, True, "a", "#/?[]@://")),
     ],
 )
 def test_good_urls(url: str, address: BrokerAddress) -> None:
@@ -49,11 +56,30 @@ def test_good_urls(url: str, address: BrokerAddress) -> None:
         ("mqtt://[::1", "has no valid port or host"),
         ("mqtt://broker/topic", "has a path after the port"),
         ("mqtt://broker?x=1", "has a path after the port"),
+        ("mqtt://a:p@broker#x", "broker URL broker#x has a path after the port"),
+        ("mqtt://:secret@broker", "broker URL broker has a password without a user name"),
     ],
 )
 def test_bad_urls_get_a_sentence_that_says_how_to_write_them(url: str, sentence: str) -> None:
     with pytest.raises(ValueError, match=f"{sentence}.*: write it as mqtt://host:port"):
         parse_url(url)
+
+
+@given(st.text(min_size=1), st.text(min_size=1))
+def test_any_credentials_may_be_written_percent_encoded(username: str, password: str) -> None:
+    quoted = f"{quote(username, safe='')}:{quote(password, safe='')}"
+    expected = BrokerAddress("broker", 1883, False, username, password)
+    assert parse_url(f"mqtt://{quoted}@broker") == expected
+    if ":" not in username and "%" not in username + password:
+        assert parse_url(f"mqtt://{username}:{password}@broker") == expected
+
+
+def test_a_percent_that_stands_for_no_text_is_named() -> None:
+    with pytest.raises(
+        ValueError, match="wrong % in its user name or password: write %25"
+    ) as caught:
+        parse_url("mqtt://ada:se%ffcret@broker")
+    assert "cret" not in str(caught.value)
 
 
 @given(st.text(max_size=40))
@@ -139,8 +165,10 @@ def test_limits_never_raise_what_we_want_and_never_go_below_zero() -> None:  # R
     [
         ([0.0] * 8, False, (15.0, 37.5), 0),  # nothing listens
         ([0.5] * 8, True, (15.0, 37.5), 8),  # a rival has our name
-        ([0.0, 0.5, 0.0, 1.9, 0.0, 0.1] * 20, False, (2.0, 10.0), 60),  # used in between
-        ([0.5] * 8 + [3.0], False, (0.75, 1.25), 0),  # it has lasted
+        ([0.0, 0.5, 0.0, 1.9, 0.0, 0.1] * 20, False, (2.0, 10.0), 1),  # used in between
+        ([0.5] * 8 + [3.0], False, (0.75, 1.25), 9),  # it has lasted, but a rival may wait as long
+        ([5.0, 0.9] * 4, False, (1.5, 5.0), 8),  # two processes that take turns
+        ([0.5] * 8 + [46.0], False, (2.0, 10.0), 0),
     ],
 )
 def test_pauses_grow_where_waiting_helps(ready, taken_over, longest_s, short) -> None:

@@ -1,13 +1,21 @@
 import base64
 import contextlib
 import hashlib
+import json
+import os
+import resource
 import socket
 import threading
+from dataclasses import replace
+from urllib.parse import quote
 
 import pytest
 from paho.mqtt import publish
 
 from ternmesh.wire.frame import SEALED_MIN
+from ternmesh_service.alarms import alarms
+from ternmesh_service.status import read_status, to_json
+from tests import statuses
 from transports import batch
 from transports.base import HOST, Arrival, FrameTooLarge, NameTaken
 from transports.mqtt.settings import INBOUND_MESSAGE_MAX
@@ -151,20 +159,70 @@ def test_who_takes_our_client_id_again_and_again_keeps_us_away_for_a_while_only(
     assert ada.status().numbers["connects"] == before
 
 
+@pytest.mark.parametrize("protocol", ["5", "3.1.1"])
+def test_two_processes_of_one_name_are_told_by_both(
+    mosquitto, new_end, eventually, caplog, protocol
+) -> None:
+    """mosquitto 2.0 does not say why it ends a connection."""
+    slow = {"reconnect_min_s": 0.2, "reconnect_max_s": 2.0, "protocol": protocol}
+    ends = [new_end(mosquitto.url, "ada", **slow) for _ in range(2)]
+
+    def told(end: MqttTransport) -> bool:
+        return any("another process ternmesh-barn-ada?" in text for text in end.status().remarks)
+
+    eventually(lambda: all(map(told, ends)) and all_connected(*ends))
+    status = replace(statuses.host_status(["ada"]), transport=ends[0].status())
+    shown = [
+        alarm.sentence for alarm in alarms(read_status(json.loads(json.dumps(to_json(status)))))
+    ]
+    assert any("Stop or rename one" in sentence for sentence in shown)
+    assert caplog.text.count("goes on as") == 1
+
+
+def test_a_link_that_breaks_or_a_broker_that_is_away_is_no_rival(
+    mosquitto, new_end, eventually
+) -> None:
+    ada = new_end(mosquitto.url, "ada")
+    for turn in range(1, 6):
+        eventually(lambda turn=turn: ada.connected and ada.status().numbers["connects"] == turn)
+        mosquitto.kill9()
+        eventually(lambda: "cannot reach" in str(ada.status().last_error))
+        assert not ada.status().remarks
+        mosquitto.start()
+
+
+def test_more_open_files_than_the_library_can_use_are_told(mosquitto, new_end, eventually) -> None:
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if most < 1300:
+        pytest.skip("this system allows fewer open files")
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1300, most))
+    others = [os.open("/dev/null", os.O_RDONLY) for _ in range(1030)]
+    try:
+        ada = new_end(mosquitto.url, "ada")
+        eventually(lambda: "this program has 1,024 files open" in str(ada.status().last_error))
+    finally:
+        for other in others:
+            os.close(other)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    eventually(lambda: ada.connected)
+
+
 def test_a_password_is_used_and_a_wrong_one_is_told(
     new_mosquitto, new_end, eventually, tmp_path
 ) -> None:
-    salt = b"0123456789ab"
-    digest = hashlib.pbkdf2_hmac("sha512", b"p:w", salt, 101, 64)
+    salt, password = b"0123456789ab", "p:w#/?[]@%"
+    digest = hashlib.pbkdf2_hmac("sha512", password.encode(), salt, 101, 64)
     line = ":".join(["ada", f"$7$101${base64.b64encode(salt).decode()}$"])
     passwords = tmp_path / "passwords"
     passwords.write_text(f"{line}{base64.b64encode(digest).decode()}\n")
     broker = new_mosquitto(f"allow_anonymous false\npassword_file {passwords}")
     address = broker.url.removeprefix("mqtt://")
-    by_url = new_end(f"mqtt://ada:p%3Aw@{address}", "ada")
-    by_setting = new_end(broker.url, "bob", username="ada", password="p:w")
+    by_url = new_end(f"mqtt://ada:{password}@{address}", "ada")
+    by_code = new_end(f"mqtt://ada:{quote(password, safe='')}@{address}", "eva")
+    by_setting = new_end(broker.url, "bob", username="ada", password=password)
     wrong = new_end(f"mqtt://ada:guess@{address}", "eve")
-    eventually(lambda: all_connected(by_url, by_setting))
+    eventually(lambda: all_connected(by_url, by_code, by_setting))
     sentence = "connection: Not authorized; check credentials_file"
     eventually(lambda: sentence in str(wrong.status().last_error))
     assert not wrong.connected
