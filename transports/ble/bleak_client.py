@@ -26,6 +26,8 @@ except ImportError as error:
 
 SCAN_S = 10.0
 CONNECT_S = 20.0
+# bleak asks BlueZ over D-Bus.
+NO_BLUEZ = "`sudo apt install bluez dbus`, then `sudo systemctl enable --now bluetooth`"
 
 
 class BleakEnd:
@@ -70,8 +72,13 @@ class BleakEnd:
             if self._rx is None:
                 raise GattError(f"{device.address} has no Nordic UART service")
             await client.start_notify(TX_UUID, lambda _, value: on_value(bytes(value)))
-        except (BleakError, TimeoutError) as error:
+        except (BleakError, TimeoutError, OSError) as error:
             why = str(error) or "it took too long"
+            if "ServiceUnknown" in why or type(error) in (
+                FileNotFoundError,
+                ConnectionRefusedError,
+            ):
+                why += f": {NO_BLUEZ}"
             raise GattError(f"bleak could not connect: {why}") from error
 
     async def write(self, value: bytes) -> None:

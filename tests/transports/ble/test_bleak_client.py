@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("bleak", reason="bleak is not installed: pip install -e '.[dev]'")
 
+from bleak import BleakScanner
 from bleak.exc import BleakError
 
 from transports.ble import bleak_client
@@ -115,3 +116,33 @@ def test_what_bleak_cannot_do_is_a_sentence() -> None:
             await end.disconnect()
 
     asyncio.run(run())
+
+
+def test_without_bluez_the_sentence_says_what_to_install(monkeypatch, tmp_path) -> None:
+    """With bleak itself: it finds no D-Bus."""
+    monkeypatch.setattr(bleak_client, "BleakScanner", BleakScanner)
+    monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", f"unix:path={tmp_path / 'none'}")
+    for bridge in ("", "b1"):
+        with pytest.raises(GattError, match="sudo apt install bluez dbus"):
+            asyncio.run(BleakEnd(bridge).connect(print, print))
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (
+            BleakError("[org.freedesktop.DBus.Error.ServiceUnknown] no org.bluez"),
+            "systemctl enable",
+        ),
+        (ConnectionRefusedError(111, "refused"), "systemctl enable"),
+        (BleakError("out of reach"), "could not connect: out of reach$"),
+        (TimeoutError(), "could not connect: it took too long$"),
+    ],
+)
+def test_why_there_is_no_connection(monkeypatch, error, sentence) -> None:
+    async def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(FakeScanner, "find_device_by_filter", fail)
+    with pytest.raises(GattError, match=sentence):
+        asyncio.run(BleakEnd().connect(print, print))
