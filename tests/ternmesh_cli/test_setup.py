@@ -256,3 +256,13 @@ def test_the_first_boot_of_a_card_calls_setup_with_options_that_it_knows():
     ).split()
     parsed = make_parser(words[1:-1]).parse_args(words[1:-1])
     assert (words[-1], parsed.code, parsed.name, parsed.yes) == ("&&", "CODE", "NAME", True)
+
+
+def test_a_card_has_the_passphrase_of_its_network_and_no_hash() -> None:
+    yaml = pytest.importorskip("yaml")
+    text = (ROOT / "packaging/examples/network-config").read_text()
+    network = yaml.safe_load(text)["network"]
+    assert network["version"] == 2
+    wlan = network["wifis"]["wlan0"]
+    assert wlan["access-points"] == {"SSID": {"password": "PASSPHRASE"}}
+    assert wlan["regulatory-domain"] == "COUNTRY"
