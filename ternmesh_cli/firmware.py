@@ -123,14 +123,7 @@ def _provision(arguments: argparse.Namespace) -> int:
 
     def one(item: tuple[str, str]) -> Outcome:
         name, port = item
-        return provision(
-            port,
-            name,
-            fleet.modem,
-            fleet.wanted(name),
-            baud=fleet.ends[name].baud,
-            is_dry=arguments.is_dry,
-        )
+        return provision(port, name, fleet, is_dry=arguments.is_dry)
 
     outcomes: list[Outcome] = []
     try:

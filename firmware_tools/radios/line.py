@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from firmware_tools.errors import NoAnswer
-from transports.serial_lora.port import SerialPort
+from transports.serial_lora.port import BOTH_ON, Lines, SerialPort
 from transports.serial_lora.send_queue import Waker
 
 M = TypeVar("M")
@@ -18,11 +18,11 @@ ROUND_S = 0.05  # the longest that one read waits
 class Line:
     """A port that is open for us alone (other programs that lock ports keep off); PortError."""
 
-    def __init__(self, path: str, baud: int) -> None:
+    def __init__(self, path: str, baud: int, lines: Lines = BOTH_ON) -> None:
         self.path, self.baud = path, baud
         self._waker = Waker()
         try:
-            self._port = SerialPort(path, baud, WRITE_TIMEOUT_S, self._waker)
+            self._port = SerialPort(path, baud, WRITE_TIMEOUT_S, self._waker, lines)
         except BaseException:
             self._waker.close()
             raise
@@ -34,11 +34,10 @@ class Line:
         self._port.close()
         self._waker.close()
 
-    def reopen(self, baud: int) -> None:
-        """Open the port anew at another rate; PortError."""
-        self._port.close()
+    def set_baud(self, baud: int) -> None:
+        """Go on at another rate."""
         self.baud = baud
-        self._port = SerialPort(self.path, baud, WRITE_TIMEOUT_S, self._waker)
+        self._port.set_baud(baud)
 
     def write(self, data: bytes) -> None:
         """Write all of `data`; PortError."""

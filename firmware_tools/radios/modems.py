@@ -29,8 +29,9 @@ class Modem(ABC):
     reader: ClassVar[type[Any]]  # finds its messages in a stream
     bauds: ClassVar[tuple[int, ...]]  # where it is looked for
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: Line, answer_s: float = SHORT_S) -> None:
         self._line = line
+        self._answer_s = answer_s  # how long an answer may take that follows no write to flash
         self._messages = self.reader()
 
     @abstractmethod
@@ -53,7 +54,8 @@ class Modem(ABC):
     def _ask(
         self, command: bytes, answer: Callable[[Any], T | None], what: str, timeout_s: float
     ) -> T:
-        """See `Line.ask`."""
+        """See `Line.ask`; no `timeout_s` is below that of all answers."""
+        timeout_s = max(timeout_s, self._answer_s)
         return self._line.ask(command, self._messages.feed, answer, what, timeout_s)
 
     def _refusal(self, what: str) -> FirmwareError:
@@ -96,14 +98,14 @@ class ReyaxProvisioner(Modem):
                 reason = error_text(answer.error or 0, reyax.ERRORS)
                 raise self._refusal(f"{command}: {reason}")
             if name == "IPR":
-                self._line.reopen(int(value))
+                self._line.set_baud(int(value))
 
     @staticmethod
     def wanted(settings: SerialLoraSettings, model: str) -> Settings:
         del model
         return dict(reyax.modem_settings(settings)) | {"IPR": str(settings.baud)}
 
-    def _command(self, command: str, *names: str, timeout_s: float = SHORT_S) -> reyax.TextLine:
+    def _command(self, command: str, *names: str, timeout_s: float = 0.0) -> reyax.TextLine:
         """The answer with one of these names, or an error about the command."""
 
         def answer(message: object) -> reyax.TextLine | None:
@@ -126,7 +128,7 @@ class EbyteProvisioner(Modem):
 
     def read(self) -> Settings:
         try:
-            answer = self._command(registers.READ_ALL, "C1 00 07", SHORT_S)
+            answer = self._command(registers.READ_ALL, "C1 00 07")
         except NoAnswer as error:
             raise NoAnswer(
                 f"{error}; an EBYTE answers only in configuration mode: connect M1 to high and M0 "
@@ -152,7 +154,7 @@ class EbyteProvisioner(Modem):
             "baud_rate": str(settings.baud),
             "parity": "0",
             "air_rate_bps": str(settings.air_rate_bps),
-            "packet_bytes": "240",
+            "packet_bytes": str(settings.packet_bytes),
             "power_code": str(registers.power_code(ebyte, settings.power_dbm)),
             "channel": str(registers.channel_of(ebyte, settings.frequency_hz)),
             "appends_rssi": "0",
@@ -160,7 +162,7 @@ class EbyteProvisioner(Modem):
             "repeater": "0",
         }
 
-    def _command(self, command: bytes, what: str, timeout_s: float) -> bytes:
+    def _command(self, command: bytes, what: str, timeout_s: float = 0.0) -> bytes:
         """The registers after a command; empty where the modem refuses it."""
         return self._ask(command, bytes, what, timeout_s)
 

@@ -10,13 +10,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from firmware_tools.errors import FirmwareError, NoAnswer
+from firmware_tools.radios.fleet_file import RadioFleet
 from firmware_tools.radios.line import Line
-from firmware_tools.radios.modems import BY_DIALECT, Modem, Settings
+from firmware_tools.radios.modems import BY_DIALECT, SHORT_S, Modem, Settings
 from ternmesh.errors import TernmeshError
 from transports.base import TransportError
-from transports.serial_lora.port import PortError
+from transports.serial_lora.port import BOTH_ON, PortError
+from transports.serial_lora.settings import SerialLoraSettings
 
-BOOT_S = 2.0  # for a board to restart
+BOOT_S = 8.0  # for a board to restart
 FAILURES = (TernmeshError, TransportError, OSError, ValueError)  # of one modem
 Changes = dict[str, tuple[str, str]]  # before and after, to be shown
 
@@ -53,33 +55,37 @@ class Outcome:
 
 @contextmanager
 def opened(
-    port: str, kinds: Sequence[type[Modem]], bauds: Sequence[int] = ()
+    port: str, kinds: Sequence[type[Modem]], end: SerialLoraSettings | None = None
 ) -> Iterator[tuple[Modem, Found]]:
     """The modem at a port, which no other program can use meanwhile.
 
-    `bauds` are tried before those at which such modems usually are. PortError where the port
-    cannot be opened, NoAnswer where there is none of these kinds.
+    The rate in `end` is tried before those at which such modems usually are. PortError where the
+    port cannot be opened, NoAnswer where there is none of these kinds.
     """
-    reasons = []
-    rates = list(dict.fromkeys((*bauds, *(baud for kind in kinds for baud in kind.bauds))))
-    # Many boards restart when their port is opened: the first rate is tried once more, later.
-    for baud, wait_s in (*((baud, 0.0) for baud in rates), (rates[0], BOOT_S)):
-        with Line(port, baud) as line:
-            time.sleep(wait_s)
-            for kind in kinds:
-                if baud not in (*kind.bauds, *bauds):
-                    continue
-                modem = kind(line)
+    own = () if end is None else (end.baud,)
+    rates = dict.fromkeys((*own, *(baud for kind in kinds for baud in kind.bauds)))
+    tries = [(rate, kind) for rate in rates for kind in kinds if rate in (*kind.bauds, *own)]
+    lines = BOTH_ON if end is None else (end.dtr, end.rts)
+    with Line(port, tries[0][0], lines) as line:
+        # Many boards restart when their port is opened: it stays open, and they get time.
+        ends_at = time.monotonic() + BOOT_S
+        answer_s, reason, is_last = SHORT_S, "", False
+        while not is_last:
+            is_last = time.monotonic() >= ends_at
+            for baud, kind in tries:
+                line.set_baud(baud)
+                modem = kind(line, answer_s)
                 try:
                     identity = modem.identify()
-                    modem_found = Found(port, baud, kind.dialect, identity, modem.read())
+                    found = Found(port, baud, kind.dialect, identity, modem.read())
                 except NoAnswer as error:
-                    reasons.append(str(error))
+                    reason = reason or str(error)
                     continue
-                yield modem, modem_found
+                yield modem, found
                 return
+            answer_s *= 2
     names = ", ".join(kind.dialect for kind in kinds)
-    reason = f": {reasons[0]}" if len(kinds) == 1 else ""
+    reason = f": {reason}" if len(kinds) == 1 else ""
     raise NoAnswer(
         f"{port}: no modem of a known dialect answers ({names}){reason}; check its power and "
         "wires; an EBYTE must be in configuration mode (M1 high, M0 low)"
@@ -101,13 +107,12 @@ def differences(have: Settings, wanted: Settings) -> Changes:
     }
 
 
-def provision(
-    port: str, name: str, kind: type[Modem], wanted: Settings, *, baud: int, is_dry: bool
-) -> Outcome:
+def provision(port: str, name: str, fleet: RadioFleet, *, is_dry: bool) -> Outcome:
     """Give a modem its settings; where it is dry, only compare. All failures are in the outcome."""
     outcome = Outcome(port, name, "failed")
     try:
-        with opened(port, [kind], (baud,)) as (modem, before):
+        wanted = fleet.wanted(name)
+        with opened(port, [fleet.modem], fleet.ends[name]) as (modem, before):
             outcome = replace(outcome, changes=differences(before.settings, wanted))
             if not outcome.changes:
                 return replace(outcome, result="unchanged")

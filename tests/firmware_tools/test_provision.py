@@ -24,6 +24,7 @@ from firmware_tools.radios.modems import BY_DIALECT
 from firmware_tools.radios.provision import probe, provision
 from ternmesh.config import ConfigError
 from ternmesh_cli import main
+from tests.transports.serial_lora.test_transport import boots_slowly, restarts_when_opened
 from transports.serial_lora.emulator.ebyte import EbyteModem
 from transports.serial_lora.emulator.radios import EmulatedRadios, new_modem
 
@@ -52,9 +53,7 @@ def new(dialect: str, index: int = 0):
 
 
 def set_up(radios: EmulatedRadios, index: int, dialect: str = "reyax", **radio: object):
-    own = fleet(dialect, **radio)
-    wanted, baud = own.wanted("board-1"), own.ends["board-1"].baud
-    return provision(radios.paths[index], "board-1", own.modem, wanted, baud=baud, is_dry=False)
+    return provision(radios.paths[index], "board-1", fleet(dialect, **radio), is_dry=False)
 
 
 @pytest.fixture(autouse=True)
@@ -95,13 +94,35 @@ def test_a_modem_at_another_baud_rate_is_found_and_gets_that_of_the_file(radios,
     assert (radios.modems[0].baud, probe(radios.paths[0]).baud) == (115_200, 115_200)
 
 
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_modem_that_restarts_when_its_port_is_opened_is_found(
+    monkeypatch, radios, dialect
+) -> None:
+    """And one that answers slowly: the port is opened once."""
+    monkeypatch.setattr("firmware_tools.radios.provision.BOOT_S", 2.0)
+    index = DIALECTS.index(dialect)
+    boots_slowly(radios.modems[index], 1.5 * radios.speed)
+    opened: list[str] = []
+    monkeypatch.setattr(
+        "firmware_tools.radios.line.SerialPort", restarts_when_opened(radios, opened)
+    )
+    outcome = set_up(radios, index, dialect)
+    assert outcome.result == "changed", outcome
+    assert opened == [radios.paths[index]]
+
+
+def test_a_modem_that_answers_slowly_is_found(monkeypatch, radios) -> None:
+    monkeypatch.setattr("firmware_tools.radios.provision.BOOT_S", 2.0)
+    write = radios._lines[0].write
+    radios._lines[0].write = lambda data, now: write(data, now + 0.8)
+    assert probe(radios.paths[0]).dialect == "reyax"
+
+
 def test_a_modem_that_nobody_knows_ends_with_a_sentence(radios) -> None:
     radios.modems[0].baud = 1200
     with pytest.raises(NoAnswer, match="no modem of a known dialect answers"):
         probe(radios.paths[0])
-    own = fleet()
-    wanted = own.wanted("host")
-    outcome = provision(radios.paths[0], "host", own.modem, wanted, baud=115_200, is_dry=False)
+    outcome = provision(radios.paths[0], "host", fleet(), is_dry=False)
     assert "does not answer AT at 115200 baud" in outcome.reason
 
 

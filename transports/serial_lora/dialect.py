@@ -53,17 +53,22 @@ class PayloadRefused:
 class Noise:
     """Bytes that are no message, or a message about a loss; it is only counted."""
 
-    reason: str
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """What the modem tells its owner, in its own words."""
+
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """The modem does not answer as it should: the port must be opened anew."""
+    """The modem does not answer as it should: it must be set up anew, after a pause."""
 
     reason: str
 
 
-Event = Write | Received | Sent | PayloadRefused | Noise | Broken
+Event = Write | Received | Sent | PayloadRefused | Noise | Notice | Broken
 
 
 class StreamReader(Protocol[M]):
@@ -87,7 +92,6 @@ class Dialect(ABC, Generic[M]):
     payload_max: int  # bytes
     overhead = 0  # bytes that the modem adds to a payload on the air
     tries_max = 4  # of a command that is not answered
-    noise = "bytes that are no message"
 
     def __init__(self, settings: SerialLoraSettings, reader: StreamReader[M]) -> None:
         self.deadline: float | None = None
@@ -145,7 +149,7 @@ class Dialect(ABC, Generic[M]):
             events += self._message(message, now)
         new = self._reader.malformed - self._malformed
         self._malformed += new
-        return events + [Noise(self.noise)] * new
+        return events + [Noise()] * new
 
     def _air_s(self, payload: bytes) -> float:
         """The time on air of `payload` in seconds of the caller's clock."""

@@ -23,7 +23,6 @@ class Ebyte(Dialect[bytes]):
 
     payload_max = PACKET_MAX - FRAMING
     overhead = FRAMING + PREAMBLE_BYTES
-    noise = "a damaged frame"
 
     def __init__(self, settings: SerialLoraSettings) -> None:
         super().__init__(settings, CobsUnframer())

@@ -41,7 +41,6 @@ class Meshcore(Dialect[tuple[int, bytes]]):
     """A MeshCore modem; its messages are KISS commands with their data."""
 
     payload_max = PAYLOAD_MAX
-    noise = "bytes that are not KISS"
 
     def __init__(self, settings: SerialLoraSettings) -> None:
         super().__init__(settings, KissUnframer())

@@ -12,9 +12,11 @@ from ternmesh import protobuf
 from ternmesh.errors import WireError
 from ternmesh.protobuf import Value
 from transports.serial_lora.dialect import (
+    Broken,
     Dialect,
     Event,
     Noise,
+    Notice,
     PayloadRefused,
     Received,
     Sent,
@@ -34,15 +36,20 @@ DATA_OVERHEAD = 8  # port number, length of the payload, flags
 PRIVATE_APP, ROUTING_APP = 256, 5
 LOWEST_PRIORITY = 1  # ours wait for all others of a mesh
 BROADCAST = 0xFFFFFFFF
-DUTY_CYCLE_LIMIT = 9
+DUTY_CYCLE_LIMIT, RATE_LIMIT = 9, 38
 ERRORS = {
     1: "no route",
+    2: "another node refused it",
     3: "time-out",
     4: "no radio interface",
     5: "retransmissions used up",
     6: "no such channel",
     7: "too large",
     DUTY_CYCLE_LIMIT: "its duty cycle is used up",
+    32: "an unknown failure",  # this and the next two are of the queue (MeshTypes.h)
+    33: "it has no radio",
+    34: "its transmitter is off, or its region is not set",
+    RATE_LIMIT: "too many messages in a short time",
 }
 HANDSHAKE_S, WAKE_S = 10.0, 0.1
 HEARTBEAT_S = 300.0  # the firmware drops a serial client that sends nothing for longer
@@ -53,14 +60,21 @@ ROOM_S, ROOM_TRIES_MAX = 2.0, 60
 # Field numbers of meshtastic/mesh.proto.
 TO_PACKET, TO_WANT_CONFIG, TO_HEARTBEAT = 1, 3, 7
 FROM_PACKET, FROM_MY_INFO, FROM_CONFIG, FROM_COMPLETE, FROM_REBOOTED = 2, 3, 5, 7, 8
-FROM_QUEUE = 11
+FROM_QUEUE, FROM_NOTICE = 11, 16
 MY_NODE = 1
 PACKET_FROM, PACKET_TO, PACKET_DATA, PACKET_ID = 1, 2, 4, 6
 PACKET_SNR, PACKET_HOPS, PACKET_PRIORITY, PACKET_RSSI = 8, 9, 11, 12
 DATA_PORT, DATA_PAYLOAD, DATA_REQUEST = 1, 2, 6
 QUEUE_RESULT, QUEUE_FREE, QUEUE_MAX, QUEUE_PACKET = 1, 2, 3, 4
 ROUTING_ERROR = 3
+NOTICE_TEXT = 4
 CONFIG_LORA = 6  # of config.proto
+# Region, whether it transmits, whether it has a preset, which, spreading factor, bandwidth, rate
+LORA_NUMBERS = (7, 9, 1, 2, 4, 3, 5)
+REGION_2_4_GHZ = 13  # where presets have other bandwidths
+# Spreading factor, bandwidth in kHz and coding rate 1 to 4 of the presets (MeshRadio.h)
+_FAST = [(11, 250, 1), (12, 125, 4), None, (10, 250, 1), (9, 250, 1), (8, 250, 1), (7, 250, 1)]
+PRESETS = dict(enumerate([*_FAST, (11, 125, 4), (7, 500, 1), (11, 500, 4)]))
 
 
 def frame(message: bytes) -> bytes:
@@ -178,7 +192,7 @@ class Meshtastic(Dialect[dict[int, Value]]):
         return [Write(WAKE)]
 
     def _handshake(self, now: float) -> list[Event]:
-        self._nonce = self._rng.randrange(1, 1 << 32)
+        self._nonce = self._nonce or self._rng.randrange(1, 1 << 32)  # the first answer may be late
         request = frame(protobuf.number_field(TO_WANT_CONFIG, self._nonce))
         failure = "no Meshtastic node answers on this port"
         return self._attempt(request, now + HANDSHAKE_S, failure)
@@ -187,11 +201,21 @@ class Meshtastic(Dialect[dict[int, Value]]):
         try:
             return self._from_radio(message, now)
         except WireError:
-            return [Noise(self.noise)]
+            return [Noise()]
 
     def _from_radio(self, message: dict[int, Value], now: float) -> list[Event]:
+        if self._nonce and FROM_PACKET not in message:
+            self.deadline = now + HANDSHAKE_S  # it tells of all nodes that it knows
         if (info := protobuf.data(message, FROM_MY_INFO)) is not None:
             self._node = protobuf.number(protobuf.fields(info), MY_NODE)
+        config = protobuf.fields(protobuf.data(message, FROM_CONFIG) or b"")
+        if (lora := protobuf.data(config, CONFIG_LORA)) is not None:
+            wrong = self._wrong(protobuf.fields(lora))
+            return [Broken(wrong)] if wrong else []
+        if (notice := protobuf.data(message, FROM_NOTICE)) is not None:
+            content = protobuf.data(protobuf.fields(notice), NOTICE_TEXT) or b""
+            text = content.decode(errors="replace")
+            return [Notice("".join(filter(str.isprintable, text)))]
         if (queue := protobuf.data(message, FROM_QUEUE)) is not None:
             return self._queue_status(protobuf.fields(queue), now)
         if (received := protobuf.data(message, FROM_PACKET)) is not None:
@@ -205,6 +229,23 @@ class Meshtastic(Dialect[dict[int, Value]]):
             self.ready = True
             self._rest(now)
         return []
+
+    def _wrong(self, lora: dict[int, Value]) -> str:
+        """Why the node cannot be used with its radio settings; empty where it can."""
+        numbers = [protobuf.number(lora, number) for number in LORA_NUMBERS]
+        region, transmits, has_preset, preset, factor, bandwidth_khz, rate = numbers
+        if not region:
+            return "the node has no region: `meshtastic --set lora.region EU_868`, or yours"
+        if not transmits:
+            return "the node's transmitter is off: `meshtastic --set lora.tx_enabled true`"
+        ours = (self._radio.spreading_factor, self._radio.bandwidth_khz, self._radio.coding_rate)
+        node = PRESETS.get(preset) if has_preset else (factor, bandwidth_khz, rate - 4)
+        if node in (None, ours) or region == REGION_2_4_GHZ:
+            return ""
+        return (
+            f"the node's spreading_factor, bandwidth_khz and coding_rate are {node}, those of the "
+            f"settings {ours}: make them equal, or airtime is counted wrongly"
+        )
 
     def _queue_status(self, status: dict[int, Value], now: float) -> list[Event]:
         """Handle a queue report: the free places in the queue, and the outcome of a packet."""
@@ -220,8 +261,9 @@ class Meshtastic(Dialect[dict[int, Value]]):
     def _outcome(self, error: int, now: float) -> list[Event]:
         outcome: Sent | PayloadRefused = Sent()
         if error:
-            again_in_s = DUTY_PAUSE_S / self._settings.speed if error == DUTY_CYCLE_LIMIT else None
-            outcome = PayloadRefused(_routing_error(error), again_in_s)
+            is_passing = error in (DUTY_CYCLE_LIMIT, RATE_LIMIT)
+            again_in_s = DUTY_PAUSE_S / self._settings.speed if is_passing else None
+            outcome = PayloadRefused(f"routing {error_text(error, ERRORS)}", again_in_s)
         settled = self._settle(outcome)
         self._rest(now)
         return settled
@@ -243,7 +285,7 @@ class Meshtastic(Dialect[dict[int, Value]]):
                 return []
             if self._is_in_flight(protobuf.number(data, DATA_REQUEST)):
                 return self._outcome(error, now)
-            return [Noise(_routing_error(error))]
+            return [Noise()]
         is_own = protobuf.number(received, PACKET_FROM) == self._node
         if port != PRIVATE_APP or not payload or is_own:
             return []
@@ -254,7 +296,3 @@ class Meshtastic(Dialect[dict[int, Value]]):
 
 def _to_radio(field: int, message: bytes) -> bytes:
     return frame(protobuf.bytes_field(field, message))
-
-
-def _routing_error(error: int) -> str:
-    return f"routing {error_text(error, ERRORS)}"

@@ -1,5 +1,6 @@
 """One connection to a modem: a dialect on an open port, until one of them fails."""
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from math import inf
 from typing import Any
 
 from ternmesh.errors import WireError
+from ternmesh.timers import RateLimiter
 from transports.serial_lora.airtime_budget import AirtimeBudget
 from transports.serial_lora.coding import PrefixCoding, RadioMessage
 from transports.serial_lora.dialect import (
@@ -15,12 +17,13 @@ from transports.serial_lora.dialect import (
     Dialect,
     Event,
     Noise,
+    Notice,
     PayloadRefused,
     Received,
     Sent,
     Write,
 )
-from transports.serial_lora.port import PortError, SerialPort
+from transports.serial_lora.port import SerialPort
 from transports.serial_lora.send_queue import QueuedPayload, SendQueue
 from transports.serial_lora.settings import SerialLoraSettings
 
@@ -28,6 +31,8 @@ WAIT_S = 1.0  # the longest that the thread sleeps; arrivals and sends wake it
 STALLED_S = 2.0  # an incomplete message is given up after so long without bytes
 TRIES_MAX = 3  # offers of one frame to the modem
 REASONS_MAX = 32  # different refusals that are counted apart
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -47,6 +52,7 @@ class SerialLoraCounters:
     foreign: int = 0  # payloads for other receivers, or from unknown senders
     malformed: int = 0  # payloads that do not decode, and noise on the line
     refusals: dict[str, int] = field(default_factory=dict)  # by reason
+    notice: str = ""  # the newest of the modem to its owner
 
 
 class ModemLink:
@@ -75,6 +81,8 @@ class ModemLink:
         self._payload = b""  # that of `_in_flight`, encoded
         self._hold_until = 0.0  # nothing is offered to the modem earlier
         self._stalled_at = inf  # when an incomplete message is given up
+        self._broken = ""  # why the modem must be set up anew
+        self._notices = RateLimiter(60.0, 3600.0)
         self._ready_at: float | None = None  # when the modem was set up
 
     @property
@@ -82,11 +90,11 @@ class ModemLink:
         """Whether frames can be sent."""
         return self._ready_at is not None and self.dialect.ready
 
-    def run(self, port: SerialPort, stop: threading.Event) -> None:
-        """Work until `stop`; PortError when the port or the modem fails."""
+    def run(self, port: SerialPort, stop: threading.Event) -> str:
+        """Work until `stop`, or until the modem fails: why it did. PortError if the port fails."""
         try:
             self._handle(port, self.dialect.start(time.monotonic()))
-            while not stop.is_set():
+            while not (stop.is_set() or self._broken):
                 self.turned_at = time.monotonic()
                 self._note_ready(self.turned_at)
                 self._offer(port, time.monotonic())
@@ -100,6 +108,7 @@ class ModemLink:
                     self._handle(port, self.dialect.line_idle(now))
                 if (due := self.dialect.deadline) is not None and due <= now:
                     self._handle(port, self.dialect.handle_timeout(now))
+            return self._broken
         finally:
             if self._ready_at is not None:
                 self.ready_s = time.monotonic() - self._ready_at
@@ -161,8 +170,12 @@ class ModemLink:
                     self._refused(event)
                 case Noise():
                     self._counters.malformed += 1
+                case Notice(text):
+                    self._counters.notice = text
+                    if self._notices.allow("", time.monotonic()):
+                        _log.warning("%s says: %s", self._settings.port, text)
                 case Broken(reason):
-                    raise PortError(f"{self._settings.port}: {reason}")
+                    self._broken = f"{self._settings.port}: {reason}"
 
     def _receive(self, payload: bytes, event: Received) -> None:
         try:

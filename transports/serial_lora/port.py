@@ -3,9 +3,11 @@
 import contextlib
 import errno
 import logging
+import os
 import select
 import socket
 import termios
+import time
 
 from transports.base import MissingExtra, TransportError
 from transports.serial_lora.send_queue import Waker
@@ -19,6 +21,8 @@ except ImportError as error:
     ) from error
 
 READ_MAX = 4096  # bytes at once
+Lines = tuple[bool, bool]  # DTR and RTS
+BOTH_ON: Lines = (True, True)
 CONNECT_S = 3.0
 # A bridge that loses its power ends no connection: after 25 s without an answer it counts as gone.
 _OPTIONS = {
@@ -36,87 +40,97 @@ class PortError(TransportError):
     """The port cannot be opened, is gone, or takes no more bytes."""
 
 
-class _TcpPort:
-    """What `serial.Serial` has of reading and writing, on a connection; OSError."""
-
-    def __init__(self, address: tuple[str, int], write_timeout_s: float) -> None:
-        self._socket = socket.create_connection(address, CONNECT_S)
-        self._socket.settimeout(write_timeout_s)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in _OPTIONS.items():
-            self._socket.setsockopt(socket.IPPROTO_TCP, option, value)
-
-    def fileno(self) -> int:
-        return self._socket.fileno()
-
-    def read(self, size: int) -> bytes:
-        """What has arrived; it waits where `select` does not say that there is something."""
-        data = self._socket.recv(size)
-        if not data:
-            raise ConnectionResetError(errno.ECONNRESET, "the bridge has ended the connection")
-        return data
-
-    def write(self, data: bytes) -> None:
-        self._socket.sendall(data)
-
-    def reset_output_buffer(self) -> None:
-        """Nothing: what was written is on its way."""
-
-    def close(self) -> None:
-        self._socket.close()
-
-
 class SerialPort:
-    def __init__(self, path: str, baud: int, write_timeout_s: float, waker: Waker) -> None:
-        """Open `path`, a device for exclusive use or `socket://host:port`, or PortError.
+    """`path` is a device for exclusive use, or `socket://host:port`.
 
-        A bridge sets the baud rate of its modem itself.
-        """
+    `lines`: whether DTR and RTS are on while it is open; as it opens, the system turns both on for
+    a moment. A bridge sets these and the baud rate of its modem itself.
+    """
+
+    def __init__(
+        self, path: str, baud: int, write_timeout_s: float, waker: Waker, lines: Lines = BOTH_ON
+    ) -> None:
+        """Open the port, or PortError."""
         self._path = path
         self._waker = waker
-        self._serial: serial.Serial | _TcpPort
+        self._write_timeout_s = write_timeout_s
+        self._device: serial.Serial | socket.socket
         try:
             if (address := tcp_address(path)) is not None:
-                self._serial = _TcpPort(address, write_timeout_s)
+                self._device = _connected(address)
             else:
-                self._serial = serial.Serial(
-                    path, baud, timeout=0, write_timeout=write_timeout_s, exclusive=True
-                )
-                _keep_modem_up(self._serial.fileno())
+                self._device = serial.Serial(None, baud, exclusive=True)
+                self._device.dtr, self._device.rts = lines
+                self._device.port = path
+                self._device.open()
+                _keep_modem_up(self._device.fileno())
         except (OSError, ValueError) as error:  # SerialException is an OSError.
             raise PortError(f"cannot open {path}: {_why(error)}") from error
+        # Not `select`, which fails where the program has more than 1,024 files open.
+        self._data, self._room = select.poll(), select.poll()
+        self._data.register(self._device, select.POLLIN)
+        self._data.register(waker, select.POLLIN)
+        self._room.register(self._device, select.POLLOUT)
+
+    def set_baud(self, baud: int) -> None:
+        """Change the rate and leave the port open: many modems restart when it is opened."""
+        if isinstance(self._device, serial.Serial):
+            self._device.baudrate = baud
 
     def read(self, timeout_s: float) -> bytes:
         """The bytes that arrived, empty after `timeout_s` or a wake; PortError where it is gone."""
+        device = self._device.fileno()
         try:
-            ready, _, _ = select.select([self._serial, self._waker], [], [], timeout_s)
-            if self._waker in ready:
+            ready = [descriptor for descriptor, _ in self._data.poll(timeout_s * 1000)]
+            if self._waker.fileno() in ready:
                 self._waker.clear()
-            return bytes(self._serial.read(READ_MAX)) if self._serial in ready else b""
+            data = os.read(device, READ_MAX) if device in ready else None
+        except BlockingIOError:  # a wake without bytes
+            return b""
         except OSError as error:
             raise self._lost() from error
+        if data == b"":
+            raise self._lost()
+        return data or b""
 
     def write(self, data: bytes) -> None:
         """Write all of `data`; PortError where the port is gone or does not take them in time."""
-        try:
-            self._serial.write(data)
-        except (serial.SerialTimeoutException, TimeoutError) as error:
-            raise PortError(f"{self._path} takes no more bytes: is the modem stuck?") from error
-        except OSError as error:
-            raise self._lost() from error
+        end = time.monotonic() + self._write_timeout_s
+        left = memoryview(data)
+        while left:
+            try:
+                left = left[os.write(self._device.fileno(), left) :]
+            except BlockingIOError as error:
+                if not self._room.poll(max(0.0, end - time.monotonic()) * 1000):
+                    reason = f"{self._path} takes no more bytes: is the modem stuck?"
+                    raise PortError(reason) from error
+            except OSError as error:
+                raise self._lost() from error
 
     def close(self) -> None:
         """Close at once, without waiting for bytes that a stuck modem did not take."""
-        with contextlib.suppress(OSError, termios.error):  # The device is gone.
-            self._serial.reset_output_buffer()
         try:
-            self._serial.close()
+            if isinstance(self._device, serial.Serial):
+                with contextlib.suppress(OSError, termios.error):  # The device is gone.
+                    self._device.reset_output_buffer()
+            self._device.close()
         except OSError as error:
             _log.debug("closing %s: %s", self._path, error)
 
     def _lost(self) -> PortError:
-        why = "is the bridge off?" if isinstance(self._serial, _TcpPort) else "is it unplugged?"
+        is_bridge = isinstance(self._device, socket.socket)
+        why = "is the bridge off?" if is_bridge else "is it unplugged?"
         return PortError(f"lost {self._path}: {why}")
+
+
+def _connected(address: tuple[str, int]) -> socket.socket:
+    """A connection to a bridge that is not waited for; OSError."""
+    bridge = socket.create_connection(address, CONNECT_S)
+    bridge.setblocking(False)
+    bridge.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _OPTIONS.items():
+        bridge.setsockopt(socket.IPPROTO_TCP, option, value)
+    return bridge
 
 
 def _why(error: Exception) -> str:

@@ -53,10 +53,11 @@ _GARBLED, _STILL_SENDING = (1, 2, 4, 5), 17  # The frame has not left: it may be
 WHILE_RECEIVING = (12, 18, 19)  # These answer no command.
 
 _HEAD = re.compile(rb"\+RCV=(\d{1,5}),(\d{1,3}),")
-_TAIL = re.compile(rb",(-?\d{1,4}),(-?\d{1,4})\r\n")
+_END = rb"(?:\r\n?|\n)"  # bridges and adapters may change the modem's CR LF
+_TAIL = re.compile(rb",(-?\d{1,4}),(-?\d{1,4})" + _END)
 _TAIL_MAX = 14
-_LINE = re.compile(rb"\+([A-Z]{2,12})(?:=([^\r\n+]{0,64}))?\r\n")
-_PARTIAL = re.compile(rb"\+[A-Z]{0,12}(?:=[^\r\n+]{0,64})?\r?")
+_LINE = re.compile(rb"\+([A-Z]{2,12})(?:=([^\r\n+]{0,64}))?" + _END)
+_PARTIAL = re.compile(rb"\+[A-Z]{0,12}(?:=[^\r\n+]{0,64})?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +132,7 @@ class ReyaxParser:
             if tail := _TAIL.match(buffer, end):
                 data = bytes(buffer[head.end() : end])
                 return Heard(data, float(tail[1]), float(tail[2])), tail.end()
-            short = len(buffer) < end + _TAIL_MAX and b"\n" not in buffer[end:]
+            short = len(buffer) < end + _TAIL_MAX and not {*b"\r\n"} & {*buffer[end:]}
             return None, int(not short)
         if line := _LINE.match(buffer):
             name, value = line[1].decode(), (line[2] or b"").decode("latin-1")
@@ -155,7 +156,6 @@ class Reyax(Dialect[Heard | TextLine]):
     payload_max = DATA_MAX
     overhead = HIDDEN_BYTES
     tries_max = 5
-    noise = "bytes between messages"
 
     def __init__(self, settings: SerialLoraSettings) -> None:
         super().__init__(settings, ReyaxParser())
@@ -201,7 +201,7 @@ class Reyax(Dialect[Heard | TextLine]):
             return [Received(message.data, message.rssi_dbm, message.snr_db)]
         error = message.error
         if error in WHILE_RECEIVING:
-            return [Noise(ERRORS[error])]
+            return [Noise()]
         if message.name == "READY" and self._phase is not _Phase.QUIET:
             return self._restart("the modem has restarted", now)
         ok = message.name == "OK"
@@ -210,13 +210,11 @@ class Reyax(Dialect[Heard | TextLine]):
                 return self._next_step(now)
             case _Phase.ASK if error is not None or message.name == self._steps[0][0]:
                 if message == TextLine(*self._steps[0]):
-                    self._steps.popleft()
-                    return self._next_step(now)
+                    return self._step_done(now)
                 setting = "=".join(self._steps[0])
                 return self._command(_Phase.SET, f"AT+{setting}\r\n".encode(), now)
             case _Phase.SET if ok:
-                self._steps.popleft()
-                return self._next_step(now)
+                return self._step_done(now)
             case _Phase.SET if error is not None:
                 setting = "=".join(self._steps[0])
                 return [Broken(f"the modem refuses AT+{setting}: {error_text(error, ERRORS)}")]
@@ -226,11 +224,15 @@ class Reyax(Dialect[Heard | TextLine]):
                 return self._refused(error, now)
         return []
 
+    def _step_done(self, now: float) -> list[Event]:
+        self._steps.popleft()
+        self._tries = 0  # it answers, however slowly
+        return self._next_step(now)
+
     def _next_step(self, now: float) -> list[Event]:
         """Ask for the next setting, so that flash is written only where one differs."""
         if self._steps:
             return self._command(_Phase.ASK, f"AT+{self._steps[0][0]}?\r\n".encode(), now)
-        self._tries = 0
         self._phase = _Phase.READY
         return self._be_ready()
 

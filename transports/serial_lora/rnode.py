@@ -57,7 +57,6 @@ class Rnode(Dialect[tuple[int, bytes]]):
 
     payload_max = PAYLOAD_MAX
     overhead = HEADER
-    noise = "bytes that are not KISS"
 
     def __init__(self, settings: SerialLoraSettings) -> None:
         super().__init__(settings, KissUnframer())
@@ -131,7 +130,7 @@ class Rnode(Dialect[tuple[int, bytes]]):
         if not self.ready:
             return [Broken(f"the RNode reports {reason}")]
         if self.idle:
-            return [Noise(reason)]
+            return [Noise()]
         again_in_s = 1.0 / self._settings.speed if code == QUEUE_FULL else None
         return self._settle(PayloadRefused(reason, again_in_s))
 

@@ -52,6 +52,8 @@ class SerialLoraSettings:
     frequency_hz: int = 0  # reyax, rnode and meshcore need it
     power_dbm: int = 14  # 25 mW, the most that Europe allows in most of its bands
     baud_rate: int = 0  # 0: the factory setting of the dialect
+    dtr: bool = True  # the control lines of the port: some boards restart, or stay off, by them
+    rts: bool = True
     network_id: int = field(default=_REYAX_NETWORK_ANY_PREAMBLE, metadata=_REYAX)
     # Whether payloads may hold any byte; auto: a probe tells.
     binary: str = field(default="auto", metadata=_REYAX)

@@ -9,7 +9,6 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import asdict
 from functools import cached_property
 from typing import Any
@@ -130,7 +129,7 @@ class SerialLoraTransport:
     def status(self) -> TransportStatus:
         link = self._link
         numbers = asdict(self.counters)
-        refusals = numbers.pop("refusals")
+        refusals, notice = numbers.pop("refusals"), numbers.pop("notice")
         return TransportStatus(
             connected=self.connected,
             last_error=None if self.connected else self._last_error,
@@ -141,6 +140,7 @@ class SerialLoraTransport:
             airtime_left_us=self.counters.airtime_left_us,
             signal=dict(self._signal),
             refusals=refusals,
+            remarks=(f"it says: {notice}",) if notice else (),
             numbers={
                 "reconnects": max(0, self.counters.connects - 1),
                 "queued": len(self._queue),
@@ -152,9 +152,14 @@ class SerialLoraTransport:
         )
 
     def _run(self) -> None:
-        """Open the port again and again until `close`; pauses grow until a modem was long ready."""
+        """Set the modem up again and again until `close`; pauses grow until it was long ready.
+
+        The port is opened anew only where it fails: many modems restart when it is opened, and are
+        deaf for seconds.
+        """
         assert self._waker is not None
         settings = self.settings
+        port: SerialPort | None = None
         attempt = 0
         while not self._stop.is_set():
             self._dialect = new_dialect(settings, self._rng)
@@ -168,23 +173,30 @@ class SerialLoraTransport:
                 self._take,
             )
             try:
-                path, baud, timeout_s = settings.port, settings.baud, settings.write_timeout_s
-                with closing(SerialPort(path, baud, timeout_s, self._waker)) as port:
-                    link.run(port, self._stop)
-            except PortError as error:
-                self._report(str(error))
+                if port is None:
+                    path, baud, timeout_s = settings.port, settings.baud, settings.write_timeout_s
+                    lines = settings.dtr, settings.rts
+                    port = SerialPort(path, baud, timeout_s, self._waker, lines)
+                ended = link.run(port, self._stop)
             except Exception as error:  # noqa: BLE001  (this is the thread's outermost loop)
-                self._report(f"the modem's thread failed: {type(error).__name__}: {error}")
+                is_known = isinstance(error, PortError)
+                ended = str(error) if is_known else f"the modem's thread failed: {error!r}"
                 _log.debug("serial radio %s failed", settings.port, exc_info=True)
+                if port is not None:
+                    port.close()
+                port = None
+            self._report(ended)
             attempt = 0 if link.ready_s >= settings.reconnect_max_s else attempt + 1
             first_s, longest_s = settings.reconnect_min_s, settings.reconnect_max_s
             self._stop.wait(backoff_s(attempt - 1, first_s, longest_s, self._rng))
+        if port is not None:
+            port.close()
         self._waker.close()
         if self._budget is not None:
             self._budget.close()
 
     def _report(self, sentence: str) -> None:
-        if sentence != self._last_error:
+        if sentence != self._last_error and not self._stop.is_set():
             _log.warning("serial radio: %s", sentence)
         self._last_error = sentence
 

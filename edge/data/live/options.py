@@ -40,6 +40,8 @@ class RowOptions(LiveOptions):
 class SerialOptions(RowOptions):
     port: str
     baud: int = field(default=9600, metadata=limits(50, 4_000_000))
+    dtr: bool = True  # the control lines of the port: some boards restart, or stay off, by them
+    rts: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

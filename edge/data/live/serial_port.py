@@ -25,7 +25,8 @@ class SerialSource(RowSource):
 
     def _open(self, _now: float) -> None:
         self._waker = Waker()
-        self._port = SerialPort(self._options.port, self._options.baud, 0.0, self._waker)
+        own = self._options
+        self._port = SerialPort(own.port, own.baud, 0.0, self._waker, (own.dtr, own.rts))
         self._splitter = LineSplitter(self.left_out, skips=True)
 
     def _lines(self, _now: float) -> list[bytes]:

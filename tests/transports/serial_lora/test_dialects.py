@@ -1,6 +1,9 @@
 """The dialects without any port: what they write, and what they make of answers."""
 
+import itertools
+import operator
 import random
+import re
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -24,7 +27,7 @@ from transports.serial_lora.ebyte import Ebyte
 from transports.serial_lora.framing import KissUnframer, kiss_frame
 from transports.serial_lora.meshcore import Meshcore
 from transports.serial_lora.meshtastic import Meshtastic
-from transports.serial_lora.reyax import ERRORS, Reyax
+from transports.serial_lora.reyax import ERRORS, Heard, Reyax, ReyaxParser, TextLine
 from transports.serial_lora.rnode import Rnode, RnodeCommand
 from transports.serial_lora.settings import DIALECTS, SerialLoraSettings
 from transports.serial_lora.transport import new_dialect
@@ -73,6 +76,21 @@ def test_reyax_writes_to_flash_only_what_differs() -> None:
     assert modem.receive_bytes(b"+ERR=4\r\n", 0.2) == [Broken(reason)]
 
 
+@given(st.lists(st.sampled_from([b"\r", b"\n", b"\r\n"]), min_size=3, max_size=3), st.data())
+def test_reyax_lines_end_as_adapters_write_them(ends: list[bytes], data) -> None:
+    content = b"\r\n+OK\r,\n"
+    heard = b"+RCV=1,%d,%b,-99,-7" % (len(content), content)
+    stream = b"".join(map(operator.add, (b"+OK", heard, b"+BAND=868500000"), ends)) + b"+OK\r\n"
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=5)))
+    parser = ReyaxParser()
+    found = []
+    for first, last in itertools.pairwise([0, *cuts, len(stream)]):
+        found += parser.feed(stream[first:last])
+    band = TextLine("BAND", "868500000")
+    assert found == [TextLine("OK"), Heard(content, -99.0, -7.0), band, TextLine("OK")]
+    assert parser.malformed == 0
+
+
 def test_reyax_sends_by_length_and_waits_for_the_answer() -> None:
     modem = reyax_up()
     payload = b"a,b\r\n\0+OK\r\n"
@@ -93,7 +111,7 @@ def test_reyax_error_codes(code: int) -> None:
     modem.send(b"hello", 10.0)
     first, *then = modem.receive_bytes(b"+ERR=%d\r\n" % code, 10.0)
     if code in (12, 18, 19):  # about a frame that arrived: the one in flight is still in flight
-        assert (first, then, modem.idle) == (Noise(ERRORS[code]), [], False)
+        assert (first, then, modem.idle) == (Noise(), [], False)
         assert modem.receive_bytes(b"+OK\r\n", 10.1) == [Sent()]
         return
     assert isinstance(first, PayloadRefused)
@@ -121,7 +139,7 @@ def test_ebyte_waits_until_the_frame_must_have_left() -> None:  # R7.3-7
     assert not modem.idle
     assert modem.receive_bytes(write.data + b"\0x!\0", 5.1) == [
         Received(b"x" * modem.payload_max),
-        Noise("a damaged frame"),
+        Noise(),
     ]
     assert modem.handle_timeout(6.0) == [Sent()]
     assert (modem.idle, modem.deadline) == (True, None)
@@ -270,6 +288,18 @@ def meshtastic_up(now: float = 0.0) -> Meshtastic:
     return modem
 
 
+def test_a_meshtastic_node_that_knows_many_others_is_waited_for() -> None:
+    modem = Meshtastic(settings_for("meshtastic"), random.Random(1))
+    modem.start(0.0)
+    (write,) = modem.handle_timeout(0.1)
+    for now in range(1, 60):
+        assert modem.receive_bytes(from_radio(4, number(1, now)), float(now)) == []
+        assert modem.deadline is not None
+        assert modem.deadline > now + 9
+    modem.receive_bytes(meshtastic.frame(number(7, cast(int, fields_of(write)[3]))), 60.0)
+    assert modem.ready
+
+
 def send_meshtastic(modem: Meshtastic, payload: bytes, now: float) -> int:
     """The id of the packet that it wrote, after a look at the other fields."""
     (write,) = modem.send(payload, now)
@@ -310,10 +340,62 @@ def test_meshtastic_errors(by: str) -> None:
     late = modem.receive_bytes(answer(send_meshtastic(modem, b"x", 2.0), 5), 2.1)
     assert late == [PayloadRefused("routing error 5, retransmissions used up")]
     if by == "routing":
-        assert modem.receive_bytes(answer(12345, 5), 3.0) == [
-            Noise("routing error 5, retransmissions used up")
-        ]
+        assert modem.receive_bytes(answer(12345, 5), 3.0) == [Noise()]
     assert modem.idle
+
+
+def lora_config(preset: int | None = None, region: int = 3, **changed: int) -> bytes:
+    numbers = {7: region, 9: changed.get("transmits", 1)}
+    if preset is None:
+        numbers |= {3: changed.get("bandwidth", 125), 4: 9, 5: 5}
+    else:
+        numbers |= {1: 1, 2: preset}
+    content = b"".join(number(*item) for item in numbers.items() if item[1])
+    return from_radio(5, protobuf.bytes_field(6, content))
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        (lora_config(), None),
+        (lora_config(region=0), "has no region: `meshtastic --set lora.region"),
+        (lora_config(transmits=0), "transmitter is off: `meshtastic --set lora.tx_enabled true`"),
+        (lora_config(bandwidth=250), r"are \(9, 250, 1\), those of the settings \(9, 125, 1\)"),
+        (lora_config(preset=0), r"are \(11, 250, 1\), those of"),  # LongFast
+        (lora_config(preset=7), r"are \(11, 125, 4\), those of"),  # LongModerate
+        (lora_config(preset=2), None),  # unknown: it is out of use
+        (lora_config(preset=77), None),
+        (lora_config(preset=0, region=13), None),  # at 2.4 GHz presets mean others
+        (from_radio(5, protobuf.bytes_field(1, b"\x08\x01")), None),  # of another part
+    ],
+)
+def test_a_meshtastic_node_with_other_settings_is_not_used(config, sentence) -> None:
+    modem = Meshtastic(settings_for("meshtastic"), random.Random(1))
+    modem.start(0.0)
+    modem.handle_timeout(0.1)
+    events = modem.receive_bytes(config, 0.2)
+    if sentence is None:
+        assert events == []
+    else:
+        (broken,) = events
+        assert isinstance(broken, Broken)
+        assert re.search(sentence, broken.reason)
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "again_in_s"),
+    [
+        (34, "its transmitter is off, or its region is not set", None),
+        (33, "it has no radio", None),
+        (38, "too many messages in a short time", 60.0),
+        (99, "which is not documented", None),
+    ],
+)
+def test_meshtastic_results_that_a_user_meets(code, reason, again_in_s) -> None:
+    modem = meshtastic_up()
+    packet = send_meshtastic(modem, b"x", 1.0)
+    events = modem.receive_bytes(queue_status(16, packet, code), 1.1)
+    assert events == [PayloadRefused(f"routing error {code}, {reason}", again_in_s)]
 
 
 def test_meshtastic_hears_only_our_port_and_not_itself() -> None:
@@ -398,7 +480,7 @@ CHUNKS = st.lists(
     | st.sampled_from([b"+OK\r\n", b"+ERR=5\r\n", b"+READY\r\n", b"+RCV=1,3,abc,-1,1\r\n"])
     | st.builds(kiss_frame, st.sampled_from(list(RnodeCommand)), st.binary(max_size=5))
     | st.builds(hardware, st.sampled_from([0x8F, 0xF0, 0xF1, 0xF8, 0xF9]), st.binary(max_size=5))
-    | st.builds(from_radio, st.sampled_from([2, 3, 8, 11]), st.binary(max_size=12))
+    | st.builds(from_radio, st.sampled_from([2, 3, 5, 8, 11, 16]), st.binary(max_size=12))
     | st.builds(
         lambda field, value: meshtastic.frame(number(field, value)),
         st.sampled_from([2, 3, 7, 8, 11]),

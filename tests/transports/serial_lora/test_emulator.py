@@ -90,9 +90,9 @@ def test_an_rnode_whose_radio_is_on_reads_the_frequency_of_its_chip() -> None:
     assert read[0] == kiss_frame(1, (869_525_000).to_bytes(4, "big"))
     assert kiss_frame(3, b"\x11") in read, "the firmware allows no more"
     again = answers(modem.receive_bytes(kiss_frame(1, (869_525_000).to_bytes(4, "big"))))
-    assert again == kiss_frame(1, (869_524_964).to_bytes(4, "big"))
+    assert again == kiss_frame(1, (869_524_963).to_bytes(4, "big"))
     locked = RnodeModem(is_locked=True)
-    assert answers(locked.receive_bytes(kiss_frame(6, b"\1"))) == kiss_frame(6, b"\0")
+    assert answers(locked.receive_bytes(kiss_frame(6, b"\1"))) == 2 * kiss_frame(6, b"\0")
 
 
 def settings_for_rnode(power_dbm: int) -> SerialLoraSettings:
@@ -104,7 +104,11 @@ def settings_for_rnode(power_dbm: int) -> SerialLoraSettings:
 
 def test_kiss_modems_refuse_as_their_firmware_does() -> None:
     rnode = RnodeModem()
-    assert answers(rnode.receive_bytes(kiss_frame(6, b"\1"))) == kiss_frame(0x90, b"\1")
+    assert answers(rnode.receive_bytes(kiss_frame(6, b"\1"))) == 2 * kiss_frame(6, b"\0")
+    for number, value in ((1, b"3000"), (2, bytes(4)), (3, b"x"), (4, b"\7"), (5, b"\5")):
+        rnode.receive_bytes(kiss_frame(number, value))
+    failed = kiss_frame(0x90, b"\1") + kiss_frame(6, b"\0")
+    assert answers(rnode.receive_bytes(kiss_frame(6, b"\1"))) == failed
     assert rnode.tuning is None
     meshcore = MeshcoreModem()
     first, second = meshcore.receive_bytes(kiss_frame(0, b"a") + kiss_frame(0, b"b"))

@@ -1,7 +1,10 @@
 """Whole transports on real pseudo-terminals, with emulated modems at the other end."""
 
 import os
+import pty
 import random
+import resource
+import socket
 import termios
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -9,10 +12,14 @@ from math import inf
 from typing import Any
 
 import pytest
+from serial import serialposix
 
+from ternmesh import protobuf
 from ternmesh.link.airtime import LoraSetting
 from transports.base import HOST
-from transports.serial_lora import modem_link
+from transports.serial_lora import meshtastic, modem_link
+from transports.serial_lora.emulator.ebyte import EbyteModem
+from transports.serial_lora.emulator.modem import Action, EmulatedModem, Output, Pause, Transmit
 from transports.serial_lora.emulator.radios import LONG_FAST, EmulatedRadios, new_modem
 from transports.serial_lora.port import PortError, SerialPort
 from transports.serial_lora.send_queue import Waker
@@ -22,6 +29,7 @@ from transports.serial_lora.transport import SerialLoraTransport
 SPEED = 400.0
 WAIT_S = 10.0
 ROLES = (HOST, "ada", "bob")
+EVERY_BYTE = bytes(range(150)) + b"+OK\r\n,\r\n"
 Fleet = tuple[EmulatedRadios, list[SerialLoraTransport]]
 NewFleet = Callable[..., Fleet]
 
@@ -263,6 +271,204 @@ def test_closing_a_port_does_not_reset_the_modem(tmp_path) -> None:
             termios.tcsetattr(device, termios.TCSANOW, attributes)
             with closing(SerialPort(radios.paths[0], 115_200, 1.0, w)):
                 assert not termios.tcgetattr(device)[2] & termios.HUPCL
+
+
+QUICK = {  # how soon a dialect asks again, and gives up
+    "reyax": {"reyax.ANSWER_S": 0.05, "reyax.QUIET_S": 0.02},
+    "rnode": {"rnode.ANSWER_S": 0.05},
+    "meshcore": {"meshcore.ANSWER_S": 0.05},
+    "meshtastic": {"meshtastic.HANDSHAKE_S": 0.05, "meshtastic.WAKE_S": 0.02},
+}
+BOOT_TEXT = (
+    b"rst:0x1 (POWERON_RESET),boot:0x13\r\nload:0x3fff0030,len:1184 +x=\r\nentry 0x400\xc0\r\n"
+)
+
+
+def boots_slowly(modem: EmulatedModem, pause_s: float) -> None:
+    """Let a modem be deaf after each start, and say what an ESP32 says."""
+    power_up, receive_bytes = modem.power_up, modem.receive_bytes
+    deaf = [False]
+
+    def slow_power_up() -> list[Action]:
+        deaf[0] = True
+        return [Output(BOOT_TEXT), Pause(pause_s)]
+
+    def paused() -> list[Action]:
+        deaf[0] = False
+        return power_up()
+
+    modem.__dict__.update(
+        power_up=slow_power_up,
+        paused=paused,
+        receive_bytes=lambda data: [] if deaf[0] else receive_bytes(data),
+    )
+
+
+def restarts_when_opened(radios: EmulatedRadios, opened: list[str]) -> type[SerialPort]:
+    """A port whose modem restarts each time that it is opened, as DTR makes many boards do."""
+
+    class Restarting(SerialPort):
+        def __init__(self, path: str, *options: Any) -> None:
+            super().__init__(path, *options)
+            opened.append(path)
+            index = radios.paths.index(path)
+            radios._do(lambda: radios._act(index, radios.modems[index].power_up()))
+
+    return Restarting
+
+
+@pytest.mark.parametrize("dialect", QUICK)
+def test_a_modem_that_restarts_when_its_port_is_opened_is_opened_once(
+    monkeypatch, eventually, dialect
+) -> None:
+    for name, seconds in QUICK[dialect].items():
+        monkeypatch.setattr(f"transports.serial_lora.{name}", seconds)
+    modem = new_modem(dialect, 0)
+    boots_slowly(modem, SPEED)  # a second: much longer than the dialect's patience
+    with EmulatedRadios([modem], speed=SPEED) as radios:
+        opened: list[str] = []
+        port = restarts_when_opened(radios, opened)
+        monkeypatch.setattr("transports.serial_lora.transport.SerialPort", port)
+        with closing(SerialLoraTransport(settings_for(dialect, radios.paths[0], HOST))) as host:
+            host.open()
+            eventually(lambda: "answer" in str(host.status().last_error))
+            eventually(lambda: host.connected)
+        assert opened == radios.paths
+
+
+@pytest.mark.parametrize("dialect", QUICK)
+def test_a_modem_that_answers_later_than_it_should_is_set_up(
+    monkeypatch, eventually, dialect
+) -> None:
+    for name in QUICK[dialect]:
+        wait_s = 0.03 if name.endswith(("QUIET_S", "WAKE_S")) else 0.3
+        monkeypatch.setattr(f"transports.serial_lora.{name}", wait_s)
+    with EmulatedRadios([new_modem(dialect, 0)], speed=SPEED) as radios:
+        write = radios._lines[0].write
+        monkeypatch.setattr(radios._lines[0], "write", lambda data, now: write(data, now + 0.36))
+        with closing(SerialLoraTransport(settings_for(dialect, radios.paths[0], HOST))) as host:
+            host.open()
+            eventually(lambda: host.connected)
+
+
+@pytest.mark.parametrize(("dtr", "rts"), [(True, True), (False, True), (False, False)])
+def test_the_control_lines_of_the_port_are_set(monkeypatch, eventually, dtr, rts) -> None:
+    """A pseudo-terminal has none: what pyserial asks of the system is looked at."""
+    asked = {}
+    real = serialposix.fcntl.ioctl
+
+    def ioctl(descriptor: int, request: int, content: Any = 0) -> Any:
+        if request in (serialposix.TIOCMBIS, serialposix.TIOCMBIC):
+            asked[content] = request == serialposix.TIOCMBIS
+            return 0
+        return real(descriptor, request, content)
+
+    monkeypatch.setattr(serialposix.fcntl, "ioctl", ioctl)
+    with EmulatedRadios([new_modem("ebyte", 0)]) as radios:
+        settings = settings_for("ebyte", radios.paths[0], HOST, dtr=dtr, rts=rts)
+        with closing(SerialLoraTransport(settings)) as host:
+            host.open()
+            eventually(lambda: host.connected)
+    assert asked == {serialposix.TIOCM_DTR_str: dtr, serialposix.TIOCM_RTS_str: rts}
+
+
+@pytest.mark.parametrize("end", [b"\r", b"\n", b"\r\n"])
+@pytest.mark.parametrize("shape", ["split", "glued"])
+def test_a_modem_whose_line_ends_are_changed_is_understood(
+    new_fleet, eventually, shape, end
+) -> None:
+    """As adapters and bridges do that translate line ends."""
+    radios, (host, ada) = new_fleet("reyax", binary="yes")
+    write = radios._lines[0].write
+    radios._lines[0].write = lambda data, now: write(data.removesuffix(b"\r\n") + end, now)
+    radios.shape(0, shape)
+    radios.unplug(0)
+    radios.replug(0)
+    eventually(lambda: host.connected and host.status().numbers["reconnects"] == 1)
+    for _ in range(3):
+        ada.send(HOST, [EVERY_BYTE])
+        assert frames_from(host, 1) == [EVERY_BYTE]
+
+
+@pytest.mark.parametrize("packet_bytes", [240, 200, 58])  # E22, E220, E32
+def test_the_airtime_of_an_ebyte_modem_is_counted_in_full(eventually, packet_bytes) -> None:
+    modems = [EbyteModem(packet_bytes=packet_bytes) for _ in range(2)]
+    sent_us: list[int] = []
+    transmit = modems[1]._transmit
+
+    def counted() -> list[Action]:
+        actions = transmit()
+        sent_us.extend(action.airtime_us for action in actions if isinstance(action, Transmit))
+        return actions
+
+    modems[1]._transmit = counted  # type: ignore[method-assign]
+    with EmulatedRadios(list(modems), speed=SPEED) as radios:
+        host, ada = (
+            SerialLoraTransport(
+                settings_for("ebyte", path, role, speed=SPEED, packet_bytes=packet_bytes)
+            )
+            for path, role in zip(radios.paths, ROLES, strict=False)
+        )
+        with closing(host), closing(ada):
+            host.open()
+            ada.open()
+            eventually(lambda: host.connected and ada.connected)
+            frames = [bytes([first]) * ada.mtu for first in range(1, 6)]
+            ada.send(HOST, frames)
+            assert frames_from(host, len(frames)) == frames
+            counted_us = ada.counters.airtime_us
+    assert len(sent_us) >= len(frames) * 240 // packet_bytes
+    assert sum(sent_us) <= counted_us
+
+
+def test_a_meshtastic_node_that_cannot_send_says_what_to_do(new_fleet, eventually) -> None:
+    radios, (host, ada) = new_fleet("meshtastic")
+    radios.modems[1].region = 0  # as another program may set it: a node then restarts
+    radios.unplug(1)
+    radios.replug(1)
+    eventually(lambda: "meshtastic --set lora.region" in str(ada.status().last_error))
+    radios.modems[1].region = 3
+    eventually(lambda: ada.connected)
+    ada.send(HOST, [b"again"])
+    assert frames_from(host, 1) == [b"again"]
+
+
+def test_a_notice_of_a_meshtastic_node_is_shown(new_fleet, eventually, caplog) -> None:
+    radios, (_, ada) = new_fleet("meshtastic")
+    for minutes in range(20):
+        text = f"Duty cycle limit exceeded. You can send again in {minutes} mins\x1b[2J"
+        notice = protobuf.bytes_field(4, text.encode())
+        radios.garble(1, meshtastic.frame(protobuf.bytes_field(16, notice)))
+    shown = "it says: Duty cycle limit exceeded. You can send again in 19 mins[2J"
+    eventually(lambda: ada.status().remarks == (shown,))
+    assert caplog.text.count("You can send again") == 1
+
+
+def test_ports_work_beside_many_open_files(new_fleet) -> None:
+    """`select` knows 1,024 descriptors only."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if most < 1300:
+        pytest.skip("this system allows fewer open files")
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1300, most))
+    others = [os.open("/dev/null", os.O_RDONLY) for _ in range(1030)]
+    try:
+        with closing(Waker()) as waker, socket.create_server(("127.0.0.1", 0)) as server:
+            ours, theirs = pty.openpty()
+            assert theirs > 1024
+            url = f"socket://127.0.0.1:{server.getsockname()[1]}"
+            for path in (os.ttyname(theirs), url):
+                with closing(SerialPort(path, 115_200, 1.0, waker)) as port:
+                    far = server.accept()[0].detach() if path == url else ours
+                    port.write(b"question\n")
+                    assert os.read(far, 100).strip() == b"question"
+                    os.write(far, b"answer\n")
+                    assert port.read(10.0).strip() == b"answer"
+                    os.close(far)
+    finally:
+        for other in others:
+            os.close(other)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_a_wait_for_bytes_can_be_ended(tmp_path) -> None:

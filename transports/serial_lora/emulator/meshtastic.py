@@ -13,7 +13,8 @@ from transports.serial_lora.emulator.modem import Action, EmulatedModem, Output,
 
 QUEUE_MAX = 16
 TOO_LARGE = 7
-LORA = protobuf.number_field(1, 1) + protobuf.number_field(8, 3)  # a preset, 3 hops
+REGION = 3  # EU_868
+DISABLED = 34  # in the status of the queue
 FLAGS = b"\x48\x00"  # field 9 of Data, which the firmware adds
 LOG = b"INFO  | 00:00:00 1 [Router] %b\r\n"
 
@@ -25,6 +26,7 @@ class MeshtasticModem(EmulatedModem):
         super().__init__()
         self._node = node
         self._radio = radio
+        self.region = REGION  # 0: not set, as it is delivered
         self._unframer = wire.MeshtasticUnframer()
         self._queue: deque[bytes] = deque()
 
@@ -68,7 +70,11 @@ class MeshtasticModem(EmulatedModem):
     def _message(self, message: dict[int, Value]) -> list[Action]:
         if nonce := protobuf.number(message, wire.TO_WANT_CONFIG):
             node = protobuf.number_field(wire.MY_NODE, self._node)
-            lora = protobuf.bytes_field(wire.CONFIG_LORA, LORA)
+            radio = self._radio
+            values = (radio.spreading_factor, radio.bandwidth_khz, radio.coding_rate + 4)
+            numbers = (self.region, 1, 0, 0, *values)
+            content = b"".join(map(protobuf.number_field, wire.LORA_NUMBERS, numbers))
+            lora = protobuf.bytes_field(wire.CONFIG_LORA, content)
             return [
                 _from_radio(protobuf.bytes_field(wire.FROM_MY_INFO, node)),
                 _from_radio(protobuf.bytes_field(wire.FROM_CONFIG, lora)),
@@ -86,6 +92,8 @@ class MeshtasticModem(EmulatedModem):
         payload = struct.pack("<III4x", wire.BROADCAST, self._node, packet_id) + data + FLAGS
         if len(payload) > 255:
             return self._refuse(packet_id, TOO_LARGE)
+        if not self.region:
+            return [self._status(packet_id, DISABLED)]
         if self.fail_next:
             return self._refuse(packet_id, self.fail_next.pop(0))
         if len(self._queue) >= QUEUE_MAX:

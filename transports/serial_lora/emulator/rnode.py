@@ -1,6 +1,5 @@
 """An emulated RNode: KISS, settings that it confirms, a queue, CMD_READY."""
 
-import math
 from collections import deque
 from collections.abc import Hashable
 
@@ -12,7 +11,7 @@ from transports.serial_lora.rnode import RnodeCommand
 
 QUEUE_MAX = 32
 TX_FAILED = 2
-STEP_HZ = 32_000_000 / 2**19  # of an SX127x
+OSCILLATOR_HZ = 32_000_000  # of an SX127x
 _SIZES = {
     RnodeCommand.FREQUENCY: 4,
     RnodeCommand.BANDWIDTH: 4,
@@ -31,13 +30,13 @@ class RnodeModem(EmulatedModem):
         self._is_locked = is_locked
         self._unframer = KissUnframer()
         self._settings: dict[int, bytes] = {}
+        self._steps = 0  # of 61.035 Hz, to which the chip is tuned
         self._on = False
         self._queue: deque[bytes] = deque()
 
     @property
     def tuning(self) -> Hashable:
-        steps = int.from_bytes(self._settings.get(RnodeCommand.FREQUENCY, b""), "big") // STEP_HZ
-        return (steps, self._radio()) if self._on else None
+        return (self._steps, self._radio()) if self._on else None
 
     def power_up(self) -> list[Action]:
         """Report the reset; settings of a host are not kept."""
@@ -72,10 +71,7 @@ class RnodeModem(EmulatedModem):
         if command == RnodeCommand.READY:
             return [_output(RnodeCommand.READY, wire.ON if len(self._queue) < QUEUE_MAX else b"\0")]
         if command == RnodeCommand.STATE and content == wire.ON:
-            if self._is_locked:
-                return [_output(RnodeCommand.STATE, b"\0")]
-            self._on = len(self._settings) == len(_SIZES) and self._radio() is not None
-            return [_output(RnodeCommand.STATE if self._on else RnodeCommand.ERROR, b"\x01")]
+            return self._start()
         if command in _SIZES and len(content) == _SIZES[RnodeCommand(command)]:
             self._settings[command] = self._as_set(command, content)
             return [_output(RnodeCommand(command), self._settings[command])]
@@ -83,11 +79,20 @@ class RnodeModem(EmulatedModem):
             return self._data(content)
         return []
 
+    def _start(self) -> list[Action]:
+        """Turn the radio on, unless it is locked or lacks a setting; two answers."""
+        is_locked = self._is_locked or len(self._settings) < len(_SIZES)
+        self._on = self._on or not (is_locked or self._radio() is None)
+        state = _output(RnodeCommand.STATE, bytes([self._on]))
+        has_failed = not (self._on or is_locked)
+        return [_output(RnodeCommand.ERROR, b"\x01") if has_failed else state, state]
+
     def _as_set(self, command: int, content: bytes) -> bytes:
         """What the firmware reads back: with its radio on, the frequency is that of the chip."""
         value = int.from_bytes(content, "big")
-        if command == RnodeCommand.FREQUENCY and self._on:
-            value = math.ceil(value // STEP_HZ * STEP_HZ)
+        if command == RnodeCommand.FREQUENCY:
+            self._steps = (value << 19) // OSCILLATOR_HZ
+            value = (self._steps * OSCILLATOR_HZ) >> 19 if self._on else value
         if command == RnodeCommand.POWER:
             value = min(value, self._power_max_dbm)
         return value.to_bytes(len(content), "big")
