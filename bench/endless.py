@@ -17,6 +17,7 @@ import numpy as np
 from bench.demo import clips_of
 from bench.jobs import Finished, Job, finish
 from bench.keys import keyed
+from bench.loopback import LoopbackHub, LoopbackTransport
 from bench.result import Figure, Result, mean_figure
 from bench.simulated_fleet import DEADLINE_S, Board, Clock, accuracy, make_host, make_trainer
 from edge.onnx.session import LoadedModel, load_model
@@ -29,7 +30,6 @@ from ternmesh.federated.state import HostSettings
 from ternmesh.plan import Plan
 from ternmesh.security.membership import HOST
 from transports.driver import Driver
-from transports.loopback import LoopbackHub, LoopbackTransport
 
 KNOWN, UNSEEN = ("george", "jackson", "lucas"), ("theo", "nicolas", "yweweler")
 SEEDS, SEEDS_QUICK = 4, 1

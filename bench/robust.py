@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from bench.demo import clips_of
 from bench.jobs import Finished, Job, finish
+from bench.loopback import LoopbackHub, LoopbackTransport
 from bench.result import Figure, Result, mean_figure
 from bench.simulated_fleet import (
     DEADLINE_S,
@@ -48,7 +49,6 @@ from ternmesh.federated.state import HostSettings
 from ternmesh.plan import Plan
 from ternmesh_cli.demo.fleet import BOARDS, RUN
 from transports.driver import Driver
-from transports.loopback import LoopbackHub, LoopbackTransport
 
 Vector = NDArray[np.float32]
 HELD_OUT = 32  # clips of each board that it evaluates on

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.keys import keyed
+from bench.loopback import LoopbackHub, LoopbackTransport
 from edge.evaluation import Evaluator
 from edge.onnx.session import Inference, LoadedModel, TrainStep, write_adapter
 from edge.trainer import AdamSettings, Trainer, round_rng
@@ -33,7 +34,6 @@ from ternmesh.wire.frame import open_seal
 from ternmesh.wire.update import CHUNK_KIND, MANIFEST_KIND
 from transports import batch
 from transports.driver import Driver
-from transports.loopback import LoopbackHub, LoopbackTransport
 
 Vector = NDArray[np.float32]
 AT_ONCE = 64  # samples in one prediction

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bench.loopback import LoopbackHub
 from edge.config import DataConfig, EvaluateConfig, NodeConfig, ResourcesConfig, TrainingConfig
 from edge.data.node_data import open_data
 from edge.node import Node
@@ -26,7 +27,6 @@ from ternmesh_store.state_file import StateFile
 from transports.base import Transport
 from transports.driver import Driver
 from transports.link_config import LinkConfig
-from transports.loopback import LoopbackHub
 
 ROUNDS, STEPS = 6, 10
 RUN, SECOND_RUN = b"first   ", b"second  "

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.loopback import LoopbackHub
 from host.runs import continue_or_begin
 from host.service import HostService
 from ternmesh.codec.encoder import decode_slice
@@ -31,7 +32,6 @@ from ternmesh_store.host_store import HostStore
 from ternmesh_store.node_store import NodeStore
 from ternmesh_store.state_file import StateFile
 from transports.driver import Driver
-from transports.loopback import LoopbackHub
 
 OURS = str(Path(__file__).parents[2])
 MODEL = bytes(range(32))

@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from bench.loopback import LoopbackHub
 from host.runs import continue_or_begin
 from host.service import HostService
 from ternmesh.codec.scale import to_float
@@ -33,7 +34,6 @@ from ternmesh_store.host_store import HostStore
 from ternmesh_store.state_file import StateFile
 from transports.base import Transport
 from transports.driver import Driver
-from transports.loopback import LoopbackHub
 
 MODEL = bytes(range(32))
 PACKAGE: Any = SimpleNamespace(model_hash=lambda: MODEL, adapter_key=lambda: bytes(96))

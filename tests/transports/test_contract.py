@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from paho.mqtt.client import Client
 
+from bench.loopback import LoopbackHub, LoopbackTransport
 from ternmesh.link.airtime import LoraSetting
 from ternmesh.link.settings import LinkSettings
 from ternmesh.wire.frame import FRAME_OVERHEAD, Header, seal_open
@@ -36,7 +37,6 @@ from transports.base import (
 )
 from transports.ble.config import BleSettings
 from transports.ble.transport import BleTransport
-from transports.loopback import LoopbackHub, LoopbackTransport
 from transports.mqtt.embedded_broker import EmbeddedBroker
 from transports.mqtt.settings import MqttSettings
 from transports.mqtt.transport import MqttTransport

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bench.loopback import LoopbackHub
 from ternmesh.federated.refusals import why
 from ternmesh.link.settings import LinkSettings
 from ternmesh.security.identity import Role
@@ -24,7 +25,6 @@ from ternmesh_store.state_file import StateFile
 from tests.faulty import Faults, FaultyTransport
 from transports import reliable
 from transports.base import ALL, HOST, Arrival, Busy, LinkStatus, Transport, UnknownPeer
-from transports.loopback import LoopbackHub
 from transports.reliable import REFUSED_PEERS_MAX, ReliableTransport
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench.loopback import LoopbackHub
 from ternmesh.link.messages import Symbol, is_link, read_message
 from ternmesh.link.settings import LinkSettings
 from ternmesh.wire.frame import Header, open_seal, seal_open
 from ternmesh_store.state_file import StateFile
 from tests.faulty import Faults, FaultyTransport
 from transports.base import ALL, HOST, Arrival, Busy, NotConnected, TransportStatus
-from transports.loopback import LoopbackHub
 from transports.multipath import REST, Bearer, MultipathTransport
 from transports.reliable import ReliableTransport
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.loopback import LoopbackHub
 from edge.gateway.aggregation import GatewayAggregation
 from edge.gateway.service import Gateway
 from ternmesh.federated.events import WorkReady
@@ -17,7 +18,6 @@ from ternmesh_service.config_file import load_model_package
 from ternmesh_store.gateway_store import GatewayStore
 from ternmesh_store.state_file import StateFile
 from transports.driver import Driver
-from transports.loopback import LoopbackHub
 
 MODEL = load_model_package("keyword")
 BOARDS = ("ada", "bo")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bench.loopback import LoopbackHub
 from edge.gateway.service import (
     UP_BYTES_MAX,
     UP_MAX,
@@ -29,7 +30,6 @@ from ternmesh_service.status import ask_status
 from ternmesh_store.state_file import StateFile
 from tests.faulty import Faults, FaultyTransport
 from transports.base import ALL, HOST, Arrival, NotConnected, Transport
-from transports.loopback import LoopbackHub
 from transports.mqtt.embedded_broker import EmbeddedBroker
 from transports.reliable import ReliableTransport
 from transports.serial_lora.emulator.radios import EmulatedRadios, new_modem

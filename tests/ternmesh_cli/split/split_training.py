@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from bench.loopback import LoopbackHub
 from edge.config import DataConfig
 from edge.data.sources import FolderData
 from edge.split.config import SplitBoardConfig, SplitTrainingConfig
@@ -22,7 +23,6 @@ from ternmesh_store.split_store import SplitStore
 from ternmesh_store.state_file import StateFile
 from transports.base import Transport
 from transports.link_config import LinkConfig
-from transports.loopback import LoopbackHub
 
 LENGTH, INPUTS, WIDTH, LATENT, CLASSES, BATCH = 3, 4, 6, 2, 3, 4
 torch.set_num_threads(1)

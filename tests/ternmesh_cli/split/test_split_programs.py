@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import pytest
 
+from bench.loopback import LoopbackHub
 from edge.split.config import read_split_board_config
 from host.split.config import read_split_host_config
 from host.split.service import SplitService
@@ -23,7 +24,6 @@ from ternmesh_store.split_store import SplitStore
 from ternmesh_store.state_file import StateFile
 from tests.ternmesh_cli.split.split_training import NUMBERS, Clock, make_cut
 from transports.link_config import LinkConfig
-from transports.loopback import LoopbackHub
 
 BOARD_TOML = """
 name = "theo"
