@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     if end.role is Role.NODE:
         learned = learned_on(read_program("node", arguments.config))
     else:
-        learned = _learned_on_host(arguments.config, end)
+        learned = learned_on_host(arguments.config, end)
     made = export_learned(arguments.out, *learned)
     if arguments.peft:
         from models.peft import write_peft
@@ -74,7 +74,8 @@ def _from_peft(arguments: argparse.Namespace, end: keys.End) -> int:
     return 0
 
 
-def _learned_on_host(config: Path, end: keys.End) -> "tuple[LoadedModel, Vector, int]":
+def learned_on_host(config: Path, end: keys.End) -> "tuple[LoadedModel, Vector, int]":
+    """The model of a host, which may run, the adapter that it has learned, and the version."""
     from edge.onnx.session import load_model
     from ternmesh.codec.scale import to_float
     from ternmesh_service.config_file import package_folder

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from ternmesh.config import ConfigError
 from ternmesh.wire.control import GATHERING, PHASES
 from ternmesh_cli.demo.bearer import BLE, LORA, MQTT, Ble, Radios
-from ternmesh_cli.demo.fleet import BOARDS, DemoError, DemoSettings, Fleet, accuracy, fleet
+from ternmesh_cli.demo.fleet import BOARDS, CONFIG, HOST, DemoError, DemoSettings, Fleet, fleet
 from ternmesh_cli.process import (
     add_json,
     add_option,
@@ -121,25 +121,32 @@ def run(arguments: argparse.Namespace) -> int:
         if simulated and not arguments.json:
             print(bearer, file=sys.stderr)
         host, boards = _watch(processes, settings.rounds, quiet=arguments.json)
-        result = result_of(host, boards, bearer, time.monotonic() - start)
+        seconds = time.monotonic() - start
+        from ternmesh_cli.demo.judge import judge  # needs onnxruntime
+
+        judged = judge(settings.folder / HOST / CONFIG, BOARDS)
+        result = result_of(host, boards, judged, bearer, seconds)
         if arguments.json:
             print(json.dumps(result))
             return 0
-        _show(host, boards, result)
+        _show(host, judged, result)
         _stay(processes, stay_s)
     print(as_run(NEXT.format(out=arguments.out)), end="")
     return 0
 
 
 def result_of(
-    host: HostStatus, boards: Mapping[str, BoardStatus], bearer: str, seconds: float
+    host: HostStatus,
+    boards: Mapping[str, BoardStatus],
+    judged: Mapping[str, tuple[float, float]],
+    bearer: str,
+    seconds: float,
 ) -> dict[str, Any]:
     """What `--json` prints of a finished demo, by the last status of its processes."""
-    last = host.history[-1].version
     return {
-        "rounds": last,
-        "accuracy_before": mean(accuracy(board, 0) for board in boards.values()),
-        "accuracy_after": mean(accuracy(board, last) for board in boards.values()),
+        "rounds": host.history[-1].version,
+        "accuracy_before": mean(before for before, _ in judged.values()),
+        "accuracy_after": mean(after for _, after in judged.values()),
         "bytes_per_round": mean(
             [size for item in host.history for size in item.bytes_up.values()] or [0]
         ),
@@ -265,18 +272,19 @@ def _has_evaluated(status: BoardStatus, version: int) -> bool:
     return any(entry.version == version for entry in status.history)
 
 
-def _show(host: HostStatus, boards: Mapping[str, BoardStatus], result: Mapping[str, Any]) -> None:
+def _show(
+    host: HostStatus, judged: Mapping[str, tuple[float, float]], result: Mapping[str, Any]
+) -> None:
     """What the boards have learned, as a table, and what it has cost."""
-    last = host.history[-1].version
     rows = [
         (
             name,
-            f"{accuracy(board, 0):.0%}",
-            f"{accuracy(board, last):.0%}",
+            f"{before:.0%}",
+            f"{after:.0%}",
             f"{sum(item.bytes_up.get(name, 0) for item in host.history):,}",
             str(sum(name in item.missing for item in host.history)),
         )
-        for name, board in boards.items()
+        for name, (before, after) in judged.items()
     ]
     mean_row = ("mean", f"{result['accuracy_before']:.1%}", f"{result['accuracy_after']:.1%}")
     heads = ("board", "before", "after", "bytes sent", "rounds missed")
