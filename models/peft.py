@@ -10,17 +10,19 @@ from typing import Any
 
 import numpy as np
 
+from ternmesh.extras import how_to_install
+
 try:
     import onnx
     from onnx import numpy_helper
 except ImportError as error:
-    raise ImportError("PEFT files need the package onnx: pip install 'ternmesh[peft]'") from error
+    raise ImportError(f"PEFT files need the package onnx: {how_to_install('peft')}") from error
 try:
     from safetensors import SafetensorError
     from safetensors.numpy import load_file, save_file
 except ImportError as error:
     raise ImportError(
-        "PEFT files need the package safetensors: pip install 'ternmesh[peft]'"
+        f"PEFT files need the package safetensors: {how_to_install('peft')}"
     ) from error
 
 from ternmesh.errors import ModelPackageError

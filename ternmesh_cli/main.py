@@ -64,6 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain(error, ExitCode.NAME_TAKEN)
     except (TernmeshError, StoreError, TransportError) as error:
         return _complain(error, ExitCode.REFUSED)
+    except ImportError as error:  # of a package that not all have: ours say how to install it
+        _log.debug("a package is missing", exc_info=error)
+        return _complain(error, ExitCode.REFUSED)
     except BrokenPipeError:
         # The reader, `| head` say, has closed the pipe: the last flush must not fail as well.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -6,6 +6,7 @@ from importlib import import_module
 from types import ModuleType
 
 from ternmesh.config import ConfigError
+from ternmesh.extras import how_to_install
 from ternmesh_cli import process
 from ternmesh_service.status import to_json
 
@@ -59,7 +60,7 @@ def _stage() -> ModuleType:
     except ImportError as error:
         raise ConfigError(
             f"the host of a split training needs torch ({error}): "
-            "pip install 'ternmesh[host,train,pipeline]'"
+            f"{how_to_install('host,train,pipeline')}"
         ) from error
 
 

@@ -1,0 +1,33 @@
+"""How to add an optional package: there is no index that has ternmesh."""
+
+import json
+import shlex
+import sys
+from importlib.util import find_spec
+from urllib.parse import unquote, urlsplit
+
+
+def how_to_install(extra: str) -> str:
+    """A command that adds an extra to this installation, or where to read on.
+
+    >>> how_to_install("page").endswith("[page]'") or "docs/install.md" in how_to_install("page")
+    True
+    """
+    from importlib.metadata import PackageNotFoundError, distribution  # of no use to most programs
+
+    try:
+        installed = distribution("ternmesh")
+        origin = json.loads(installed.read_text("direct_url.json") or "{}")  # PEP 610
+    except (PackageNotFoundError, ValueError):
+        origin = {}
+    place, pip = unquote(urlsplit(origin.get("url", "")).path), shlex.quote(sys.executable)
+    if find_spec("pip") is None:  # a .deb, an image, uv
+        return f"this installation has no pip: docs/install.md says how it gets the extra {extra!r}"
+    if origin.get("dir_info", {}).get("editable"):
+        return f"{pip} -m pip install -e {shlex.quote(f'{place}[{extra}]')}"
+    if "vcs_info" in origin:
+        vcs = origin["vcs_info"]
+        place = f"{vcs['vcs']}+{origin['url']}@{vcs['commit_id']}"
+        return f"{pip} -m pip install {shlex.quote(f'ternmesh[{extra}] @ {place}')}"
+    wheel = place or "FILE.whl"  # the file that was installed
+    return f"{pip} -m pip install {shlex.quote(f'{wheel}[{extra}]')}"
