@@ -19,6 +19,7 @@ from ternmesh_cli.doctor_checks import WARNING, WRONG, Check, Subject, checks_of
 from ternmesh_cli.process import ExitCode
 from ternmesh_cli.programs import read_program
 from ternmesh_cli.setup import acting_as, default_config, service_user
+from ternmesh_service import commands
 from ternmesh_service.control_socket import ControlError
 from ternmesh_service.status import read_status
 from ternmesh_store.database import StoreError
@@ -47,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps([dict(zip(names, row, strict=True)) for row in findings], indent=1))
     else:
         for check, result, sentence in findings:
-            print(process.as_run(f"{result:8} {check:9} {sentence}"))
+            print(commands.as_run(f"{result:8} {check:9} {sentence}"))
     is_wrong = any(result == WRONG for _, result, _ in findings)
     return ExitCode.REFUSED if is_wrong else ExitCode.DONE
 

@@ -14,7 +14,8 @@ from typing import Any
 
 from ternmesh.security.identity import Role
 from ternmesh.security.membership import found_fleet
-from ternmesh_cli.setup import SERIAL, SETTINGS, SYSTEMD
+from ternmesh_cli.setup import SERIAL, SYSTEMD
+from ternmesh_service import commands
 from ternmesh_service.alarms import BAD, alarms
 from ternmesh_service.config_file import load_model_package, package_folder
 from ternmesh_service.identity_file import check_owner, read_identity_file
@@ -56,7 +57,7 @@ class Subject:
     @property
     def is_unit(self) -> bool:
         """Whether a unit of systemd runs it."""
-        return SYSTEMD.is_dir() and self.path.resolve() == SETTINGS / f"{self.kind}.toml"
+        return SYSTEMD.is_dir() and self.path.resolve() == commands.SETTINGS / f"{self.kind}.toml"
 
     def bearers(self) -> Iterator[tuple[str, LinkConfig]]:
         """Each bearer with the role of this end on it."""

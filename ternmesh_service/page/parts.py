@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ternmesh_service.alarms import alarms, board_state
+from ternmesh_service.commands import as_run
 from ternmesh_service.status import BoardStatus, HistoryEntry, HostedBoard, HostStatus, to_json
 from ternmesh_store.host_store import StoredRound
 
@@ -43,7 +44,9 @@ def parts(status: HostStatus | BoardStatus, rounds: Sequence[Row], now: float) -
         fleet["air_s_per_byte"] = transport.airtime_us / 1e6 / transport.bytes_out
     found: Parts = {"fleet": fleet}
     known = [row for row in rounds if isinstance(row, StoredRound)]
-    found["alarms"] = [to_json(alarm) for alarm in alarms(status, known)]
+    found["alarms"] = [
+        to_json(alarm) | {"advice": as_run(alarm.advice)} for alarm in alarms(status, known)
+    ]
     kept = {row.version for row in rounds}
     if isinstance(status, HostStatus):
         if status.deadline_s is not None:

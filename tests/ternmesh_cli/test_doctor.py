@@ -21,6 +21,7 @@ from ternmesh_cli import doctor, doctor_checks
 from ternmesh_cli.broker import folder as disk
 from ternmesh_cli.doctor_checks import OK, WARNING, WRONG
 from ternmesh_cli.main import main
+from ternmesh_service import commands
 from ternmesh_service.control_socket import ControlError
 from ternmesh_service.status import UNOPENED, ask_status
 from tests.mosquitto import find_mosquitto
@@ -225,7 +226,7 @@ def test_the_unit(node, tmp_path, monkeypatch, shown, result, sentence):
     (tmp_path / "systemctl").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(doctor_checks, "SYSTEMD", tmp_path)
-    monkeypatch.setattr(doctor_checks, "SETTINGS", tmp_path)
+    monkeypatch.setattr(commands, "SETTINGS", tmp_path)
     shown, text = found(path, "unit")
     assert (shown, sentence in text) == (result, True), text
 
