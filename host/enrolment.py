@@ -120,8 +120,8 @@ class EnrolmentService:
         try:
             answers = request(peer, body, now)
         except WireError as error:
-            self._channel.refused[error.reason] += 1
-            if self._refusals.is_news(peer, error.reason):
+            self._channel.show_refusal(peer, error.reason)
+            if request == self._enrol and self._refusals.is_news(peer, error.reason):
                 _log.warning("refused to enrol %s: %s", peer, error)
             if self._unproved.allow(peer, now):
                 answers = (control.write_control(Refusal(0, error.reason)),)
@@ -136,12 +136,18 @@ class EnrolmentService:
         _log.info("%s is enrolled as a %s", public.name, public.role.name.lower())
         return (answer,)
 
-    def _list(self, peer: str, body: bytes, now: float) -> Sequence[bytes]:  # noqa: ARG002
-        """The membership list for a gateway, which asks in the name of one of its boards."""
+    def _list(self, peer: str, body: bytes, now: float) -> Sequence[bytes]:
+        """The membership list for a gateway, which asks in the name of one of its boards.
+
+        A board gets a refusal: one with `role` tells that this host knows it.
+        """
         keyring = self._keyring
         if not self._checks.allow("", now):
             return ()
         gateway, number = read_list_request(body, keyring.member_list)
+        if gateway.role is Role.NODE:
+            answer = control.write_control(Refusal(0, "role"))
+            return (answer,) if self._unproved.allow(peer, now) else ()
         if number >= keyring.member_list.number or not self._lists.allow(gateway.name, now):
             return ()
         fleet = fragments.split(write_fleet(keyring.own, keyring.member_list.state), FRAME_MAX)

@@ -281,9 +281,7 @@ def ask_host(path: Path, request: dict[str, Any]) -> dict[str, Any]:
     if answer is not None:
         return answer
     if not config.security.path(config.folder).exists():
-        raise SecurityError(
-            "this host has no identity yet: run `ternmesh enrol identity` first"
-        )
+        raise SecurityError("this host has no identity yet: run `ternmesh enrol identity` first")
     with keyring_of(config) as keyring:
         answer = membership.answer(keyring, request)
     if "error" in answer:
