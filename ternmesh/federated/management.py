@@ -263,6 +263,7 @@ class FleetManagement:
         elif not board.is_behind and board.in_force.items() - unpack(LIMITS, board.wanted).items():
             # This host has used the number once before, and was then restored from an older copy.
             board.number = min(INTEGER_MAX, 1 + board.number)
+            heappush(self._turns, (board.at, name))  # no sooner than a message is due
         if is_asked or replace(old or report, values=report.values) != report:
             return BoardChanged(name, board.number, board.wanted, report)
         return None
