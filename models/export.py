@@ -302,7 +302,8 @@ def _serialise(model: ir.Model, file: str) -> bytes:
         if not is_known:
             raise ExportError(
                 f"{file} needs the operator {node.op_type}, which boards do not run: use another "
-                "layer or function in its place"
+                "layer or function in its place; attention with a mask: build the mask in "
+                "`forward` as a float tensor with 4 axes"
             )
     name_by_place(model)
     common.ClearMetadataAndDocStringPass()(model)

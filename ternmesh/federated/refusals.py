@@ -141,8 +141,10 @@ SENTENCES = {reason: (sentence, sentence) for reason, sentence in _ALIKE.items()
         "a status of a release that has ended or was replaced: normal for a while",
     ),
     "enrolment": (
-        "an enrolment that breaks a rule: see the host's log",
-        "a name keeps its key until that is revoked",
+        "the host has this name with another key. A second board: give it a `name` of its own. "
+        "One that was made anew: run `ternmesh enrol revoke` on the host, then enrol it again",
+        "this name has another key here. A second board: give it a `name` of its own. One that "
+        "was made anew: `ternmesh enrol revoke` it, then enrol it again",
     ),
 }
 NO_ANSWER = (
