@@ -314,7 +314,10 @@ def data(subject: Subject) -> Iterator[Result]:
     package = load_model_package(config.model)
     for table in (config.evaluate, config.data):
         if table.path is not None:
-            samples = len(open_folder(Path(table.path), package, table))
+            found = open_folder(Path(table.path), package, table)
+            samples = len(found)
+            if found.remark:
+                yield WARNING, found.remark
     if config.data.source is not None:
         yield OK, f"from the source {config.data.source}, which is not started here"
     elif samples < (least := config.training.samples_min):

@@ -184,7 +184,7 @@ def test_a_broker_with_tls(
 def test_a_running_program_keeps_its_connection_and_is_asked(
     enrolled, mosquitto, eventually, monkeypatch
 ):
-    monkeypatch.setattr(alarms, "START_S", 0.0)
+    monkeypatch.setattr(alarms, "LINK_S", 0.0)
     path = enrolled.with_name("host.toml")
     path.write_text(path.read_text().replace("mqtt://127.0.0.1:1", mosquitto.url))
     stop, socket = threading.Event(), path.parent / "host" / "control.sock"
