@@ -137,8 +137,6 @@ def read_peft(folder: Path, package: ModelPackage, package_folder: Path) -> Vect
 def _their_scales(folder: Path, package: ModelPackage) -> dict[str, float]:
     """The scale of each layer in a PEFT configuration; ModelPackageError for no plain LoRA."""
     path = folder / CONFIG
-    if not path.exists() and (named := sorted(folder.glob(f"*/{CONFIG}"))):
-        raise ModelPackageError(f"{folder} holds adapters with names: give {named[0].parent}, say")
     ranks = {s.name[: -len(UP)]: s.shape[0] for s in package.adapter if s.name.endswith(UP)}
     try:
         if path.stat().st_size > CONFIG_MAX:
@@ -153,7 +151,8 @@ def _their_scales(folder: Path, package: ModelPackage) -> dict[str, float]:
         power = 0.5 if config.get("use_rslora") else 1.0
     except OSError as error:
         raise ModelPackageError(
-            f"{path} cannot be read ({error.strerror}): give the folder that PEFT has saved"
+            f"{path} cannot be read ({error.strerror}): give the folder that PEFT has "
+            "saved, of a named adapter the one in it"
         ) from error
     except (ValueError, TypeError, KeyError, AttributeError, re.error) as error:
         raise ModelPackageError(f"{path} is no configuration of a LoRA: {error!r}") from error

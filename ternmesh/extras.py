@@ -20,14 +20,10 @@ def how_to_install(extra: str) -> str:
         origin = json.loads(installed.read_text("direct_url.json") or "{}")  # PEP 610
     except (PackageNotFoundError, ValueError):
         origin = {}
-    place, pip = unquote(urlsplit(origin.get("url", "")).path), shlex.quote(sys.executable)
+    url, pip = urlsplit(origin.get("url", "")), shlex.quote(sys.executable)
+    place = unquote(url.path) if url.scheme == "file" else "FILE.whl"  # what was installed
     if find_spec("pip") is None:  # a .deb, an image, uv
         return f"this installation has no pip: docs/install.md says how it gets the extra {extra!r}"
     if origin.get("dir_info", {}).get("editable"):
         return f"{pip} -m pip install -e {shlex.quote(f'{place}[{extra}]')}"
-    if "vcs_info" in origin:
-        vcs = origin["vcs_info"]
-        place = f"{vcs['vcs']}+{origin['url']}@{vcs['commit_id']}"
-        return f"{pip} -m pip install {shlex.quote(f'ternmesh[{extra}] @ {place}')}"
-    wheel = place or "FILE.whl"  # the file that was installed
-    return f"{pip} -m pip install {shlex.quote(f'{wheel}[{extra}]')}"
+    return f"{pip} -m pip install {shlex.quote(f'{place}[{extra}]')}"

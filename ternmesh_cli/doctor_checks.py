@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -248,23 +247,19 @@ def host(subject: Subject) -> Iterator[Result]:
 
 def ports(subject: Subject) -> Iterator[Result]:
     """Those of page and metrics; a running program says itself what it cannot serve."""
-    for name in ("page", "metrics"):
+    for name in () if subject.status else ("page", "metrics"):
         table = getattr(subject.config, name, None)
-        if table is None or not table.port or subject.status is not None:
+        if table is None or not table.port:
             continue
-        address = ip_address(table.address)
-        family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
-        with socket.socket(family) as tried:
-            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                tried.bind((table.address, table.port))
-                yield OK, f"port {table.port} is free for the {name}"
-            except OSError as error:
-                yield (
-                    WRONG,
-                    f"port {table.port} cannot be had for the {name} ({error.strerror}): choose "
-                    f"another port in [{name}]",
-                )
+        family = socket.AF_INET6 if ":" in table.address else socket.AF_INET
+        try:
+            socket.create_server((table.address, table.port), family=family).close()
+            yield OK, f"port {table.port} is free for the {name}"
+        except OSError as error:
+            yield (
+                WRONG,
+                f"[{name}] cannot have port {table.port} ({error.strerror}): choose another",
+            )
 
 
 def port(subject: Subject) -> Iterator[Result]:

@@ -230,11 +230,6 @@ class FolderData:
         """The arrays of some samples by name, in the model's dtypes."""
         return {spec.name: self._part(spec, self._read[indexes]) for spec in self._specs}
 
-    def stored_inputs(self) -> dict[str, Array]:
-        """The inputs that are floats for the model, as they are stored."""
-        names = [s.name for s in self._specs if s.name in self._inputs and "float" in s.dtype]
-        return {name: self._arrays[name] for name in names}
-
     def set_aside(self, reasons: Mapping[int, str]) -> None:
         """Read another sample in place of each of these; without another one, none is left."""
         for index, reason in reasons.items():
@@ -305,9 +300,11 @@ def open_folder(
         raise type(error)(f"{name}: {error}")
     for name, error in bad:
         data.aside.add(name, str(error))
-    data.remark = _bytes_remark(data, path, settings.divide_by)
+    floats = [spec.name for spec in input_specs(package) if "float" in spec.dtype]
+    if settings.divide_by == 1.0 and len(data):
+        data.remark = next(filter(None, (_bytes_remark(n, arrays[n]) for n in floats)), "")
     if data.remark:
-        _log.warning("%s", data.remark)
+        _log.warning("%s: %s", path, data.remark)
     return data
 
 
@@ -478,17 +475,15 @@ def _numbers(texts: Array, package: ModelPackage) -> tuple[Array, dict[int, Data
     return np.array([known.get(text, 0) for text in texts.tolist()], np.int64), wrong
 
 
-def _bytes_remark(data: FolderData, path: Path, divide_by: float) -> str:
-    """Whether inputs are whole numbers up to 255 as they are, in the first samples."""
-    for name, array in data.stored_inputs().items():
-        first = array[:CHECKED]
-        is_whole = first.size > 0 and bool((first == np.round(first)).all())
-        if divide_by == 1.0 and is_whole and first.min() >= 0 and BYTE_MIN < first.max() <= 255:
-            return (
-                f"{path}: {name} holds whole numbers up to {int(first.max())}, and divide_by is 1: "
-                "if the model learned from 0 to 1, set divide_by = 255"
-            )
-    return ""
+def _bytes_remark(name: str, array: Array) -> str:
+    """A sentence where an input that nothing divides is whole numbers up to 255."""
+    first = array[:CHECKED]
+    if not first.min() >= 0 or not BYTE_MIN < first.max() <= 255 or (first != first.round()).any():
+        return ""
+    return (
+        f"{name} holds whole numbers up to {int(first.max())}, and divide_by is 1: if the model "
+        "learned from 0 to 1, set divide_by = 255"
+    )
 
 
 def _bad_rows(block: Array, start: int, check: Callable[[Array], Array]) -> dict[int, DataError]:

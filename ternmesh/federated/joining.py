@@ -163,7 +163,8 @@ class Joining:
                     self._receive_notice(frame, now)
                     continue
                 if self._channel.sealing.is_keyed and (reason := refusal_in_clear(frame)):
-                    self._receive_answer(reason)
+                    if reason in KNOCKS and not self.joined:  # anybody could say so: only show it
+                        self.refuse("", reason)
                     continue
                 header, body = self._channel.sealing.open(peer, frame)
                 if self._is_restart(self._channel.sealing.process_of(peer), now):
@@ -184,11 +185,6 @@ class Joining:
         if kind not in handlers:
             raise WireError("kind", f"a node takes nothing of kind {kind}")
         handlers[kind](content, address, now)
-
-    def _receive_answer(self, reason: str) -> None:
-        """Show what a host says of this node. Anybody could: nothing else follows from it."""
-        if reason in KNOCKS and not self.joined:
-            self.refuse("", reason)
 
     def _tell_old_host(self, frame: bytes, now: float) -> None:
         """Answer what another key than the host's has sealed: it may be of an old copy of it."""

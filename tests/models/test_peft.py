@@ -168,10 +168,8 @@ def test_another_adapter_space_has_no_form_in_peft(tmp_path: Path) -> None:
 def test_older_and_named_files_and_a_bom(exported, files: Path, tmp_path: Path) -> None:
     (files / CONFIG).write_bytes(b"\xef\xbb\xbf" + (files / CONFIG).read_bytes())
     read_peft(files, exported.package, exported.folder)
-    with pytest.raises(ModelPackageError, match=r"adapters with names: give .*peft, say"):
+    with pytest.raises(ModelPackageError, match="of a named adapter the one in it"):
         read_peft(tmp_path, exported.package, exported.folder)
-    with pytest.raises(ModelPackageError, match="give the folder that PEFT has saved"):
-        read_peft(tmp_path / "none", exported.package, exported.folder)
     (files / WEIGHTS).rename(files / "adapter_model.bin")
     with pytest.raises(ModelPackageError, match="the older form of PEFT"):
         read_peft(files, exported.package, exported.folder)

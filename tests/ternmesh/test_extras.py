@@ -11,7 +11,6 @@ from ternmesh import extras
 from ternmesh.extras import how_to_install
 
 PIP = f"{sys.executable} -m pip install"
-COMMIT = "0" * 40
 
 
 @pytest.mark.parametrize(
@@ -21,8 +20,6 @@ COMMIT = "0" * 40
          f"{PIP} -e '/srv/my clone[peft]'"),
         ({"url": "file:///srv/t-1-py3-none-any.whl", "archive_info": {}},
          f"{PIP} '/srv/t-1-py3-none-any.whl[peft]'"),
-        ({"url": "https://git.example/t", "vcs_info": {"vcs": "git", "commit_id": COMMIT}},
-         f"{PIP} 'ternmesh[peft] @ git+https://git.example/t@{COMMIT}'"),
         (None, f"{PIP} 'FILE.whl[peft]'"),
     ],
 )  # fmt: skip

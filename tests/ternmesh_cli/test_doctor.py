@@ -302,7 +302,7 @@ def test_ports_that_are_taken(node: Node) -> None:
         port = taken.server_address[1]
         path.write_text(f"{path.read_text()}[page]\nport = {port}\n")
         result, sentence = found(path, "ports")
-        assert (result, f"port {port} cannot be had for the page" in sentence) == (WRONG, True)
+        assert (result, f"[page] cannot have port {port}" in sentence) == (WRONG, True)
     assert found(path, "ports") == (OK, f"port {port} is free for the page")
 
 
