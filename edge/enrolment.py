@@ -19,8 +19,6 @@ from ternmesh.security.enrolment import (
 )
 from ternmesh.security.identity import Identity, PublicIdentity
 from ternmesh.security.membership import MemberListState
-from ternmesh.wire import control
-from ternmesh.wire.control import Refusal
 from ternmesh.wire.frame import UNASSIGNED, Header, open_seal, seal_open
 from ternmesh_store.state_file import StateFile
 from transports.base import HOST, Busy, NotConnected, Transport
@@ -105,13 +103,12 @@ def _send(transport: Transport, frame: bytes) -> bool:
 def _read(frame: bytes, own: PublicIdentity, code: EnrolmentCode) -> MemberListState | None:
     """The fleet in the host's answer, or None for any other frame. Refused."""
     try:
-        header, body = open_seal(frame)
-        if header.address != UNASSIGNED:
-            return None
-        message = control.read_control(body) if body[0] == control.KIND else None
-        if not isinstance(message, Refusal):
-            return read_answer(body, own, code) if body[0] == ANSWER else None
+        reason = refusal_in_clear(frame)
+        if reason is None:
+            header, body = open_seal(frame)
+            is_answer = header.address == UNASSIGNED and body[0] == ANSWER
+            return read_answer(body, own, code) if is_answer else None
     except WireError:
         return None
-    advice = why(message.reason, on_host=False)
-    raise EnrolmentRefused(f"the host refuses ({message.reason}): {advice}")
+    advice = why(reason, on_host=False)
+    raise EnrolmentRefused(f"the host refuses ({reason}): {advice}")

@@ -14,7 +14,6 @@ from typing import Any
 from ternmesh.errors import SecurityError, WireError
 from ternmesh.federated.channel import Channel
 from ternmesh.federated.fleet_session import IN_CLEAR, Handlers
-from ternmesh.federated.refusals import RefusalLog
 from ternmesh.security import enrolment
 from ternmesh.security.enrolment import (
     ENTROPY_SIZE,
@@ -64,7 +63,6 @@ class EnrolmentService:
         self._lists = RateLimiter(LIST_MIN_S)
         self._notices = RateLimiter(NOTICE_FIRST_S, NOTICE_LONGEST_S)  # by kind and fingerprint
         self._rotations = RotationReader()
-        self._refusals = RefusalLog()  # requests from strangers must not fill the log
 
     def register(self, handlers: Handlers) -> None:
         """Handle these messages of a host from now on."""
@@ -121,8 +119,6 @@ class EnrolmentService:
             answers = request(peer, body, now)
         except WireError as error:
             self._channel.show_refusal(peer, error.reason)
-            if request == self._enrol and self._refusals.is_news(peer, error.reason):
-                _log.warning("refused to enrol %s: %s", peer, error)
             if self._unproved.allow(peer, now):
                 answers = (control.write_control(Refusal(0, error.reason)),)
         if answers:

@@ -31,7 +31,6 @@ from ternmesh.model_package import FORWARD, ModelPackage
 from ternmesh.types import Vector
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-OLD_WEIGHTS = "adapter_model.bin"
 CONFIG_MAX = 1 << 20  # bytes
 PREFIX = "base_model.model."  # of each tensor in a PEFT file
 DOWN, UP = ".lora_A", ".lora_B"
@@ -102,15 +101,12 @@ def read_peft(folder: Path, package: ModelPackage, package_folder: Path) -> Vect
     """
     scales = _scales(package, package_folder)
     theirs = _their_scales(folder, package)
-    if not (folder / WEIGHTS).exists() and (folder / OLD_WEIGHTS).exists():
-        raise ModelPackageError(
-            f"{folder / OLD_WEIGHTS} is in the older form of PEFT, which may run code: load it "
-            f"with PEFT and save it again, which makes {WEIGHTS}"
-        )
     try:
         found = load_file(folder / WEIGHTS)
     except (OSError, SafetensorError, TypeError, KeyError) as error:  # also types numpy lacks
-        raise ModelPackageError(f"{folder / WEIGHTS} cannot be read: {error}") from error
+        raise ModelPackageError(
+            f"{folder / WEIGHTS} cannot be read (a file .bin must be saved again): {error}"
+        ) from error
     parts = []
     for spec in package.adapter:
         is_factor = spec.name.endswith((DOWN, UP))
