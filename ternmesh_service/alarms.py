@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from ternmesh.federated.channel import KNOCKS
-from ternmesh.federated.refusals import DIVERGED, NO_ANSWER, is_normal, shortened, why
+from ternmesh.federated.refusals import DIVERGED, NO_ANSWER, NORMAL_UP_TO, is_normal, shortened, why
 from ternmesh.wire.control import FINISHED, PHASES
 from ternmesh_service.status import (
     BoardStatus,
