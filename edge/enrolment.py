@@ -9,11 +9,16 @@ from contextlib import closing
 
 from ternmesh.errors import SecurityError, WireError
 from ternmesh.federated.refusals import why
-from ternmesh.security.enrolment import ANSWER, EnrolmentCode, read_answer, write_request
-from ternmesh.security.identity import PublicIdentity
+from ternmesh.security.enrolment import (
+    ANSWER,
+    EnrolmentCode,
+    read_answer,
+    refusal_in_clear,
+    write_list_request,
+    write_request,
+)
+from ternmesh.security.identity import Identity, PublicIdentity
 from ternmesh.security.membership import MemberListState
-from ternmesh.wire import control
-from ternmesh.wire.control import Refusal
 from ternmesh.wire.frame import UNASSIGNED, Header, open_seal, seal_open
 from ternmesh_store.state_file import StateFile
 from transports.base import HOST, Busy, NotConnected, Transport
@@ -23,6 +28,8 @@ from transports.link_config import LinkConfig
 GIVE_UP_S = 120.0  # without an answer
 REPEAT_S = 3.0  # before a request is first repeated; the interval doubles each time
 ANSWER_S = 2.0  # after a refusal, for the answer to the board's own request
+ASK_S = 7.0  # for an answer whether the host knows a board
+KNOWN = "role"  # the refusal of a member that gets no list of all members
 WAIT_S = 0.25  # of one wait for an arrival
 
 
@@ -65,6 +72,26 @@ def join(
     )
 
 
+def ask_host(transport: Transport, own: Identity, fleet: bytes) -> str | None:
+    """The reason of the host's refusal; `KNOWN` where it knows this key, None without an answer.
+
+    Anybody on the link could answer: nothing but advice may follow from it.
+    """
+    question = seal_open(Header(UNASSIGNED, 0), write_list_request(own, fleet, 0))
+    give_up_at, repeat_at = time.monotonic() + ASK_S, 0.0
+    while (now := time.monotonic()) < give_up_at:
+        if now >= repeat_at and _send(transport, question):
+            repeat_at = now + REPEAT_S
+        arrival = transport.receive(WAIT_S)
+        for answer in () if arrival is None else arrival.frames:
+            try:
+                if (reason := refusal_in_clear(answer)) is not None:
+                    return reason
+            except WireError:
+                continue
+    return None
+
+
 def _send(transport: Transport, frame: bytes) -> bool:
     try:
         transport.send(HOST, [frame])
@@ -76,13 +103,12 @@ def _send(transport: Transport, frame: bytes) -> bool:
 def _read(frame: bytes, own: PublicIdentity, code: EnrolmentCode) -> MemberListState | None:
     """The fleet in the host's answer, or None for any other frame. Refused."""
     try:
-        header, body = open_seal(frame)
-        if header.address != UNASSIGNED:
-            return None
-        message = control.read_control(body) if body[0] == control.KIND else None
-        if not isinstance(message, Refusal):
-            return read_answer(body, own, code) if body[0] == ANSWER else None
+        reason = refusal_in_clear(frame)
+        if reason is None:
+            header, body = open_seal(frame)
+            is_answer = header.address == UNASSIGNED and body[0] == ANSWER
+            return read_answer(body, own, code) if is_answer else None
     except WireError:
         return None
-    advice = why(message.reason, on_host=False)
-    raise EnrolmentRefused(f"the host refuses ({message.reason}): {advice}")
+    advice = why(reason, on_host=False)
+    raise EnrolmentRefused(f"the host refuses ({reason}): {advice}")

@@ -45,6 +45,7 @@ class Evaluator:
         self._errors = 0.0  # of these samples, by a scale that is one loss
         self._scale = 1.0
         self._count = 0
+        self.taken = 0  # samples of the last `take`
 
     def evaluate(
         self, data: Dataset, indexes: NDArray[np.int64], adapter: Mapping[str, Array] | None = None
@@ -112,6 +113,7 @@ class Evaluator:
     def take(self) -> tuple[float | None, float | None]:
         """The mean score and loss since the last call; None without samples or if not finite."""
         totals = self._total, self._losses
+        self.taken = self._count
         means = [total / self._count if self._count else math.nan for total in totals]
         self._begin()
         score, loss = (mean if math.isfinite(mean) else None for mean in means)

@@ -69,6 +69,7 @@ class GlobalEvaluation:
         self._clock = clock
         self._next: tuple[int, ModelQ24] | None = None  # the version to evaluate, and its adapter
         self._running: Iterator[None] | None = None
+        self._counted = 0  # samples of the newest evaluation
         self._marked_at = clock()  # the time of the last entry of the history
         self._marked_bytes = (0, 0)  # up and down, at that time
 
@@ -152,6 +153,7 @@ class GlobalEvaluation:
             chosen = spread(len(held_out), self._config.evaluate.samples_max)
             yield from self.evaluator.evaluate(held_out, chosen, self._package.split(adapter))
         metric, metric_loss = self.evaluator.take()
+        self._counted = self.evaluator.taken
         probe = self.probe
         is_asked = probe.version == version and self._config.evaluate.report
         if held_out is not None and is_asked and probe.vector is not None:
@@ -172,13 +174,14 @@ class GlobalEvaluation:
             bytes_down=moved[1] - self._marked_bytes[1],
             seconds=round(now - self._marked_at, 3),
             metric_loss=metric_loss,
+            metric_samples=self._counted,
         )
         self._marked_bytes = moved
         self._marked_at = now
         self.history.append(entry)
         self._store_history()
         self._store.commit()
-        shown = "unknown" if metric is None else f"{metric:.4f}"
+        shown = "unknown" if metric is None else f"{metric:.4f} of {self._counted} samples"
         _log.info("global adapter %d: %s %s", version, self._package.metric, shown)
 
     def _store_history(self) -> None:

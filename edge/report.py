@@ -32,7 +32,7 @@ def status(node: Node) -> BoardStatus:
     protocol = node.protocol
     plan = protocol.plan
     traffic = node.driver.traffic.get(HOST, PeerTraffic())
-    metrics = [entry.metric for entry in node.evaluation.history if entry.metric is not None]
+    scored = [entry for entry in node.evaluation.history if entry.metric is not None]
     return BoardStatus(
         software=__version__,
         name=node.config.name,
@@ -51,7 +51,8 @@ def status(node: Node) -> BoardStatus:
         aside=node.data.aside(),
         source=_source(node),
         metric_name=node.package.metric,
-        metric=metrics[-1] if metrics else None,
+        metric=scored[-1].metric if scored else None,
+        metric_samples=scored[-1].metric_samples if scored else 0,
         adapter=str(node.config.adapter_path),
         outbox=_outbox(node),
         bytes_up=traffic.bytes_out,

@@ -21,6 +21,7 @@ from edge.errors import DataError
 from edge.predict.predictor import Predictor
 from ternmesh import __version__
 from ternmesh.config import ConfigError
+from ternmesh.extras import how_to_install
 from ternmesh.timers import RateLimiter
 from ternmesh_service.fair_listener import FairListener
 from transports.base import MissingExtra
@@ -32,7 +33,7 @@ try:
     from wyoming.wake import Detect, Detection, NotDetected
 except ImportError as error:
     raise MissingExtra(
-        "a wake-word service needs the package wyoming: pip install 'ternmesh[wake-word]'"
+        f"a wake-word service needs the package wyoming: {how_to_install('wake-word')}"
     ) from error
 
 PROGRAM: Final = "ternmesh"

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from ternmesh.config import ConfigError
 from ternmesh.errors import TernmeshError
-from ternmesh_cli.process import as_run
+from ternmesh_service.commands import as_run
 from transports.base import TransportError
 
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130

@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ternmesh.extras import how_to_install
+
 CORPUS = Path(__file__).parents[1] / "tests" / "fuzz_corpus"
 INPUT_MAX = 4096  # bytes
 PATIENCE_S = 60  # for one input, also on a busy machine
@@ -28,7 +30,7 @@ def main(name: str, seconds: int, folder: Path) -> None:
     try:
         atheris: Any = importlib.import_module("atheris")
     except ImportError:
-        raise SystemExit("fuzzing needs atheris: pip install 'ternmesh[fuzz]'") from None
+        raise SystemExit(f"fuzzing needs atheris: {how_to_install('fuzz')}") from None
     logging.disable()  # decoders log what they refuse
     atheris.enabled_hooks.add("str")
     with atheris.instrument_imports(include=list(_INSTRUMENTED)):

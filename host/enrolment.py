@@ -14,7 +14,6 @@ from typing import Any
 from ternmesh.errors import SecurityError, WireError
 from ternmesh.federated.channel import Channel
 from ternmesh.federated.fleet_session import IN_CLEAR, Handlers
-from ternmesh.federated.refusals import RefusalLog
 from ternmesh.security import enrolment
 from ternmesh.security.enrolment import (
     ENTROPY_SIZE,
@@ -64,7 +63,6 @@ class EnrolmentService:
         self._lists = RateLimiter(LIST_MIN_S)
         self._notices = RateLimiter(NOTICE_FIRST_S, NOTICE_LONGEST_S)  # by kind and fingerprint
         self._rotations = RotationReader()
-        self._refusals = RefusalLog()  # requests from strangers must not fill the log
 
     def register(self, handlers: Handlers) -> None:
         """Handle these messages of a host from now on."""
@@ -120,9 +118,7 @@ class EnrolmentService:
         try:
             answers = request(peer, body, now)
         except WireError as error:
-            self._channel.refused[error.reason] += 1
-            if self._refusals.is_news(peer, error.reason):
-                _log.warning("refused to enrol %s: %s", peer, error)
+            self._channel.show_refusal(peer, error.reason)
             if self._unproved.allow(peer, now):
                 answers = (control.write_control(Refusal(0, error.reason)),)
         if answers:
@@ -136,12 +132,18 @@ class EnrolmentService:
         _log.info("%s is enrolled as a %s", public.name, public.role.name.lower())
         return (answer,)
 
-    def _list(self, peer: str, body: bytes, now: float) -> Sequence[bytes]:  # noqa: ARG002
-        """The membership list for a gateway, which asks in the name of one of its boards."""
+    def _list(self, peer: str, body: bytes, now: float) -> Sequence[bytes]:
+        """The membership list for a gateway, which asks in the name of one of its boards.
+
+        A board gets a refusal: one with `role` tells that this host knows it.
+        """
         keyring = self._keyring
         if not self._checks.allow("", now):
             return ()
         gateway, number = read_list_request(body, keyring.member_list)
+        if gateway.role is Role.NODE:
+            answer = control.write_control(Refusal(0, "role"))
+            return (answer,) if self._unproved.allow(peer, now) else ()
         if number >= keyring.member_list.number or not self._lists.allow(gateway.name, now):
             return ()
         fleet = fragments.split(write_fleet(keyring.own, keyring.member_list.state), FRAME_MAX)

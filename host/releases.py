@@ -42,6 +42,7 @@ from ternmesh_store.files import read_file, replace_file
 from transports.base import Spare
 
 FOLDER, NEW, OBJECT, STATE, ACTIVE_FILE = "release", "new", "object", "release.json", "active"
+REFUSED = "the release is not published"
 NETWORK_RATE = 1e6  # bytes a second of a bearer without a limit of its own
 RADIO_FRAME = 184  # bytes that the modems of gateways carry in one frame
 TURN_S = 0.1  # of symbols at once
@@ -122,7 +123,7 @@ class Publisher:
         try:
             sentence = self._publish(data, canary)
         except TernmeshError as error:
-            sentence = f"the release is not published: {error}"
+            sentence = f"{REFUSED}: {error}"
         path.unlink()
         (self._folder / f"{NEW}.json").unlink()
         _log.info("%s", sentence)

@@ -133,6 +133,7 @@ def status(
         behind=_behind(host),
         refused=refusals(host.refused),
         first_contacts=host.refused[FIRST_CONTACT],
+        knocking=dict(host.channel.knocking),
         metrics=_figures(host, history),
         history=tuple(item for item in history[-rows:] if item.version > since),
     )

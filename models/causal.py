@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ternmesh.errors import TernmeshError
+from ternmesh.extras import how_to_install
 
 OUTPUTS = ("o_proj", "down_proj")  # the layers that write into the residual stream
 TOKENS = "tokens"
@@ -83,7 +84,7 @@ def read_causal(folder: Path, length: int) -> list[nn.Module]:
         from transformers import AutoModelForCausalLM
     except ImportError as error:
         raise CausalError(
-            "transformers is not installed: pip install 'ternmesh[pipeline,text]'"
+            f"transformers is not installed: {how_to_install('pipeline,text')}"
         ) from error
     try:
         model = AutoModelForCausalLM.from_pretrained(

@@ -17,6 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # see edge.onnx.session
+from ternmesh.extras import how_to_install
+
 try:
     import onnx_ir as ir
     import onnx_ir.passes.common as common
@@ -29,7 +31,7 @@ try:
     from torch.nn.attention import SDPBackend, sdpa_kernel
 except ImportError as error:
     raise ImportError(
-        "export needs torch, onnx and onnxruntime: pip install 'ternmesh[train]'"
+        f"export needs torch, onnx and onnxruntime: {how_to_install('train')}"
     ) from error
 
 from models.adapters.base import Adapter
@@ -300,7 +302,8 @@ def _serialise(model: ir.Model, file: str) -> bytes:
         if not is_known:
             raise ExportError(
                 f"{file} needs the operator {node.op_type}, which boards do not run: use another "
-                "layer or function in its place"
+                "layer or function in its place; attention with a mask: build the mask in "
+                "`forward` as a float tensor with 4 axes"
             )
     name_by_place(model)
     common.ClearMetadataAndDocStringPass()(model)

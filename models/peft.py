@@ -5,22 +5,25 @@ has A and B transposed, and the scale in its configuration; here it goes into B 
 """
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ternmesh.extras import how_to_install
+
 try:
     import onnx
     from onnx import numpy_helper
 except ImportError as error:
-    raise ImportError("PEFT files need the package onnx: pip install 'ternmesh[peft]'") from error
+    raise ImportError(f"PEFT files need the package onnx: {how_to_install('peft')}") from error
 try:
     from safetensors import SafetensorError
     from safetensors.numpy import load_file, save_file
 except ImportError as error:
     raise ImportError(
-        "PEFT files need the package safetensors: pip install 'ternmesh[peft]'"
+        f"PEFT files need the package safetensors: {how_to_install('peft')}"
     ) from error
 
 from ternmesh.errors import ModelPackageError
@@ -32,8 +35,19 @@ CONFIG_MAX = 1 << 20  # bytes
 PREFIX = "base_model.model."  # of each tensor in a PEFT file
 DOWN, UP = ".lora_A", ".lora_B"
 _PEFT = {DOWN: ".lora_A.weight", UP: ".lora_B.weight"}
-# What changes the sum that PEFT computes, and what it must be here.
-_PLAIN = {"use_dora": False, "bias": "none", "fan_in_fan_out": False}
+# Settings that do not change the sum, whatever they are; all others must be empty or in `_PLAIN`
+_HARMLESS = frozenset((
+    "alpha_pattern", "auto_mapping", "base_model_name_or_path", "exclude_modules", "inference_mode",
+    "layers_pattern", "layers_to_transform", "lora_alpha", "lora_dropout", "megatron_core",
+    "modules_to_save", "peft_version", "qalora_group_size", "r", "rank_pattern", "revision",
+    "target_modules", "task_type", "use_rslora",
+))  # fmt: skip
+# Other ways to begin change the weights of the base model, too
+_PLAIN: dict[str, tuple[object, ...]] = {
+    "peft_type": ("LORA",),
+    "bias": ("none",),
+    "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),
+}
 
 
 def write_peft(
@@ -58,7 +72,8 @@ def write_peft(
             saved[name.rpartition(".")[0]] = None
             tensors[PREFIX + name] = np.ascontiguousarray(values)
     rank = max(ranks.values())
-    others = {layer: own for layer, own in ranks.items() if own != rank}
+    # A name alone would also stand for all layers whose names end so
+    others = {f"^{re.escape(layer)}": own for layer, own in ranks.items() if own != rank}
     config = {
         "peft_type": "LORA",
         "base_model_name_or_path": base or None,
@@ -71,7 +86,7 @@ def write_peft(
         "lora_dropout": 0.0,
         "bias": "none",
         "fan_in_fan_out": False,
-        "target_modules": sorted(ranks),
+        "target_modules": "|".join(map(re.escape, sorted(ranks))),
         "modules_to_save": list(saved) or None,
     }
     folder.mkdir(parents=True)
@@ -89,7 +104,9 @@ def read_peft(folder: Path, package: ModelPackage, package_folder: Path) -> Vect
     try:
         found = load_file(folder / WEIGHTS)
     except (OSError, SafetensorError, TypeError, KeyError) as error:  # also types numpy lacks
-        raise ModelPackageError(f"{folder / WEIGHTS} cannot be read: {error}") from error
+        raise ModelPackageError(
+            f"{folder / WEIGHTS} cannot be read (a file .bin must be saved again): {error}"
+        ) from error
     parts = []
     for spec in package.adapter:
         is_factor = spec.name.endswith((DOWN, UP))
@@ -120,18 +137,32 @@ def _their_scales(folder: Path, package: ModelPackage) -> dict[str, float]:
     try:
         if path.stat().st_size > CONFIG_MAX:
             raise ValueError("it is too long")
-        config = json.loads(path.read_text())
-        alphas = config.get("alpha_pattern") or {}
-        if config["peft_type"] != "LORA" or not alphas.keys() <= ranks.keys():
-            raise ValueError("it is no LoRA, or has an alpha for other layers")
-        wide = {layer: float(alphas.get(layer, config["lora_alpha"])) for layer in ranks}
-        odd = {key: config[key] for key, plain in _PLAIN.items() if config.get(key, plain) != plain}
+        config = json.loads(path.read_text(encoding="utf-8-sig"))
+        wide = {layer: float(_alpha(layer, config)) for layer in ranks}
+        odd = {
+            key: value
+            for key, value in config.items()
+            if (value not in _PLAIN[key] if key in _PLAIN else value and key not in _HARMLESS)
+        }
         power = 0.5 if config.get("use_rslora") else 1.0
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except OSError as error:
+        raise ModelPackageError(
+            f"{path} cannot be read ({error.strerror}): give the folder that PEFT has "
+            "saved, of a named adapter the one in it"
+        ) from error
+    except (ValueError, TypeError, KeyError, AttributeError, re.error) as error:
         raise ModelPackageError(f"{path} is no configuration of a LoRA: {error!r}") from error
     if odd:
         raise ModelPackageError(f"{path} has {odd}: ternmesh has only the plain LoRA")
     return {layer: wide[layer] / rank**power for layer, rank in ranks.items()}
+
+
+def _alpha(layer: str, config: dict[str, Any]) -> Any:
+    """The alpha of a layer; a pattern is for all layers whose names end so, as in PEFT."""
+    patterns = config.get("alpha_pattern") or {}
+    fits = (key for key in patterns if re.match(rf"(.*\.)?({key})$", layer))
+    key = next(fits, None)
+    return config["lora_alpha"] if key is None else patterns[key]
 
 
 def _scales(package: ModelPackage, folder: Path) -> dict[str, float]:

@@ -7,6 +7,7 @@ read. They use neither the broker's name nor the serial port of the running prog
 import argparse
 import json
 import logging
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from ternmesh_cli.doctor_checks import WARNING, WRONG, Check, Subject, checks_of
 from ternmesh_cli.process import ExitCode
 from ternmesh_cli.programs import read_program
 from ternmesh_cli.setup import acting_as, default_config, service_user
+from ternmesh_service import commands
 from ternmesh_service.control_socket import ControlError
 from ternmesh_service.status import read_status
 from ternmesh_store.database import StoreError
@@ -31,23 +33,25 @@ Finding = tuple[str, str, str]  # the check, its result, and a sentence that als
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run)
-    what = "settings of the board, host or gateway (default: those of the unit)"
+    what = "settings of the board, host or gateway (default: all here or in /etc/ternmesh)"
     parser.add_argument("--config", type=process.path, metavar="FILE", help=what)
     process.add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run all checks and print what they found."""
-    paths = [default_config(kind) for kind in ("node", "host", "gateway")]
-    path = arguments.config or next((one for one in paths if one.exists()), paths[0])
-    with acting_as(service_user(path)):  # what the service may do is what counts
-        findings = diagnose(look(path, time.time()))
+    paths = [arguments.config] if arguments.config else commands.found(commands.ALL)
+    findings: list[Finding] = []
+    for path in paths or [default_config(commands.NODE)]:
+        os.environ[commands.CONFIG] = str(path)
+        with acting_as(service_user(path)):  # what the service may do is what counts
+            rows = diagnose(look(path, time.time()))
+        findings += rows
+        for check, result, sentence in () if arguments.json else rows:
+            print(commands.as_run(f"{result:8} {check:9} {sentence}"))
     if arguments.json:
         names = ("check", "result", "sentence")
         print(json.dumps([dict(zip(names, row, strict=True)) for row in findings], indent=1))
-    else:
-        for check, result, sentence in findings:
-            print(process.as_run(f"{result:8} {check:9} {sentence}"))
     is_wrong = any(result == WRONG for _, result, _ in findings)
     return ExitCode.REFUSED if is_wrong else ExitCode.DONE
 

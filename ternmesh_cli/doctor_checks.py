@@ -3,27 +3,36 @@
 import math
 import os
 import secrets
+import socket
 import stat
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from edge.enrolment import KNOWN, ask_host
+from ternmesh.federated.refusals import NO_ANSWER, why
 from ternmesh.security.identity import Role
 from ternmesh.security.membership import found_fleet
-from ternmesh_cli.setup import SERIAL, SETTINGS, SYSTEMD
+from ternmesh_cli.setup import SERIAL, SYSTEMD
+from ternmesh_service import commands
 from ternmesh_service.alarms import BAD, alarms
 from ternmesh_service.config_file import load_model_package, package_folder
 from ternmesh_service.identity_file import check_owner, read_identity_file
 from ternmesh_service.status import BoardStatus, Status
 from ternmesh_store.state_file import StateFile
 from transports.base import HOST
+from transports.factory import is_linked
 from transports.link_config import LinkConfig, link_settings
 from transports.serial_lora.airtime_budget import read_moment
 from transports.serial_lora.settings import tcp_address
+
+if TYPE_CHECKING:
+    from transports.mqtt.transport import MqttTransport
 
 OK, WARNING, WRONG = "ok", "warning", "wrong"
 DAY_S = 86_400.0
@@ -32,6 +41,11 @@ FREE_MIN, FREE_FEW = 16 << 20, 128 << 20  # bytes
 FULL_DAYS, FAR_DAYS = 30, 10_000
 BROKER_S = 5.0  # for a connection, perhaps with another MQTT version after the first
 SYSTEMCTL_S = 10.0
+
+STRANGER = ("revoked", "other host", "unknown key", "wrong model")  # what the host may say
+SHOWN = 12  # hex digits of a key
+RESTORE = "bring a copy back (`ternmesh restore`)"
+SETUP = "`ternmesh setup`"
 
 Result = tuple[str, str]  # and what it means, with what to do
 
@@ -56,7 +70,7 @@ class Subject:
     @property
     def is_unit(self) -> bool:
         """Whether a unit of systemd runs it."""
-        return SYSTEMD.is_dir() and self.path.resolve() == SETTINGS / f"{self.kind}.toml"
+        return SYSTEMD.is_dir() and self.path.resolve() == commands.SETTINGS / f"{self.kind}.toml"
 
     def bearers(self) -> Iterator[tuple[str, LinkConfig]]:
         """Each bearer with the role of this end on it."""
@@ -115,7 +129,7 @@ def state(subject: Subject) -> Iterator[Result]:
     """Only the program's user may use the folder of its state."""
     folder = subject.end.folder
     if not folder.exists():
-        yield WARNING, f"{folder} is not there yet: `ternmesh setup` makes it"
+        yield WARNING, f"{folder} is not there: after a lost disk {RESTORE}; else {SETUP} makes it"
         return
     info = folder.stat()
     mend = f"sudo chown -R USER: {folder}, USER being that of the program"
@@ -142,11 +156,16 @@ def keys(subject: Subject) -> Iterator[Result]:
     check_owner(path, own, end.name, end.role)
     enrolled = StateFile(end.folder).stored_fleet()
     if enrolled is None:
-        yield WRONG, f"{end.name} belongs to no fleet: `ternmesh setup --code CODE` enrols it"
+        yield (
+            WRONG,
+            f"{end.name} belongs to no fleet: {SETUP} and `ternmesh enrol` say how it joins",
+        )
     elif found_fleet(end.fleet, enrolled.hosts).fleet != enrolled.fleet:
         yield WRONG, f"the keys are not of fleet {end.fleet!r}: correct link.fleet, or enrol again"
     else:
-        yield OK, f"{own.public.fingerprint.hex()[:12]}, enrolled in {end.fleet}"
+        trusts = enrolled.hosts.present.fingerprint.hex()[:SHOWN]
+        host = "" if end.role is Role.HOST else f", trusts the host {trusts}"
+        yield OK, f"{own.public.fingerprint.hex()[:SHOWN]} of {end.fleet}{host}"
 
 
 def _ports(subject: Subject) -> list[tuple[str, LinkConfig]]:
@@ -165,16 +184,14 @@ def program(subject: Subject) -> Iterator[Result]:
             yield WRONG if alarm.level == BAD else WARNING, alarm.sentence
 
 
-def broker(subject: Subject) -> Iterator[Result]:
-    """Name, network, TLS, login and topics: a connection under a name of its own."""
+@contextmanager
+def _connection(link: LinkConfig, role: str) -> Iterator[tuple["MqttTransport", object]]:
+    """A connection under a name of its own, and why it is none; None: nobody answers."""
     from transports.mqtt.transport import MqttTransport
 
-    for role, link in subject.bearers():
-        if not link.url:
-            continue
-        name = f"ternmesh-doctor-{secrets.token_hex(4)}"
-        asked = replace(link_settings(link, role), client_id=name, session_expiry_s=0)
-        transport = MqttTransport(asked)
+    name = f"ternmesh-doctor-{secrets.token_hex(4)}"
+    asked = replace(link_settings(link, role), client_id=name, session_expiry_s=0)
+    with closing(MqttTransport(asked)) as transport:
         transport.open()
         first: object = f"not connected to {asked.broker} yet"
         error = first
@@ -183,16 +200,66 @@ def broker(subject: Subject) -> Iterator[Result]:
             time.sleep(0.05)
             last = transport.status().last_error
             error = error if last == first else last
-        status = transport.status()
-        transport.close()
+        yield transport, None if error == first else error
+
+
+def broker(subject: Subject) -> Iterator[Result]:
+    """Name, network, TLS, login and topics."""
+    for role, link in subject.bearers():
+        if not link.url:
+            continue
+        with _connection(link, role) as (transport, error):
+            status = transport.status()
         if status.connected:
             yield OK, f"the broker takes the login: {status.end}"
-        elif error == first:
-            yield WRONG, f"{asked.broker} does not answer: check url, network and firewall"
+        elif error is None:
+            name = transport.settings.broker
+            yield WRONG, f"{name} does not answer: check url, network and firewall"
         else:
             is_far = str(error).startswith("cannot reach")
             advice = ": is [link] right, and does the broker run?" if is_far else ""
             yield WRONG, f"{error}{advice}"
+
+
+def host(subject: Subject) -> Iterator[Result]:
+    """Whether the host knows this board, as the board has heard or the host says now."""
+    end, status = subject.end, subject.status
+    if end.role is not Role.NODE or end.security.insecure:
+        return
+    if isinstance(status, BoardStatus) and status.joined:
+        yield OK, "the host knows this board, and has the same model"
+    elif isinstance(status, BoardStatus):
+        heard = [reason for reason in STRANGER if reason in status.refused]
+        yield (WRONG, why(heard[0], on_host=False)) if heard else (WARNING, NO_ANSWER)
+    elif not (link := subject.config.link).url or is_linked(link):
+        yield WARNING, "the host was not asked: over this link only the running board can"
+    elif (fleet := StateFile(end.folder).stored_fleet()) is not None:
+        own = read_identity_file(end.security.path(end.folder))
+        with _connection(link, end.name) as (transport, _):
+            reason = ask_host(transport, own, fleet.fleet) if transport.connected else None
+        if reason is None:
+            yield WARNING, "the host was asked whether it knows this board, and did not answer"
+        elif reason == KNOWN:
+            yield OK, "the host knows this board, and this board trusts it"
+        else:
+            yield WRONG, why(reason, on_host=False)
+
+
+def ports(subject: Subject) -> Iterator[Result]:
+    """Those of page and metrics; a running program says itself what it cannot serve."""
+    for name in () if subject.status else ("page", "metrics"):
+        table = getattr(subject.config, name, None)
+        if table is None or not table.port:
+            continue
+        family = socket.AF_INET6 if ":" in table.address else socket.AF_INET
+        try:
+            socket.create_server((table.address, table.port), family=family).close()
+            yield OK, f"port {table.port} is free for the {name}"
+        except OSError as error:
+            yield (
+                WRONG,
+                f"[{name}] cannot have port {table.port} ({error.strerror}): choose another",
+            )
 
 
 def port(subject: Subject) -> Iterator[Result]:
@@ -224,7 +291,9 @@ def model(subject: Subject) -> Iterator[Result]:
         from edge.onnx.session import load_model
 
         load_model(package_folder(subject.config.model))
-    yield OK, f"{package.name}, {package.model_hash().hex()[:12]}: the same on host and boards"
+    shown = f"{package.name}, {package.model_hash().hex()[:SHOWN]}"
+    is_same = isinstance(subject.status, BoardStatus) and subject.status.joined
+    yield OK, f"{shown}, as on the host" if is_same else f"{shown}: it must be so on every machine"
 
 
 def data(subject: Subject) -> Iterator[Result]:
@@ -240,7 +309,10 @@ def data(subject: Subject) -> Iterator[Result]:
     package = load_model_package(config.model)
     for table in (config.evaluate, config.data):
         if table.path is not None:
-            samples = len(open_folder(Path(table.path), package, table))
+            found = open_folder(Path(table.path), package, table)
+            samples = len(found)
+            if found.remark:
+                yield WARNING, found.remark
     if config.data.source is not None:
         yield OK, f"from the source {config.data.source}, which is not started here"
     elif samples < (least := config.training.samples_min):
@@ -282,7 +354,9 @@ def _shown(subject: Subject) -> dict[str, str]:
 
 Check = Callable[[Subject], Iterator[Result]]
 CHECKS: tuple[Check, ...]
-CHECKS = (settings, clock, disk, state, keys, program, unit, broker, port, model, data)
+CHECKS = (
+    settings, clock, disk, state, keys, program, unit, broker, host, ports, port, model, data,
+)  # fmt: skip
 
 
 def checks_of(subject: Subject) -> tuple[Check, ...]:

@@ -31,6 +31,7 @@ from ternmesh_cli.process import Subcommands, add_config, add_json, add_option, 
 from ternmesh_service.control_socket import ask
 from ternmesh_service.identity_file import read_host_file, read_identity_file
 from ternmesh_store.files import UnfitFile, read_text, replace_file
+from ternmesh_store.store import END
 from transports.base import check_name
 from transports.link_config import LinkConfig
 from transports.mqtt.settings import parse_url
@@ -149,9 +150,12 @@ def trust_host(config: End, identity: str) -> dict[str, Any]:
                 "identity` on the host, and give its line"
             )
         if keyring.has_fleet and keyring.member_list.host != host.present:
-            raise SecurityError(
-                f"{config.name} trusts another host: move {keyring.store.path} away to start again"
-            )
+            if keyring.store.sealing(END).peers:
+                raise SecurityError(
+                    f"{config.name} has learned with another host: move {keyring.store.path} away "
+                    "to begin again, which gives up what was learned and its samples"
+                )
+            keyring.leave()  # a wrong line: no host has answered this board yet
         keyring.adopt(found_fleet(config.fleet, host))
         return {**_shown(keyring.own.public), "host": host.present.fingerprint.hex()}
 
@@ -281,9 +285,7 @@ def ask_host(path: Path, request: dict[str, Any]) -> dict[str, Any]:
     if answer is not None:
         return answer
     if not config.security.path(config.folder).exists():
-        raise SecurityError(
-            "this host has no identity yet: run `ternmesh enrol identity` with its file first"
-        )
+        raise SecurityError("this host has no identity yet: run `ternmesh enrol identity` first")
     with keyring_of(config) as keyring:
         answer = membership.answer(keyring, request)
     if "error" in answer:

@@ -46,10 +46,10 @@ def run(arguments: argparse.Namespace) -> int:
         learned = learned_on(read_program("node", arguments.config))
     else:
         learned = learned_on_host(arguments.config, end)
+    if arguments.peft:
+        from models.peft import write_peft  # before anything is written: it may not be installed
     made = export_learned(arguments.out, *learned)
     if arguments.peft:
-        from models.peft import write_peft
-
         loaded, vector, _ = learned
         made.append(arguments.out / f"{loaded.package.name}-peft")
         write_peft(made[-1], loaded.package, loaded.folder, vector)

@@ -6,11 +6,13 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 
 from ternmesh import __version__
 from ternmesh.config import ConfigError
 from ternmesh.errors import TernmeshError
-from ternmesh_cli.process import EXIT_CODES, ExitCode, HelpText, Run, Subcommands, complain, program
+from ternmesh_cli.process import EXIT_CODES, ExitCode, HelpText, Run, Subcommands, complain
+from ternmesh_service import commands
 from ternmesh_store.database import StoreError
 from transports.base import NameTaken, TransportError
 
@@ -56,6 +58,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         options = make_parser(arguments).parse_args(arguments)
+        if getattr(options, "finds_config", False) and options.config is None:
+            options.config = commands.find(commands.kinds_of(arguments))
+        config = getattr(options, "config", None)
+        os.environ[commands.CONFIG] = str(config) if isinstance(config, Path) else ""
         run: Run = options.run
         return run(options)
     except ConfigError as error:
@@ -63,6 +69,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except NameTaken as error:
         return _complain(error, ExitCode.NAME_TAKEN)
     except (TernmeshError, StoreError, TransportError) as error:
+        return _complain(error, ExitCode.REFUSED)
+    except ImportError as error:  # of a package that not all have: ours say how to install it
+        _log.debug("a package is missing", exc_info=error)
         return _complain(error, ExitCode.REFUSED)
     except BrokenPipeError:
         # The reader, `| head` say, has closed the pipe: the last flush must not fail as well.
@@ -87,7 +96,7 @@ def _complain(error: object, code: ExitCode) -> ExitCode:
 def make_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     """The command line, with the arguments of those commands that `arguments` names."""
     parser = argparse.ArgumentParser(
-        program(),
+        commands.program(),
         formatter_class=HelpText,
         description="Boards learn together over links that carry almost nothing.",
         epilog=EXIT_CODES,

@@ -20,7 +20,7 @@ PAGE_S = 60.0  # between two pages: to draw one costs a core a second of trainin
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     summary = "train, or continue from the last checkpoint"
     train = process.Subcommands(parser).add("train", summary, _train)
-    process.add_config(train)
+    process.add_config(train, is_found=False)
     process.add_json(train, "print reports as lines of JSON")
 
 

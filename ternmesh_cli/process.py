@@ -6,7 +6,6 @@ import json
 import logging
 import math
 import os
-import re
 import signal
 import sys
 import threading
@@ -19,15 +18,14 @@ from typing import TextIO
 
 from ternmesh.config import ConfigError
 from ternmesh.timers import RateLimiter
+from ternmesh_service.commands import SETTINGS, as_run
 from ternmesh_service.notify import ServiceManager
 
-PROGRAM = "TERNMESH_PROGRAM"  # an environment variable: how the script `run` was called
 SEED_MAX = 2**32 - 1
 LINE = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 TERMINAL_LINE = "%(asctime)s %(message)s"
 # Of journald (sd-daemon(3))
 PRIORITIES = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, 50: 2}
-_COMMAND = re.compile(r"(?<=`)ternmesh(?= [a-z])|^(\s+)ternmesh(?= [a-z]+ )", re.MULTILINE)
 
 _said = RateLimiter(60.0, 3600.0)  # seconds between equal lines of the log
 _log = logging.getLogger(__name__)
@@ -118,8 +116,13 @@ class Subcommands:
         return row
 
 
-def add_config(parser: argparse.ArgumentParser, what: str = "TOML file") -> None:
-    parser.add_argument("--config", type=Path, required=True, metavar="FILE", help=what)
+def add_config(
+    parser: argparse.ArgumentParser, what: str = "TOML file", *, is_found: bool = True
+) -> None:
+    """The option --config, which may be left out where the settings are found (`commands`)."""
+    what += f" (default: the one here or in {SETTINGS})" if is_found else ""
+    parser.add_argument("--config", type=path, required=not is_found, metavar="FILE", help=what)
+    parser.set_defaults(finds_config=is_found)
 
 
 def add_json(parser: argparse.ArgumentParser, what: str = "print one JSON object") -> None:
@@ -168,16 +171,6 @@ def add_insecure(parser: argparse.ArgumentParser) -> None:
         help="run without keys, with a broker on this machine; any other broker also needs "
         "insecure = true in [security]",
     )
-
-
-def program() -> str:
-    """The command that the user types to run us."""
-    return os.environ.get(PROGRAM) or "ternmesh"
-
-
-def as_run(text: str) -> str:
-    """`text` with its `ternmesh` commands written as the user types them: `./run enrol`, say."""
-    return _COMMAND.sub(lambda found: (found[1] or "") + program(), text)
 
 
 class HelpText(argparse.RawDescriptionHelpFormatter):

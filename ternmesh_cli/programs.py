@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ternmesh.config import ConfigError
+from ternmesh.extras import how_to_install
 from ternmesh_cli import keys, process
 from ternmesh_service.control_socket import RETURN, ControlError
 
@@ -84,7 +85,7 @@ def _needing_onnxruntime(setting: str) -> Iterator[None]:
     try:
         yield
     except MissingEdgeExtra as error:
-        raise ConfigError(f"{setting} needs onnxruntime: pip install 'ternmesh[edge]'") from error
+        raise ConfigError(f"{setting} needs onnxruntime: {how_to_install('edge')}") from error
 
 
 def _open_samples(model: Path, config: "OwnSamplesConfig", plan: "Plan") -> "Root":

@@ -206,7 +206,7 @@ def _install(arguments: argparse.Namespace) -> int:
 
 def _publish(arguments: argparse.Namespace) -> int:
     from edge.releases.store import Releases, load_release
-    from host.releases import FOLDER, NEW
+    from host.releases import FOLDER, NEW, REFUSED
     from ternmesh_service.release_files import pack_folder
     from ternmesh_store.files import replace_file
 
@@ -218,11 +218,12 @@ def _publish(arguments: argparse.Namespace) -> int:
     replace_file(folder / NEW, pack_folder(release))
     replace_file(folder / f"{NEW}.json", str(arguments.canary).encode())
     answer = host.ask({PUBLISHED: "publish"})
-    print(
-        f"{_named(manifest)} waits for the next start of the host"
-        if answer is None
-        else answer["said"]
-    )
+    if answer is None:
+        print(f"{_named(manifest)} waits for the next start of the host")
+    elif answer["said"].startswith(REFUSED):
+        raise ControlError(answer["said"])
+    else:
+        print(answer["said"])
     return 0
 
 

@@ -20,12 +20,13 @@ from ternmesh.errors import TernmeshError
 from ternmesh_cli import enrol, keys, process, setup_text
 from ternmesh_cli.programs import read_program
 from ternmesh_cli.setup_text import BOARD, HOST, Answers, SetupQuestion
+from ternmesh_service import commands
 from ternmesh_service.config_file import read_settings
 from ternmesh_store.files import PRIVATE, copy_file, replace_file, replace_private_file, sync_folder
 from ternmesh_store.state_file import StateFile
 
 USER = "ternmesh"  # whom the units run as
-SETTINGS, STATE = Path("/etc/ternmesh"), Path("/var/lib/ternmesh")
+STATE = Path("/var/lib/ternmesh")
 SYSTEMD, UNITS = Path("/run/systemd/system"), Path("/etc/systemd/system")
 SERIAL = "20-serial.conf"  # what a unit with a radio needs; beside the package or in a checkout
 DROP_INS = (
@@ -46,7 +47,7 @@ FILES = {  # that are copied beside the settings
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run)
     parser.add_argument("--host", action="store_true", help="set up a host in place of a board")
-    what = f"the settings to write (default: in {SETTINGS} as root, else here)"
+    what = f"the settings to write (default: in {commands.SETTINGS} as root, else here)"
     parser.add_argument("--config", type=process.path, metavar="FILE", help=what)
     what = "never ask: take the defaults"
     parser.add_argument("--yes", action="store_true", help=what)
@@ -69,7 +70,9 @@ def run(arguments: argparse.Namespace) -> int:
     questions: tuple[SetupQuestion, ...] = HOST if arguments.host else BOARD
     path: Path = arguments.config or default_config(kind)
     user = service_user(path)
-    state = STATE / kind if path.parent.resolve() == SETTINGS else Path(f"{path.stem}-state")
+    state = (
+        STATE / kind if path.parent.resolve() == commands.SETTINGS else Path(f"{path.stem}-state")
+    )
     given = {q.key: getattr(arguments, q.key) for q in questions}
     refused = {q.key for q in (*BOARD, *HOST)} - given.keys()
     for key in sorted(refused | ({"code", "trust"} if arguments.host else set())):
@@ -103,14 +106,16 @@ def run(arguments: argparse.Namespace) -> int:
         is_running = end.ask({"command": "status"}) is not None
         is_enrolled = is_running or StateFile(end.folder).stored_fleet() is not None
     if kind == "node" and arguments.code is None:
-        print(process.as_run("on the host  `ternmesh enrol add --config host.toml TM1:...` (this)"))
+        print(
+            commands.as_run("on the host  `ternmesh enrol add --config host.toml TM1:...` (this)")
+        )
     if not is_enrolled:
-        print(process.as_run("then here    `ternmesh setup --trust TM1:...` (the host's line);"))
-        print(process.as_run("or           `ternmesh setup --code CODE` (`enrol code` prints it)"))
+        print(commands.as_run("then here    `ternmesh setup --trust TM1:...` (the host's line);"))
+        print(commands.as_run("or           `ternmesh setup --code CODE` (`enrol code` prints it)"))
     elif is_running:
         print(f"running      {end.name} runs already")
     elif user is None or path.name != f"{kind}.toml" or not SYSTEMD.is_dir():
-        print(f"start it     {process.program()} {kind} --config {shlex.quote(str(path))}")
+        print(f"start it     {commands.program()} {kind} --config {shlex.quote(str(path))}")
     else:
         if "serial" in keys.read_end(path).get("link", {}):
             place_drop_in(UNITS, f"ternmesh-{kind}")
@@ -122,7 +127,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def default_config(kind: str) -> Path:
     """Where a program's settings lie: those of the unit for root, else in this folder."""
-    return (SETTINGS if os.geteuid() == 0 else Path()) / f"{kind}.toml"
+    return (commands.SETTINGS if os.geteuid() == 0 else Path()) / f"{kind}.toml"
 
 
 def find_answers(
@@ -213,7 +218,7 @@ def install(
 
 def service_user(path: Path) -> pwd.struct_passwd | None:
     """The user of the units, for root and the settings of a unit; None where there is none."""
-    is_service = os.geteuid() == 0 and path.parent.resolve() == SETTINGS
+    is_service = os.geteuid() == 0 and path.parent.resolve() == commands.SETTINGS
     try:
         return pwd.getpwnam(USER) if is_service else None
     except KeyError:

@@ -6,6 +6,7 @@ from importlib import import_module
 from types import ModuleType
 
 from ternmesh.config import ConfigError
+from ternmesh.extras import how_to_install
 from ternmesh_cli import process
 from ternmesh_service.status import to_json
 
@@ -13,7 +14,7 @@ from ternmesh_service.status import to_json
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     rows = process.Subcommands(parser)
     export = rows.add("export", "write the parts that a host's configuration names", _export)
-    process.add_config(export)
+    process.add_config(export, is_found=False)
     host = rows.add("host", "train the later part for all boards", _host)
     _add_training_arguments(host)
     board = rows.add("board", "train the first part with this board's data", _board)
@@ -22,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_training_arguments(parser: argparse.ArgumentParser) -> None:
-    process.add_config(parser)
+    process.add_config(parser, is_found=False)
     process.add_insecure(parser)
     what = "exit when the training is finished"
     parser.add_argument("--until-finished", action="store_true", help=what)
@@ -59,7 +60,7 @@ def _stage() -> ModuleType:
     except ImportError as error:
         raise ConfigError(
             f"the host of a split training needs torch ({error}): "
-            "pip install 'ternmesh[host,train,pipeline]'"
+            f"{how_to_install('host,train,pipeline')}"
         ) from error
 
 

@@ -10,8 +10,9 @@ from typing import Any
 from ternmesh.config import ConfigError
 from ternmesh.federated.management import settings_text
 from ternmesh_cli.keys import read_end, read_host, socket_of
-from ternmesh_cli.process import add_json, as_run
+from ternmesh_cli.process import add_json
 from ternmesh_cli.status_text import NO_REPORT, describe
+from ternmesh_service import commands
 from ternmesh_service.control_socket import BOARDS, ControlError, ask
 from ternmesh_service.status import ManagedBoard, from_json, read_status, to_json
 
@@ -21,8 +22,8 @@ POLL_S = 0.2
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run)
-    target = parser.add_mutually_exclusive_group(required=True)
-    what = "the configuration of the running process"
+    target = parser.add_mutually_exclusive_group()
+    what = "the configuration of the running process (default: the one here or in /etc/ternmesh)"
     target.add_argument("--config", type=Path, metavar="FILE", help=what)
     target.add_argument("--socket", type=Path, metavar="PATH", help="its control socket")
     what = "with --config of a host: ask this board over the link, or all"
@@ -31,6 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.config is None and arguments.socket is None:
+        arguments.config = commands.find((commands.HOST,) if arguments.node else commands.ALL)
     if arguments.node is not None:
         return _ask_board(arguments)
     socket = arguments.socket or socket_of(arguments.config, read_end(arguments.config))
@@ -38,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(answer, indent=1))
     else:
-        print(as_run("\n".join(describe(read_status(answer)))))
+        print(commands.as_run("\n".join(describe(read_status(answer)))))
     return 0
 
 

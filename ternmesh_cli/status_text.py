@@ -106,6 +106,8 @@ def _tables(status: HostStatus) -> Iterator[str]:
         shown = status.history[-ROUNDS_SHOWN:]
         cells = None if any(row.evaluations for row in shown) else -2
         yield from table(ROUND_HEADS[:cells], [_round_row(row)[:cells] for row in shown])
+        if cells is None and any(row.accuracy is None for row in shown):
+            yield "accuracy -: in that round the boards told something else in its place"
 
 
 def _remarks(boards: Sequence[HostedBoard], software: str) -> Iterator[str]:
@@ -156,8 +158,14 @@ def _round_row(row: StoredRound) -> tuple[str, ...]:
         size(sum(row.bytes_up.values())),
         size(row.bytes_down),
         "-" if row.loss is None else f"{row.loss:.3f}",
-        "-" if row.accuracy is None else f"{row.accuracy:.1%}",
+        _accuracy(row),
     )
+
+
+def _accuracy(row: StoredRound) -> str:
+    told = sum(accuracy is not None for _, accuracy in row.reports.values())
+    on = f" on {told} boards" if told else ""
+    return "-" if row.accuracy is None else f"{row.accuracy:.1%}{on}"
 
 
 def _board(status: BoardStatus) -> Iterator[str]:
@@ -206,7 +214,8 @@ def _metric(status: BoardStatus) -> str:
     if status.metric is None:
         is_without = status.source is None and status.history
         return f"{name} not measured" + (NO_DATA if is_without else " yet")
-    return f"{name} {status.metric:.3g}"
+    of = f" of {status.metric_samples} samples" if status.metric_samples else ""
+    return f"{name} {status.metric:.3g}{of}"
 
 
 def _samples(source: SourceStatus) -> str:

@@ -21,7 +21,7 @@ from ternmesh.security.signatures import SOFTWARE
 from ternmesh_cli import keys, release
 from ternmesh_cli.keys import End
 from ternmesh_cli.process import Subcommands, add_json, add_option, number
-from ternmesh_service import rollback, software
+from ternmesh_service import commands, rollback, software
 from ternmesh_service.control_socket import ControlError
 from ternmesh_service.release_files import entry_of
 from ternmesh_service.rollback import KEPT, LAST, MARKER, Failed, run
@@ -47,9 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     release.add_signer(sign)
     install = rows.add("install", "install a .deb, and go back where it fails", _install)
     install.add_argument("file", type=Path, metavar="FILE")
-    what = "node.toml, host.toml or gateway.toml; again for each program of this machine"
+    what = "node.toml, host.toml or gateway.toml; again for each program (default: all here)"
     install.add_argument(
-        "--config", type=Path, action="append", required=True, metavar="FILE", help=what
+        "--config", type=Path, action="append", default=[], metavar="FILE", help=what
     )
     install.add_argument("--insecure", action="store_true", help="also a file that nobody signed")
     add_option(
@@ -76,6 +76,8 @@ def _status(arguments: argparse.Namespace) -> int:
 
 
 def _install(arguments: argparse.Namespace) -> int:
+    here = arguments.config or commands.found(commands.ALL)
+    arguments.config = here or [commands.find(commands.ALL)]
     ends = {_unit(end.role): end for end in map(keys.read, arguments.config)}
     make_private_folder(FOLDER)
     _on_signals(signal.default_int_handler)

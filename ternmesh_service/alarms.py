@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from ternmesh.federated.refusals import DIVERGED, NO_ANSWER, NORMAL, NORMAL_UP_TO, shortened, why
+from ternmesh.federated.channel import KNOCKS
+from ternmesh.federated.refusals import DIVERGED, NO_ANSWER, NORMAL_UP_TO, is_normal, shortened, why
 from ternmesh.wire.control import FINISHED, PHASES
 from ternmesh_service.status import (
     BoardStatus,
@@ -26,6 +27,7 @@ GOOD, WARN, BAD, OFF = "good", "warn", "bad", "off"
 DELIVERED = {"whole": "update is here", "part": "sending", "silent": "nothing new"}
 SILENT_S = 600.0  # after which a board that no round waits for is an alarm, and a report is old
 START_S = 120.0  # in which a program waits for others after its start
+LINK_S = 15.0  # the same for its link
 DISK_MB = 500.0
 PAUSED = "paused: "  # the activity of a board that is too hot, or short of memory
 HOT = f"{PAUSED}too hot"
@@ -58,7 +60,10 @@ def alarms(status: Status, rounds: Sequence[StoredRound] | None = None) -> list[
 
     `rounds` are all that are known of a host's run, where the status has only the newest.
     """
-    found = [*_links(status.transport, ""), *_security(status), *_refusals(status)]
+    machine = getattr(status, "machine", None)  # a split training and a gateway tell none
+    is_new = machine is not None and machine.up_s < LINK_S
+    found = [] if is_new else [*_links(status.transport, "")]
+    found += [*_security(status), *_refusals(status)]
     match status:
         case HostStatus():
             rounds = status.history if rounds is None else rounds
@@ -142,8 +147,9 @@ def _refusals(status: Status) -> Iterator[Alarm]:
     elif isinstance(status, SplitHostStatus):
         peers = status.boards
     on_host = isinstance(status, HostStatus | SplitHostStatus)
+    named = set(status.knocking.values()) if isinstance(status, HostStatus) else set()
     for reason, count in sorted(status.refused.items()):
-        if reason not in NORMAL or count >= NORMAL_UP_TO:
+        if not is_normal(reason, count) and reason not in named:
             names = [peer.name for peer in peers if reason in peer.refused]
             sender = f" from {shortened(names)}" if names else ""
             yield Alarm(WARN, "", f"refused {reason} {count}{sender}", why(reason, on_host=on_host))
@@ -168,7 +174,8 @@ def _own(status: BoardStatus) -> Iterator[Alarm]:
         yield Alarm(BAD, "", "the host has revoked this board", "ask the owner of the fleet")
     if status.activity.startswith(PAUSED):
         yield Alarm(WARN, "", f"training is {status.activity}", status.held_back)
-    has_started = status.machine.up_s >= START_S
+    is_told = any(reason in status.refused for reason in KNOCKS)  # why: that is an alarm already
+    has_started = status.machine.up_s >= START_S and not is_told
     if has_started and status.activity == JOINING and status.transport.connected:
         yield Alarm(WARN, "", "this board has not joined a run yet", NO_ANSWER)
     if status.diverged:
@@ -180,6 +187,10 @@ def _own(status: BoardStatus) -> Iterator[Alarm]:
     if status.source is not None and status.source.last_failure:
         text = f"the source of samples failed: {status.source.last_failure}"
         yield Alarm(WARN, "", text, "ask `ternmesh doctor`")
+    if status.releases is not None:
+        for version, reason in (*status.releases.bad[-1:], *status.releases.not_taken[-1:]):
+            text = f"release {version} was rejected here: {reason}"
+            yield Alarm(WARN, "", text, "it needs another release, with a higher version")
 
 
 def _fleet(status: HostStatus) -> Iterator[Alarm]:
@@ -190,11 +201,24 @@ def _fleet(status: HostStatus) -> Iterator[Alarm]:
     if status.min_peers == 1:
         text = "a round needs one board alone, and what that sends is checked by nobody"
         yield Alarm(WARN, "", text, "set run.min_peers = 2 or more")
-    active = sum(board.active for board in status.nodes)
-    has_started = status.machine.up_s >= START_S
-    if has_started and active < status.min_peers and not is_over(status):
+    for name, reason in sorted(status.knocking.items()):
+        yield Alarm(WARN, name, f"asks to take part: {reason}", why(reason, on_host=True))
+    release = status.release
+    if release is not None and release.reason and "owner" not in release.reason:
+        version = "" if release.version is None else f" {release.version}"
+        text = f"release{version} was rejected: {release.reason}"
+        yield Alarm(WARN, "", text, "publish another, with a higher version")
+    if is_over(status):
+        again = "`ternmesh host --continue` goes on from here once this host is stopped"
+        yield Alarm(WARN, "", "the run is over: nothing more is learned", again)
+    elif _lacks_boards(status) and status.machine.up_s >= START_S:
+        active = sum(board.active for board in status.nodes)
         text = f"{active} of the {status.min_peers} boards that a round needs are here"
         yield Alarm(WARN, "", text, "start boards, or lower run.min_peers")
+
+
+def _lacks_boards(status: HostStatus) -> bool:
+    return sum(board.active for board in status.nodes) < status.min_peers
 
 
 def _fallen(rounds: Sequence[StoredRound]) -> Iterator[Alarm]:
@@ -226,7 +250,9 @@ def _board(board: HostedBoard, status: HostStatus) -> Iterator[Alarm]:
     silent_s = status.machine.up_s if heard_s is None else heard_s
     if not (board.active or is_over(status)) and silent_s >= SILENT_S:
         since = "since this host started" if heard_s is None else f"for {_time(heard_s)}"
-        advice = "check its power and its link: rounds go on without it"
+        until = "no round ends until enough boards are here"
+        effect = until if _lacks_boards(status) else "rounds go on without it"
+        advice = f"check its power and its link: {effect}"
         yield Alarm(BAD, name, f"silent {since}", advice)
     if board.weight < WEIGHT and "owner" not in board.reason:
         since = f" since global update {board.since}" if board.since else ""

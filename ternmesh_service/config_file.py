@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -61,9 +62,15 @@ def _anchored(table: Any, folder: Path) -> Any:
             path = str(anchored(value, folder, item.name)) if is_given else item.default
             changes[item.name] = path
         elif MODEL.items() <= item.metadata.items() and value is not None:
-            is_folder = (folder / value).is_dir()  # otherwise it names a shipped model
+            is_folder = (folder / value).is_dir() or not _is_shipped(value)
             changes[item.name] = str(folder / value) if is_folder else value
     return replace(table, **changes)
+
+
+def _is_shipped(model: str) -> bool:
+    with suppress(ValueError):
+        return bool(package_path(model))
+    return False
 
 
 def anchored(value: str, folder: Path, name: str) -> Path:
@@ -80,7 +87,11 @@ def package_folder(model: str, key: str = "model") -> Path:
     except ValueError as error:
         folder = Path(model)
         if not folder.is_dir():
-            raise ConfigError(f"{key} is {model!r}: no such folder, and {error}") from error
+            choice = str(error).rpartition(": ")[2]
+            raise ConfigError(
+                f"{key} is {folder.name!r}: no such folder as {folder.absolute()}, and no model is "
+                f"called so: {choice}"
+            ) from error
         return folder
 
 

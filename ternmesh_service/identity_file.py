@@ -44,8 +44,9 @@ def parse_identity_file(path: Path) -> Identity:
         return parse_private(read_text(path, IDENTITY_MAX).partition(HOST_MARK)[0])
     except FileNotFoundError as error:
         raise SecurityError(
-            f"no identity at {path} ({error.strerror}): make one with `ternmesh enrol identity`, "
-            "or start with --insecure to run without keys"
+            f"no identity at {path}: after a lost disk bring a copy back (`ternmesh restore`); for "
+            "the first time make one with `ternmesh enrol identity`; or start with --insecure to "
+            "run without keys"
         ) from error
     except OSError as error:
         raise SecurityError(

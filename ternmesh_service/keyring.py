@@ -242,6 +242,10 @@ class Keyring:
             self._member_list = MemberList(state)
             self.keep_member_list()
 
+    def leave(self) -> None:
+        """Belong to no fleet, until the next one is adopted."""
+        self._member_list = None
+
     def found(self, name: str) -> None:
         """On a host: found its fleet, where there is none yet. Raises SecurityError."""
         earlier = read_host_file(self._path)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ternmesh.config import ConfigError, limits
+from ternmesh.extras import how_to_install
 from ternmesh_service.control_socket import ControlError, NotServed
 from ternmesh_service.fair_listener import FairListener
 from ternmesh_service.status import (
@@ -92,7 +93,7 @@ def served_metrics(config: MetricsConfig, socket: Path) -> Iterator[None]:
         from prometheus_client import CollectorRegistry, MetricsHandler
     except ImportError as error:
         raise ConfigError(
-            "[metrics] needs the package prometheus-client: pip install 'ternmesh[metrics]'"
+            f"[metrics] needs the package prometheus-client: {how_to_install('metrics')}"
         ) from error
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Collector(socket))

@@ -165,6 +165,7 @@ class HostStatus:
     behind: str | None  # a sentence where boards are ahead of this host
     refused: Mapping[str, int]
     first_contacts: int
+    knocking: Mapping[str, str] = field(default_factory=dict)  # strangers' reasons, by name
     metrics: FleetFigures
     history: tuple[StoredRound, ...]
     carried_from: str | None = None  # run and version of the adapter with which this run began
@@ -245,6 +246,7 @@ class HistoryEntry:
     bytes_down: int
     seconds: float
     metric_loss: float | None = None  # of the samples that gave `metric`
+    metric_samples: int = 0  # how many these are
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -324,6 +326,7 @@ class BoardStatus:
     source: SourceStatus | None
     metric_name: str
     metric: float | None  # the newest
+    metric_samples: int = 0  # of how many samples
     adapter: str
     outbox: OutboxStatus | None
     bytes_up: int

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import pytest
 
-from ternmesh_cli.process import PROGRAM
+from ternmesh_service.commands import CONFIG, PROGRAM
 from tests.mosquitto import Mosquitto, find_mosquitto
 
 # A shell starts what runs behind it with SIGINT ignored, and programs hand that down: those that
@@ -23,6 +23,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ.pop(PROGRAM, None)  # `./run test` sets it, and what we say would name the script
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_of_another_test() -> None:
+    os.environ.pop(CONFIG, None)  # a command leaves it to what it says afterwards
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

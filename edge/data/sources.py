@@ -30,6 +30,7 @@ HISTORY, TRAIN, HELD_OUT = "history", "train.npz", "held_out.npz"  # in a state 
 FILES_MAX = 1024
 BYTES_MAX = 1 << 28  # of all arrays in memory
 DIRECTORY_MAX = 1 << 20  # bytes of the names in an .npz file
+BYTE_MIN = 100  # largest value, from which on whole numbers are taken for bytes
 CHECKED = 256  # samples at once: floats need more memory than bytes
 SHOWN_MAX = 20  # names in a message
 # The errors of zipfile and numpy for damaged files, and for arrays that numpy cannot read.
@@ -213,6 +214,7 @@ class FolderData:
         rows: Sequence[tuple[Path, NDArray[np.int64]]] = (),
     ) -> None:
         self.aside = SetAside()
+        self.remark = ""  # what its owner should look at
         self._specs = package.batch_inputs
         self._inputs = {spec.name for spec in package.inputs}
         self._arrays = arrays
@@ -298,6 +300,11 @@ def open_folder(
         raise type(error)(f"{name}: {error}")
     for name, error in bad:
         data.aside.add(name, str(error))
+    floats = [spec.name for spec in input_specs(package) if "float" in spec.dtype]
+    if settings.divide_by == 1.0 and len(data):
+        data.remark = next(filter(None, (_bytes_remark(n, arrays[n]) for n in floats)), "")
+    if data.remark:
+        _log.warning("%s: %s", path, data.remark)
     return data
 
 
@@ -405,6 +412,8 @@ def _survey(path: Path, archive: Any, package: ModelPackage, settings: NpzSettin
     for spec in package.batch_inputs:
         name = settings.arrays.get(spec.name, spec.name)
         shape, dtype = array_head(path, archive, name)
+        if dtype.kind == "U" and spec.name in label_classes(package):
+            dtype = np.dtype(spec.dtype)  # names of classes become their numbers
         convert(np.empty(0, dtype), spec, f"{path}: {name}")
         if shape[1:] != spec.shape[1:] or len(shape) != len(spec.shape):
             wanted = ("samples", *spec.shape[1:])
@@ -437,7 +446,11 @@ def _samples(
         name = settings.arrays.get(spec.name, spec.name)
         divide_by = settings.divide_by if spec in inputs else 1.0
         check = partial(convert, spec=spec, divide_by=divide_by, count=counts.get(spec.name))
-        arrays[spec.name] = values = archive[name][part.chosen]
+        values = archive[name][part.chosen]
+        if values.dtype.kind == "U":
+            values, unknown = _numbers(values, package)
+            errors |= unknown
+        arrays[spec.name] = values
         for start in range(0, len(values), CHECKED):
             block = values[start : start + CHECKED]
             try:
@@ -447,6 +460,30 @@ def _samples(
     bad += [(f"{part.path}: sample {places[row]}", errors[row]) for row in sorted(errors)]
     good = np.setdiff1d(np.arange(places.size), list(errors))
     return {name: values[good] for name, values in arrays.items()}, places[good]
+
+
+def _numbers(texts: Array, package: ModelPackage) -> tuple[Array, dict[int, DataError]]:
+    """The numbers of classes by their names, and what is wrong, by row."""
+    names = class_names(package)
+    known = {str(number): number for number in range(len(names))}
+    known |= {name: number for number, name in enumerate(names)}
+    wrong = {
+        row: DataError(f"{text!r:.100} is no label of {package.name}: it has {', '.join(names)}")
+        for row, text in enumerate(texts.tolist())
+        if text not in known
+    }
+    return np.array([known.get(text, 0) for text in texts.tolist()], np.int64), wrong
+
+
+def _bytes_remark(name: str, array: Array) -> str:
+    """A sentence where an input that nothing divides is whole numbers up to 255."""
+    first = array[:CHECKED]
+    if not first.min() >= 0 or not BYTE_MIN < first.max() <= 255 or (first != first.round()).any():
+        return ""
+    return (
+        f"{name} holds whole numbers up to {int(first.max())}, and divide_by is 1: if the model "
+        "learned from 0 to 1, set divide_by = 255"
+    )
 
 
 def _bad_rows(block: Array, start: int, check: Callable[[Array], Array]) -> dict[int, DataError]:

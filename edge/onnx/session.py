@@ -21,6 +21,7 @@ from edge.errors import MissingEdgeExtra, ModelError, OutOfMemory
 from edge.files import entry_of, read_file
 from edge.onnx.check import check_file
 from ternmesh.errors import ModelPackageError
+from ternmesh.extras import how_to_install
 from ternmesh.model_package import (
     ADAPTER,
     FILES,
@@ -37,7 +38,7 @@ try:
     import onnxruntime
     from onnxruntime.capi import onnxruntime_pybind11_state as _state
 except ImportError as error:
-    raise MissingEdgeExtra("a node needs onnxruntime: pip install 'ternmesh[node]'") from error
+    raise MissingEdgeExtra(f"a node needs onnxruntime: {how_to_install('node')}") from error
 
 DESCRIPTION = "model.json"
 DESCRIPTION_BYTES_MAX = 4 << 20

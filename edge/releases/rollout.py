@@ -22,6 +22,7 @@ from edge.releases.store import Releases
 from edge.releases.trial import try_model
 from edge.trainer import Dataset, Step
 from ternmesh.errors import TernmeshError
+from ternmesh.model_package import ModelPackage, keeps_adapter
 from ternmesh.release import (
     LATENCY_UNIT,
     LOSS_UNIT,
@@ -31,6 +32,7 @@ from ternmesh.release import (
     fail,
     succeed,
 )
+from ternmesh.types import Vector
 from ternmesh_service.config_file import package_folder
 from ternmesh_service.notify import no_beat
 from ternmesh_service.status import InstalledReleases
@@ -113,7 +115,8 @@ def try_release(
         return
     held_out = open_folder(Path(config.evaluate.path), loaded.package, config.evaluate)
     step = TrainStep(loaded.folder, loaded.package, training.threads, training.provider)
-    loss = mean_loss(step, loaded, held_out, config.evaluate.samples_max, beat)
+    adapter = _kept(config, loaded)
+    loss = mean_loss(step, loaded.package, adapter, held_out, config.evaluate.samples_max, beat)
     if not loss <= manifest.loss_max * LOSS_UNIT:  # also refuses NaN
         raise ModelError(
             f"its loss on this board's held-out data is {loss:.4g}, and the manifest allows "
@@ -121,25 +124,38 @@ def try_release(
         )
 
 
+def _kept(config: NodeConfig, loaded: LoadedModel) -> Vector:
+    """The adapter that the board would go on with: what it has learned, where that stays."""
+    from edge.export import learned_on
+
+    try:
+        before, vector, _ = learned_on(config)
+    except ModelError:  # nothing was learned yet
+        return loaded.initial
+    fits = keeps_adapter(before.package.adapter_key(), loaded.package.adapter_key())
+    return vector if fits else loaded.initial
+
+
 def mean_loss(
     step: Step,
-    loaded: LoadedModel,
+    package: ModelPackage,
+    adapter: Vector,
     data: Dataset,
     samples_max: int,
     beat: Callable[[], None] = no_beat,
 ) -> float:
-    """The mean loss of the model's initial adapter on at most `samples_max` samples of `data`.
+    """The mean loss of the adapter on at most `samples_max` samples of `data`.
 
     The last batch is filled up with the first samples: its size is fixed in the graph. ModelError
     if a gradient is not finite: no node could learn with it, however good the loss is.
     """
     chosen = spread(len(data), samples_max)
-    batch = loaded.package.batch
+    batch = package.batch
     chosen = np.resize(chosen, -(-len(chosen) // batch) * batch)
     losses = []
     is_finite = True
     for start in range(0, len(chosen), batch):
-        loss, gradient = step.run(loaded.initial, data.batch(chosen[start : start + batch]))
+        loss, gradient = step.run(adapter, data.batch(chosen[start : start + batch]))
         losses.append(loss)
         beat()
         is_finite &= bool(np.isfinite(gradient).all())

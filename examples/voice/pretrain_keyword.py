@@ -13,12 +13,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from ternmesh.extras import how_to_install
+
 try:
     import torch
     from torch import nn
     from torch.nn import functional
 except ImportError as error:
-    raise ImportError("pre-training needs torch: pip install 'ternmesh[train]'") from error
+    raise ImportError(f"pre-training needs torch: {how_to_install('train')}") from error
 
 from models.export import export
 from models.keyword import ARCHITECTURES, SPEAKERS, WORDS, add_keyword_lora, load_clips

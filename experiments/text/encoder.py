@@ -12,15 +12,17 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from ternmesh.extras import how_to_install
+
 try:
     import torch
     from torch import nn
 except ImportError as error:
-    raise ImportError("text models need torch: pip install 'ternmesh[text]'") from error
+    raise ImportError(f"text models need torch: {how_to_install('text')}") from error
 try:
     import transformers
 except ImportError as error:
-    raise ImportError("text models need transformers: pip install 'ternmesh[text]'") from error
+    raise ImportError(f"text models need transformers: {how_to_install('text')}") from error
 
 from experiments.text.pairs import LABELS, TextError
 from ternmesh.config import choices, limits

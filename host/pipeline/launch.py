@@ -17,6 +17,7 @@ from typing import Any, TextIO
 
 from host.pipeline.config import PipelineConfig, PipelineError
 from host.pipeline.report import PROGRESS, parse
+from ternmesh.extras import how_to_install
 
 POLL_S = 0.5
 STOP_S = 15.0
@@ -79,7 +80,7 @@ class Ranks:
     def start(self) -> None:
         """Start the ranks; PipelineError without torch, or where others train in the folder."""
         if importlib.util.find_spec("torch") is None:
-            raise PipelineError("torch is not installed: pip install 'ternmesh[pipeline]'")
+            raise PipelineError(f"torch is not installed: {how_to_install('pipeline')}")
         for rank in range(self._config.ranks):
             hold(self._config.folder, rank).close()  # the ranks lock it again
         progress = self._config.folder / PROGRESS

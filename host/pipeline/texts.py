@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from host.pipeline.config import PipelineError
+from ternmesh.extras import how_to_install
 from ternmesh_store.files import open_regular
 
 Bytes = npt.NDArray[Any]  # uint8, or int32 where there is a tokenizer
@@ -66,7 +67,7 @@ def tokenizer(folder: Path) -> Encode:
         from tokenizers import Tokenizer
     except ImportError as error:
         raise PipelineError(
-            "tokenizers is not installed: pip install 'ternmesh[pipeline,text]'"
+            f"tokenizers is not installed: {how_to_install('pipeline,text')}"
         ) from error
     path = folder / "tokenizer.json"
     if not path.is_file():

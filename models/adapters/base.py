@@ -63,6 +63,9 @@ def adapter_of(
     return Adapter(tuple(parameters), initial, rank_axes or (None,) * len(parameters))
 
 
+SHOWN_MAX = 20  # names of layers in a sentence
+
+
 class LowRankLinear(nn.Module):
     """A frozen linear layer plus a change of low rank, the product of `factors`.
 
@@ -102,14 +105,18 @@ def freeze(module: nn.Module, patterns: Sequence[str], rank: int = 1) -> dict[st
     patterns = [patterns] if isinstance(patterns, str) else patterns
     if not isinstance(rank, int) or rank < 1:
         raise ValueError(f"rank is {rank}: it must be a whole number of at least 1")
+    layers = {name: m for name, m in module.named_modules() if isinstance(m, nn.Linear)}
     matches = {
-        name: layer
-        for name, layer in module.named_modules()
-        if isinstance(layer, nn.Linear) and any(fnmatchcase(name, p) for p in patterns)
+        name: layer for name, layer in layers.items() if any(fnmatchcase(name, p) for p in patterns)
     }
     unused = [p for p in patterns if not any(fnmatchcase(name, p) for name in matches)]
     if unused or not matches:
-        raise ValueError(f"no linear layer has a name like {', '.join(unused) or '(no pattern)'}")
+        shown = ", ".join(list(layers)[:SHOWN_MAX]) or "none"
+        more = f" and {len(layers) - SHOWN_MAX} more" if len(layers) > SHOWN_MAX else ""
+        raise ValueError(
+            f"no linear layer has a name like {', '.join(unused) or '(no pattern)'}: the module "
+            f"has {shown}{more}"
+        )
     module.requires_grad_(False)
     return matches
 

@@ -29,6 +29,8 @@ Event = TypeVar("Event")
 
 BLOCK = 4096  # counters in one reservation
 QUEUE_MAX = 65_536  # bodies
+KNOCKING_MAX = 8  # strangers that are named
+KNOCKS = ("unknown key", "other host")
 
 
 class SealedQueue:
@@ -137,6 +139,7 @@ class Channel(Generic[Event]):
         self.authenticator = security.authenticator
         self.outgoing = SealedQueue(counter, security.sealing)
         self.refused: Counter[str] = Counter()  # by reason
+        self.knocking: dict[str, str] = {}  # peers that are refused as strangers, and why
         self.events: deque[Event | SessionEvent] = deque()  # what the program has to save
         self._in_clear: list[tuple[str, list[bytes]]] = []  # frames without a seal, by peer
         self.sealing.bind(run)
@@ -157,6 +160,8 @@ class Channel(Generic[Event]):
     def show_refusal(self, peer: str, reason: str) -> None:
         """Count a refused frame, and report it unless too many events wait."""
         self.refused[reason] += 1
+        if reason in KNOCKS and (peer in self.knocking or len(self.knocking) < KNOCKING_MAX):
+            self.knocking[peer] = reason
         if len(self.events) < REFUSED_SHOWN_MAX:
             self.events.append(Refused(peer, reason))
 

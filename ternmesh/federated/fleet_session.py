@@ -93,6 +93,7 @@ class FleetSession:
             except WireError as error:
                 self.refuse(peer, error.reason, now, None if sealing.is_keyed else version)
                 continue
+            self._channel.knocking.pop(peer, None)
             try:
                 self._receive(peer, header.address, body, handlers, now)
             except WireError as error:

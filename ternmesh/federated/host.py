@@ -368,6 +368,8 @@ class HostProtocol:
             if whole is not None:  # before that, only the frame protection shows the sender
                 check_update = self.channel.authenticator.check_update
                 check_update(node.name, self.run, self.version, *whole)
+                if not place & PARTIAL_AGGREGATE:
+                    node.samples = whole[0].samples  # more than at its hello, perhaps
             return is_new
         except WireError as error:
             # A node that has lost its disk makes another update. Its chunks must not mix with the

@@ -18,11 +18,12 @@ from enum import Enum
 from typing import Any
 
 from ternmesh.errors import WireError
-from ternmesh.federated.channel import Channel
+from ternmesh.federated.channel import KNOCKS, Channel
 from ternmesh.federated.events import FRAME_SIZE, OLD_MEMBERS, SecurityChanged, known_reason
 from ternmesh.federated.management import BoardManagement
 from ternmesh.federated.state import next_state
 from ternmesh.security import notices
+from ternmesh.security.enrolment import refusal_in_clear
 from ternmesh.security.membership import HOST
 from ternmesh.security.session import HostRotated, ListNumber
 from ternmesh.timers import NETWORK_TIMERS, Backoff, Random, RateLimiter, TimerSettings
@@ -34,6 +35,7 @@ from ternmesh.wire.update import MODEL_SIZE
 REASONS_MAX = 64  # reasons of refusals that a node counts apart
 LIST_REPORT_MIN_S = 60.0  # between two reports of an old membership list
 REVOKED_HELLO_S = 3600.0  # between hellos of a node that was revoked: it may be enrolled again
+QUESTION_AFTER = 3  # hellos without a welcome, after which a node asks whether it is known
 NOTICE_MIN_S = 1.0  # between two checks of a notice: each costs a check of a signature
 
 
@@ -116,7 +118,7 @@ class Joining:
         self._settings = settings
         self._channel = channel
         self._rng = rng
-        self._is_unanswered = False  # a hello was sent and no welcome has come since
+        self._unanswered = 0  # hellos since the last welcome
         self._host_process: bytes | None = None  # names the process of the host; None: none known
         self._notices = RateLimiter(NOTICE_MIN_S)
         self._host_notices = RateLimiter(notices.NOTICE_FIRST_S, notices.NOTICE_LONGEST_S)
@@ -160,6 +162,10 @@ class Joining:
                 ):
                     self._receive_notice(frame, now)
                     continue
+                if self._channel.sealing.is_keyed and (reason := refusal_in_clear(frame)):
+                    if reason in KNOCKS and not self.joined:  # anybody could say so: only show it
+                        self.refuse("", reason)
+                    continue
                 header, body = self._channel.sealing.open(peer, frame)
                 if self._is_restart(self._channel.sealing.process_of(peer), now):
                     restarted(now)
@@ -201,7 +207,7 @@ class Joining:
         if frame_mtu > self._settings.frame_max():
             self._push(Refusal(message.version, FRAME_SIZE))
             raise WireError(FRAME_SIZE, "the plan's frames are longer than the bearer's")
-        return self._is_unanswered or not is_new  # else it is of a run that was given up
+        return self._unanswered > 0 or not is_new  # else it is of a run that was given up
 
     def begin_run(self, run: bytes) -> None:
         """Another run begins: what waits to be sent is of the run before."""
@@ -212,7 +218,7 @@ class Joining:
 
     def welcomed(self, address: int) -> None:
         """The host has registered this node."""
-        self._is_unanswered = False
+        self._unanswered = 0
         self.address = address
         self.take_step(MembershipStep.WELCOMED)
 
@@ -287,10 +293,14 @@ class Joining:
         self.hello_timer.again(now)
         if self.revoked:
             self.hello_timer.at = now + REVOKED_HELLO_S
+        elif self._unanswered > QUESTION_AFTER and self._settings.pace is NETWORK_TIMERS:
+            question = self._channel.authenticator.question()  # links would not pass it
+            if question is not None:
+                self._channel.send_in_clear(HOST, [question])
 
     def push_hello(self, version: int, global_hash: bytes) -> None:
         """Send one hello that is not repeated."""
-        self._is_unanswered = True
+        self._unanswered += 1
         self._channel.outgoing.discard(UNASSIGNED)
         self._push(
             Hello(

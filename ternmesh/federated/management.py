@@ -253,7 +253,7 @@ class FleetManagement:
         """
         board = self.boards[name]
         old = board.report
-        is_asked = board.must_report or old is None
+        is_asked, was_behind = board.must_report or old is None, board.is_behind
         if is_asked:
             self._wake(name, now)
         board.report, board.reported_at, board.must_report = report, now, False
@@ -263,6 +263,8 @@ class FleetManagement:
         elif not board.is_behind and board.in_force.items() - unpack(LIMITS, board.wanted).items():
             # This host has used the number once before, and was then restored from an older copy.
             board.number = min(INTEGER_MAX, 1 + board.number)
+        if board.is_behind > was_behind:  # an older report may come late
+            heappush(self._turns, (board.at, name))  # no sooner than a message is due
         if is_asked or replace(old or report, values=report.values) != report:
             return BoardChanged(name, board.number, board.wanted, report)
         return None

@@ -12,6 +12,8 @@ NAMES_SHOWN = 3  # of a long list
 LOGGED_MAX = 1024  # pairs of peer and reason that get a line in the log
 NORMAL_UP_TO = 10  # refusals for one of these reasons come with first contacts and restarts
 NORMAL = (FIRST_CONTACT, "seal")
+# Busy links and restarts bring these, and nothing is lost: no owner has to look
+HARMLESS = ("duplicate", "old round", "replay", "unheard", "unknown node")
 
 _VERSION = "the ends have different versions of ternmesh: install the same one everywhere"
 _ENROL = (
@@ -36,14 +38,22 @@ _ALIKE = {
     FIRST_CONTACT: "normal after each start. If it lasts, the host's answers do not arrive",
     "suite": "one end runs with --insecure, the other with keys: start both in the same way",
     "unknown key": f"the host does not know this key of the board: {_ENROL}",
+    "other host": (
+        "the board trusts another host than the one that answers: give it that host's line (run "
+        "`ternmesh enrol host` on the board, with what `ternmesh enrol identity` prints on the "
+        "host)"
+    ),
     "unknown node": "the board is still in another run: it says hello and joins by itself",
     "unheard": "normal after a restart of the host: the board says hello",
     "wrong peer": _NAMES,
     "context": f"a frame for another board: {_NAMES}",
     "clone": "two programs use one identity, or a disk was copied or restored: see SECURITY.md",
     "replay": "it was here before, or its sender has ended: normal, unless there are ever more",
-    "role": "the identity or the code is for another role: make a code with `enrol code --role`",
-    "signature": "another key has signed it: compare `enrol list` with `enrol identity` of both",
+    "role": "the identity or the code is for another role: `ternmesh enrol code --role` makes one",
+    "signature": (
+        "another key has signed it: compare `ternmesh enrol list` with what `ternmesh enrol "
+        "identity` shows on both"
+    ),
     "wrong model": _MODEL,
     "vector length": _MODEL,
     "plan": f"the host's plan does not fit the board: {_MODEL}; or {_VERSION}",
@@ -53,7 +63,10 @@ _ALIKE = {
         "boards the same service, and start them again"
     ),
     "future round": "the host is behind the board: was its state_dir restored from an old copy?",
-    "old round": "it came too late, and a later update carries it: if often so, raise deadline_s",
+    "old round": (
+        "it came too late, and a later update carries it: normal; where a board misses most "
+        "rounds, raise run.deadline_s"
+    ),
     "kind": f"it is not for this program: check link.fleet; or {_VERSION}",
     "bundle": "a gateway adds updates up: set run.partial_aggregates, or switch it off there",
     "conflict": _TWO,
@@ -114,8 +127,8 @@ SENTENCES = {reason: (sentence, sentence) for reason, sentence in _ALIKE.items()
         "the host's membership list is older than before, so a revoked board may count again: "
         "tell the host's owner",
         "this host's membership list is older than one that the board knows: was its state_dir "
-        "restored from an old copy? Compare `enrol list` with your boards, then revoke and enrol "
-        "again what is missing; the message ends with the next change",
+        "restored from an old copy? Compare `ternmesh enrol list` with your boards, then revoke "
+        "and enrol again what is missing; the message ends with the next change",
     ),
     "settings": (
         "the host may not set this here: see [remote] in node.toml; or the value is out of bounds",
@@ -128,8 +141,10 @@ SENTENCES = {reason: (sentence, sentence) for reason, sentence in _ALIKE.items()
         "a status of a release that has ended or was replaced: normal for a while",
     ),
     "enrolment": (
-        "an enrolment that breaks a rule: see the host's log",
-        "a name keeps its key until that is revoked",
+        "the host has this name with another key. A second board: give it a `name` of its own. "
+        "One that was made anew: run `ternmesh enrol revoke` on the host, then enrol it again",
+        "this name has another key here. A second board: give it a `name` of its own. One that "
+        "was made anew: `ternmesh enrol revoke` it, then enrol it again",
     ),
 }
 NO_ANSWER = (
@@ -145,6 +160,11 @@ DIVERGED = (
 def why(reason: str, *, on_host: bool) -> str:
     """The likely cause of a refusal and what to do, as one sentence without its full stop."""
     return SENTENCES[reason][on_host] if reason in SENTENCES else _VERSION
+
+
+def is_normal(reason: str, count: int) -> bool:
+    """Whether an owner need not look at so many refusals for one reason."""
+    return reason in HARMLESS or (reason in NORMAL and count < NORMAL_UP_TO)
 
 
 def shortened(names: Iterable[str]) -> str:
@@ -168,6 +188,8 @@ class RefusalLog:
     def is_news(self, peer: str, reason: str) -> bool:
         """Count a refusal; whether it should be logged."""
         pair = (peer, reason)
+        if reason in HARMLESS:
+            return False
         if pair not in self._seen and len(self._seen) >= LOGGED_MAX:
             return False
         self._seen[pair] += 1

@@ -10,6 +10,7 @@ from functools import partial
 
 from ternmesh.errors import WireError
 from ternmesh.security import notices
+from ternmesh.security.enrolment import write_list_request
 from ternmesh.security.identity import Identity, Role
 from ternmesh.security.key_derivation import SUITE_END
 from ternmesh.security.keyed_sealing import KeyedSealing
@@ -38,7 +39,7 @@ from ternmesh.security.signatures import (
 )
 from ternmesh.wire import control, fragments
 from ternmesh.wire.control import Announce, Receipt, Settings
-from ternmesh.wire.frame import BROADCAST, UNASSIGNED
+from ternmesh.wire.frame import BROADCAST, UNASSIGNED, Header, seal_open
 from ternmesh.wire.global_update import UNCERTIFIED, Certificate, split_certificate
 from ternmesh.wire.release import OFFER, SYMBOL
 from ternmesh.wire.update import Manifest
@@ -85,6 +86,9 @@ class OpenAuthenticator:
 
     def read_notice(self, _frame: bytes, _now: float) -> int | HostRotated | None:
         raise WireError("suite", "an end without keys has none that a notice could be about")
+
+    def question(self) -> bytes | None:
+        return None
 
     host_rotations: tuple[bytes, ...] = ()
 
@@ -214,6 +218,13 @@ class KeyedAuthenticator:
         follow = partial(member_list.follow_host, signers=self._rule)
         is_new = self._rotations.take(frame, follow, now)
         return HostRotated(member_list.hosts) if is_new else None
+
+    def question(self) -> bytes | None:
+        """On a node: the frame that asks whether the host knows it; None where it is no board."""
+        if self._own.public.role is not Role.NODE:
+            return None
+        body = write_list_request(self._own, self._member_list.fleet, 0)
+        return seal_open(Header(UNASSIGNED, 0), body)
 
     @property
     def host_rotations(self) -> tuple[bytes, ...]:

@@ -6,6 +6,7 @@ bodies are the only ones that an end with keys accepts under suite 0, and only w
 valid.
 
 A gateway asks for the host's membership list with a request that it signs. The list is signed.
+A board that gets no welcome sends the same request: the refusal tells whether the host knows it.
 """
 
 import base64
@@ -26,11 +27,14 @@ from ternmesh.security.identity import (
 from ternmesh.security.key_derivation import FLEET_SIZE
 from ternmesh.security.membership import MemberList, MemberListState, receive_identity
 from ternmesh.security.primitives import hkdf, statement, verify
+from ternmesh.wire import control
+from ternmesh.wire.frame import HEAD_SIZE, UNASSIGNED, Header, open_seal, seal_open
 from ternmesh.wire.update import SIGNATURE_SIZE
 
 REQUEST, ANSWER = 0x0C, 0x0D
 LIST_REQUEST = 0x13
 _NUMBER = struct.Struct("<I")
+_REFUSAL_HEAD = seal_open(Header(UNASSIGNED, 0), bytes((control.KIND,)))[: HEAD_SIZE + 1]
 ENTROPY_SIZE = 12
 LABEL_SIZE = 4
 PROOF_SIZE = 16
@@ -164,19 +168,28 @@ def _letters(entropy: bytes) -> str:
 
 
 def write_list_request(own: Identity, fleet: bytes, number: int) -> bytes:
-    """The body by which a gateway asks for a membership list above this number: 85 bytes."""
+    """The body by which a member asks for a membership list above this number: 85 bytes."""
     content = _NUMBER.pack(number) + own.public.fingerprint
     signature = own.sign(statement("list request", fleet, content))
     return bytes((LIST_REQUEST,)) + content + signature
 
 
 def read_list_request(body: bytes, member_list: MemberList) -> tuple[PublicIdentity, int]:
-    """The gateway that asks, and the number of its list; WireError."""
+    """The member that asks, and the number of its list; WireError."""
     content, signature = body[1:-SIGNATURE_SIZE], body[-SIGNATURE_SIZE:]
     if len(content) != _NUMBER.size + FINGERPRINT_SIZE or body[0] != LIST_REQUEST:
         raise WireError("length", "a request for the membership list has a wrong size")
-    gateway = member_list.owner_of(content[_NUMBER.size :])
-    if gateway.role not in (Role.GATEWAY, Role.RELAY):
-        raise WireError("role", f"{gateway.name} is no gateway: it needs no membership list")
-    verify(gateway.verify, signature, statement("list request", member_list.fleet, content))
-    return gateway, int(_NUMBER.unpack_from(content)[0])
+    member = member_list.owner_of(content[_NUMBER.size :])
+    try:
+        verify(member.verify, signature, statement("list request", member_list.fleet, content))
+    except WireError as error:
+        raise WireError("other host", f"{member.name} does not trust this host") from error
+    return member, int(_NUMBER.unpack_from(content)[0])
+
+
+def refusal_in_clear(frame: bytes) -> str | None:
+    """The reason in a host's refusal without a seal, which proves nothing; None: it is none."""
+    if not frame.startswith(_REFUSAL_HEAD):
+        return None
+    message = control.read_control(open_seal(frame)[1])
+    return message.reason if isinstance(message, control.Refusal) else None

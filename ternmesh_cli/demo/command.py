@@ -23,19 +23,11 @@ from ternmesh.config import ConfigError
 from ternmesh.wire.control import GATHERING, PHASES
 from ternmesh_cli.demo.bearer import BLE, LORA, MQTT, Ble, Radios
 from ternmesh_cli.demo.fleet import BOARDS, CONFIG, HOST, DemoError, DemoSettings, Fleet, fleet
-from ternmesh_cli.process import (
-    add_json,
-    add_option,
-    add_uses,
-    as_run,
-    number,
-    path,
-    real,
-    refuse_unused,
-)
+from ternmesh_cli.process import add_json, add_option, add_uses, number, path, real, refuse_unused
 from ternmesh_cli.status_text import table
 from ternmesh_cli.workers import Worker
 from ternmesh_service.alarms import alarms
+from ternmesh_service.commands import as_run
 from ternmesh_service.config_file import control_path
 from ternmesh_service.page.config import PageConfig, read_token
 from ternmesh_service.status import BoardStatus, HostStatus, from_json

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
+from ternmesh.federated.refusals import is_normal
 from ternmesh_service.alarms import alarms, board_state
+from ternmesh_service.commands import as_run
 from ternmesh_service.status import BoardStatus, HistoryEntry, HostedBoard, HostStatus, to_json
 from ternmesh_store.host_store import StoredRound
 
@@ -14,8 +16,8 @@ ROUND = "round "
 STEADY_S = 5.0  # two times that differ by less are the same: they are measured anew each time
 _FLEET = (
     "role", "name", "fleet", "model", "software", "run", "version", "rounds", "phase", "min_peers",
-    "activity", "samples", "metric", "metric_name", "source", "metrics", "release",
-    "carried_from", "predict",
+    "activity", "samples", "metric", "metric_name", "metric_samples", "source", "metrics",
+    "release", "carried_from", "predict",
 )  # fmt: skip
 _BOARD = (
     "name", "samples", "revoked", "active", "delivered", "rounds_counted", "rounds_missed",
@@ -36,14 +38,16 @@ def parts(status: HostStatus | BoardStatus, rounds: Sequence[Row], now: float) -
         "airtime_us": transport.airtime_us,
         "airtime_left_us": transport.airtime_left_us,
         "link": transport.end,
-        "refused": sum(status.refused.values()),
+        "refused": sum(n for reason, n in status.refused.items() if not is_normal(reason, n)),
         "insecure": status.security.is_insecure,
     }
     if transport.airtime_us and transport.bytes_out:
         fleet["air_s_per_byte"] = transport.airtime_us / 1e6 / transport.bytes_out
     found: Parts = {"fleet": fleet}
     known = [row for row in rounds if isinstance(row, StoredRound)]
-    found["alarms"] = [to_json(alarm) for alarm in alarms(status, known)]
+    found["alarms"] = [
+        to_json(alarm) | {"advice": as_run(alarm.advice)} for alarm in alarms(status, known)
+    ]
     kept = {row.version for row in rounds}
     if isinstance(status, HostStatus):
         if status.deadline_s is not None:
@@ -63,7 +67,7 @@ def _board(board: HostedBoard, status: HostStatus, now: float) -> dict[str, Any]
     return {
         **{key: getattr(board, key) for key in _BOARD},
         "state": board_state(board, status),
-        "refused": sum(board.refused.values()),
+        "refused": sum(n for reason, n in board.refused.items() if not is_normal(reason, n)),
         "gateway": board.partial_aggregate,
         "software": known.software,
         "paused": bool(known.wanted.get("pause")),

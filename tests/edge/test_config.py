@@ -69,7 +69,7 @@ def test_a_model_may_be_a_folder_beside_the_config(tiny_copy: Path) -> None:
         ('name = "theo"', "", "name is missing"),
         ('"theo"\nstate', '"host"\nstate', "name: a node may not be called 'host'"),
         ('"theo"\nstate', '"a b"\nstate', "name: node name 'a b' must be 1 to 32 letters"),
-        ('"keyword"', '"keyboard"', "model is 'keyboard': no such folder"),
+        ('"keyword"', '"keyboard"', "model is 'keyboard': no such folder as /"),
         ('"DEBUG"', '"LOUD"', "log_level is 'LOUD': it must be one of DEBUG"),
         ('fleet = "digits"', 'ca_file = "no.pem"', r"\[link\]: ca_file .*no.pem holds no cert"),
         ('fleet = "digits"', 'fleet = "a/b"', r"\[link\]: fleet 'a/b' must be"),
@@ -121,3 +121,11 @@ def test_files_that_are_trained_on_and_scored_are_warned_of(
     scored = None if evaluate is None else str(tmp_path / evaluate)
     warn_of_shared(DataConfig(path=str(tmp_path / data)), EvaluateConfig(where=where, path=scored))
     assert len(caplog.records) == warnings
+
+
+def test_a_model_is_looked_for_beside_its_settings_alone(tmp_path, monkeypatch) -> None:
+    (tmp_path / "here" / "my-model").mkdir(parents=True)
+    (tmp_path / "node.toml").write_text(GOOD.replace('"keyword"', '"my-model"'))
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(ConfigError, match=str(tmp_path / "my-model")):
+        package_folder(read_node_config(tmp_path / "node.toml").model)

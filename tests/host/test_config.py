@@ -122,7 +122,7 @@ def test_paths_start_from_the_folder_of_the_file(read, tmp_path, monkeypatch):
         ("mqtts://ada", "http://ada", "does not begin with mqtt://"),
         ('"garden"', '"a"\nca_file = "host.toml"', r"\[link\]: ca_file .*host.toml holds no cert"),
         ('"garden"', '"a/b"', r"\[link\]: fleet 'a/b' must be"),
-        ('"keyword"', '"keywords"', "model is 'keywords': no such folder, and no model is called"),
+        ('"keyword"', '"keywords"', "model is 'keywords': no such folder as /"),
         ("[run]", "[run", "this is not TOML"),
         ("[link]", 'log_level = "LOUD"\n[link]', "log_level is 'LOUD': it must be one of DEBUG"),
     ],

@@ -1,5 +1,6 @@
 """LoRA adapters as files of Hugging Face PEFT, which the real library loads."""
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.numpy import load_file, save_file
+from torch.nn import functional
 
 from models.adapters.base import Adapter
 from models.adapters.lora import add_lora
@@ -57,7 +59,9 @@ def test_peft_gives_the_same_logits_and_is_read_back(
     assert np.allclose(found, learned, rtol=1e-6)
 
 
-@pytest.mark.parametrize("more", [{}, {"use_rslora": True}, {"alpha_pattern": {"mix": 3}}])
+@pytest.mark.parametrize(
+    "more", [{}, {"use_rslora": True}, {"alpha_pattern": {"mix": 3}}, {"alpha_pattern": {"m.x": 5}}]
+)
 def test_an_adapter_of_peft_keeps_its_own_scales(exported: Exported, tmp_path: Path, more) -> None:
     config = LoraConfig(
         r=4, lora_alpha=12, target_modules=["project", "mix", "up", "out"],
@@ -128,9 +132,11 @@ def test_tensors_that_do_not_fit_are_a_sentence(exported, files, change, sentenc
     [
         ({"use_dora": True}, "only the plain LoRA"),
         ({"bias": "all"}, "only the plain LoRA"),
-        ({"peft_type": "IA3"}, "no configuration of a LoRA"),
+        ({"peft_type": "IA3"}, "only the plain LoRA"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights.*only the plain LoRA"),
+        ({"made_tomorrow": {"a": 1}}, "made_tomorrow.*only the plain LoRA"),
         ({"lora_alpha": "much"}, "no configuration of a LoRA"),
-        ({"alpha_pattern": {"layers.*": 3}}, "no configuration of a LoRA"),
+        ({"alpha_pattern": {"layers.(": 3}}, "no configuration of a LoRA"),
     ],
 )
 def test_a_configuration_that_is_no_plain_lora_is_a_sentence(
@@ -157,3 +163,30 @@ def test_another_adapter_space_has_no_form_in_peft(tmp_path: Path) -> None:
     with pytest.raises(ModelPackageError, match="no LoRA with A and B"):
         write_peft(tmp_path / "peft", package, tmp_path / "p", vector)
     assert not (tmp_path / "peft").exists()
+
+
+def test_older_and_named_files_and_a_bom(exported, files: Path, tmp_path: Path) -> None:
+    (files / CONFIG).write_bytes(b"\xef\xbb\xbf" + (files / CONFIG).read_bytes())
+    read_peft(files, exported.package, exported.folder)
+    with pytest.raises(ModelPackageError, match="of a named adapter the one in it"):
+        read_peft(tmp_path, exported.package, exported.folder)
+    (files / WEIGHTS).rename(files / "adapter_model.bin")
+    with pytest.raises(ModelPackageError, match=r"a file \.bin must be saved again"):
+        read_peft(files, exported.package, exported.folder)
+
+
+def test_a_short_name_of_a_layer_stands_for_no_longer_one(tmp_path: Path) -> None:
+    """`out` would also be `block.out` in PEFT, which we do not train."""
+    module = torch.nn.Sequential()
+    module.add_module("block", torch.nn.Sequential())
+    module.block.add_module("out", torch.nn.Linear(3, 3))
+    module.add_module("out", torch.nn.Linear(3, 2))
+    frozen = copy.deepcopy(module)
+    adapter = add_lora(module, ("out",), rank=2, alpha=2)
+    both = ((torch.randn(4, 3),), (torch.zeros(4, 2),))
+    package = export(module, adapter, functional.mse_loss, both, tmp_path / "p", name="two-outs")
+    write_peft(tmp_path / "peft", package, tmp_path / "p", adapter.vector())
+    model = PeftModel.from_pretrained(frozen, tmp_path / "peft")
+    assert {name for name, _ in model.named_parameters() if "lora_A" in name} == {
+        "base_model.model.out.lora_A.default.weight"
+    }

@@ -6,9 +6,12 @@ What settings alone show is in transcripts/doctor.txt.
 import os
 import pty
 import re
+import socketserver
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -21,8 +24,11 @@ from ternmesh_cli import doctor, doctor_checks
 from ternmesh_cli.broker import folder as disk
 from ternmesh_cli.doctor_checks import OK, WARNING, WRONG
 from ternmesh_cli.main import main
+from ternmesh_service import alarms, commands
 from ternmesh_service.control_socket import ControlError
 from ternmesh_service.status import UNOPENED, ask_status
+from ternmesh_store.security_store import SecurityStore
+from ternmesh_store.state_file import StateFile
 from tests.mosquitto import find_mosquitto
 from tests.ternmesh_cli.test_broker_access import Deployment
 from transports.base import TransportStatus
@@ -175,7 +181,10 @@ def test_a_broker_with_tls(
     assert re.search(sentence, text), text
 
 
-def test_a_running_program_keeps_its_connection_and_is_asked(enrolled, mosquitto, eventually):
+def test_a_running_program_keeps_its_connection_and_is_asked(
+    enrolled, mosquitto, eventually, monkeypatch
+):
+    monkeypatch.setattr(alarms, "LINK_S", 0.0)
     path = enrolled.with_name("host.toml")
     path.write_text(path.read_text().replace("mqtt://127.0.0.1:1", mosquitto.url))
     stop, socket = threading.Event(), path.parent / "host" / "control.sock"
@@ -225,7 +234,7 @@ def test_the_unit(node, tmp_path, monkeypatch, shown, result, sentence):
     (tmp_path / "systemctl").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(doctor_checks, "SYSTEMD", tmp_path)
-    monkeypatch.setattr(doctor_checks, "SETTINGS", tmp_path)
+    monkeypatch.setattr(commands, "SETTINGS", tmp_path)
     shown, text = found(path, "unit")
     assert (shown, sentence in text) == (result, True), text
 
@@ -245,3 +254,61 @@ def test_a_check_that_hangs_or_breaks_hides_no_other(node):
     assert "no result within" in rows[0][2]
     assert "ZeroDivisionError" in rows[1][2]
     assert rows[2][0] == "clock"
+
+
+def test_the_host_is_asked_about_a_board(enrolled, mosquitto, eventually, capsys):
+    """Unknown, known, of another host, revoked: over the link, while the board does not run."""
+    path = enrolled.with_name("host.toml")
+    for file in (path, enrolled):
+        file.write_text(file.read_text().replace("mqtt://127.0.0.1:1", mosquitto.url))
+    assert found(enrolled, "host") == (
+        WARNING, "the host was asked whether it knows this board, and did not answer",
+    )  # fmt: skip
+    stop, socket = threading.Event(), path.parent / "host" / "control.sock"
+    thread = threading.Thread(target=run_host, args=(read_host_config(path), stop), daemon=True)
+    thread.start()
+
+    def asked(*words: str) -> None:
+        assert main(["enrol", words[0], "--config", str(path), *words[1:]]) == 0
+
+    try:
+        eventually(lambda: ask_status(socket).transport.connected if socket.exists() else False)
+        result, sentence = found(enrolled, "host")
+        assert (result, "does not know this key" in sentence) == (WRONG, True)
+        assert ask_status(socket).knocking == {"ada": "unknown key"}
+        capsys.readouterr()
+        assert main(["enrol", "identity", "--config", str(enrolled)]) == 0
+        line = next(word for word in capsys.readouterr().out.split() if word.startswith("TM1:"))
+        asked("add", line)
+        assert found(enrolled, "host")[0] == OK
+        with closing(StateFile(enrolled.parent / "state")) as state:
+            state.open()
+            store = SecurityStore(state)
+            store.keep_member_list(replace(store.member_list().state, fleet=bytes(16)))
+            state.checkpoint()
+        result, sentence = found(enrolled, "host")
+        assert (result, "trusts another host" in sentence) == (WRONG, True)
+        asked("revoke", "ada")
+        result, sentence = found(enrolled, "host")
+        assert (result, "has revoked this board's key" in sentence) == (WRONG, True)
+    finally:
+        stop.set()
+        thread.join(30)
+
+
+def test_ports_that_are_taken(node: Node) -> None:
+    path = node()
+    with socketserver.TCPServer(("127.0.0.1", 0), socketserver.BaseRequestHandler) as taken:
+        port = taken.server_address[1]
+        path.write_text(f"{path.read_text()}[page]\nport = {port}\n")
+        result, sentence = found(path, "ports")
+        assert (result, f"[page] cannot have port {port}" in sentence) == (WRONG, True)
+    assert found(path, "ports") == (OK, f"port {port} is free for the page")
+
+
+def test_both_programs_of_a_machine_are_looked_at(enrolled, monkeypatch, capsys):
+    monkeypatch.chdir(enrolled.parent)
+    assert main(["doctor"]) == 1
+    shown = capsys.readouterr().out
+    assert "node.toml: node ada" in shown
+    assert "host.toml: host host" in shown

@@ -10,17 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from ternmesh.config import ConfigError
 from ternmesh.timers import RateLimiter
 from ternmesh_cli import main
-from ternmesh_cli.process import (
-    PROGRAM,
-    JournalText,
-    LogText,
-    as_run,
-    is_due,
-    is_journal,
-    write_toml,
-)
+from ternmesh_cli.process import JournalText, LogText, is_due, is_journal, write_toml
+from ternmesh_service import commands
+from ternmesh_service.commands import CONFIG, PROGRAM, as_run
 
 
 def test_commands_in_sentences(monkeypatch) -> None:
@@ -33,6 +28,46 @@ def test_commands_in_sentences(monkeypatch) -> None:
     )
 
 
+SENTENCE = (
+    "`ternmesh enrol add` on the host with what `ternmesh enrol identity` prints on the board"
+)
+
+
+@pytest.mark.parametrize(
+    ("config", "shown"),
+    [
+        ("a b.toml", "`ternmesh enrol add` on the host with what `ternmesh enrol identity --config "
+         "'a b.toml'` prints on the board"),
+        ("h.toml", "`ternmesh enrol add --config h.toml` on the host with what "
+         "`ternmesh enrol identity` prints on the board"),
+        ("node.toml", SENTENCE),  # it is found by itself
+        ("none.toml", SENTENCE),
+    ],
+)  # fmt: skip
+def test_commands_about_this_process_name_its_settings(config, shown, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a b.toml", "node.toml", "h.toml"):
+        Path(name).write_text("" if name == "h.toml" else 'name = "a"\n')
+    monkeypatch.setenv(CONFIG, config)
+    assert as_run(SENTENCE) == shown
+
+
+def test_settings_are_found(monkeypatch, tmp_path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(commands, "SETTINGS", tmp_path / "etc")
+    (tmp_path / "etc").mkdir()
+    with pytest.raises(ConfigError, match=r"no node.toml here or in .*etc"):
+        commands.find(commands.kinds_of(["label", "last"]))
+    for place in ("etc/node.toml", "host.toml"):
+        Path(place).touch()
+    assert commands.find(commands.kinds_of(["label", "last"])).parent == tmp_path / "etc"
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    assert commands.find(commands.kinds_of(["doctor"])) == Path("host.toml")
+    Path("node.toml").touch()
+    with pytest.raises(ConfigError, match=r"choose one with --config: node.toml, host.toml"):
+        commands.find(commands.kinds_of(["status"]))
+
+
 def test_help_and_errors(monkeypatch, capsys, tmp_path) -> None:
     monkeypatch.setenv(PROGRAM, "../run")
     with pytest.raises(SystemExit):
@@ -42,7 +77,8 @@ def test_help_and_errors(monkeypatch, capsys, tmp_path) -> None:
     assert "\n  ../run enrol identity --config host.toml" in shown
     (tmp_path / "host.toml").write_text('state_dir = "."\nmodel = "keyword"\n')
     assert main.main(["enrol", "list", "--config", str(tmp_path / "host.toml")]) == 1
-    assert "run `../run enrol identity`" in capsys.readouterr().err
+    identity = f"run `../run enrol identity --config {tmp_path}/host.toml`"
+    assert identity in capsys.readouterr().err
 
 
 def test_logs(monkeypatch) -> None:

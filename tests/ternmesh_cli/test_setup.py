@@ -23,6 +23,7 @@ from host.service import run_host
 from ternmesh.config import ConfigError
 from ternmesh_cli import setup, setup_text
 from ternmesh_cli.main import main, make_parser
+from ternmesh_service import commands
 from ternmesh_service.control_socket import ControlError, ask
 
 ROOT = Path(__file__).parents[2]
@@ -44,7 +45,7 @@ def prepared(folder: Path, monkeypatch) -> Path:
     monkeypatch.chdir(folder)
     monkeypatch.setattr("sys.stdin", open(os.devnull))  # noqa: SIM115  (closed with the process)
     monkeypatch.setattr(setup, "SYSTEMD", folder / "none")
-    monkeypatch.setattr(setup, "SETTINGS", folder / "etc")
+    monkeypatch.setattr(commands, "SETTINGS", folder / "etc")
     return folder
 
 

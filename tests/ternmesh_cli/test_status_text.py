@@ -67,8 +67,8 @@ keys abababababab, sealed and signed
 connected to mqtt://b:1883 with MQTT 5
 global adapter 7 of 20 (a1b2c3d4e5f6), open, 12 s left
 2 boards, 1 active, a round needs 2
-ALARM: yves: silent since this host started: check its power and its link: rounds go on without it
-warning: refused old round 2 from yves: {why("old round", on_host=True)}
+ALARM: yves: silent since this host started: check its power and its link: no round ends \
+until enough boards are here
 warning: refused seal 30: {why("seal", on_host=True)}
 warning: krum failed: the weighted mean is taken: see [run] aggregation
 warning: 1 of the 2 boards that a round needs are here: start boards, or lower run.min_peers

@@ -17,6 +17,7 @@ import pytest
 
 from ternmesh_cli import doctor_checks, setup
 from ternmesh_cli.main import main
+from ternmesh_service import commands
 
 TRANSCRIPTS = sorted((Path(__file__).parent / "transcripts").glob("*.txt"))
 
@@ -28,7 +29,7 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         monkeypatch.chdir(name)
         monkeypatch.setattr("sys.stdin", nothing)
         monkeypatch.setattr(setup, "SYSTEMD", Path(name, "none"))
-        monkeypatch.setattr(setup, "SETTINGS", Path(name, "etc"))
+        monkeypatch.setattr(commands, "SETTINGS", Path(name, "etc"))
         monkeypatch.setattr(doctor_checks, "BROKER_S", 2.0)
         yield Path(name)
 

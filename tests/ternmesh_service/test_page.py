@@ -28,7 +28,7 @@ from ternmesh_service.page.config import PageConfig, check_page, read_token, ser
 from ternmesh_service.page.feed import ROUNDS_MAX, PageFeed
 from ternmesh_service.page.parts import parts
 from ternmesh_service.servers import TRY_S, Servers
-from ternmesh_service.status import MachineStatus, to_json
+from ternmesh_service.status import MachineStatus, PublishedRelease, to_json
 from tests.mosquitto import free_port
 from tests.statuses import (
     DOWN,
@@ -88,7 +88,7 @@ def test_a_host_that_just_started_waits_with_alarms() -> None:
     assert told(machine=replace(MACHINE, up_s=5.0), nodes=nodes) == []
     assert told(machine=replace(MACHINE, up_s=200.0), nodes=nodes) == [few]
     assert len(told(nodes=nodes)) == 4
-    assert told(nodes=(), phase="finished") == []
+    assert len(told(nodes=(), phase="finished")) == 1
 
 
 def test_a_board_has_alarms_of_its_own() -> None:
@@ -105,10 +105,32 @@ def test_a_board_has_alarms_of_its_own() -> None:
 def test_what_is_refused_is_an_alarm_unless_it_is_normal() -> None:
     assert told(refused={"seal": 9}) == []
     bob = board("bob", refused={"old round": 2})
-    assert told(refused={"seal": 10, "old round": 2}, nodes=(board("ada"), bob)) == [
-        (WARN, "", "refused old round 2 from bob"),
-        (WARN, "", "refused seal 10"),
+    harmless = {"old round": 160, "duplicate": 12, "replay": 50}
+    assert told(refused={"seal": 10, **harmless}, nodes=(board("ada"), bob)) == [
+        (WARN, "", "refused seal 10")
     ]
+    assert told(
+        refused={"digest": 2}, nodes=(board("ada"), board("bob", refused={"digest": 2}))
+    ) == [(WARN, "", "refused digest 2 from bob")]
+
+
+def test_strangers_rejected_releases_and_the_end_of_a_run_are_alarms() -> None:
+    knocking = {"eve": "unknown key", "bob": "other host"}
+    assert told(refused={"unknown key": 3, "other host": 1}, knocking=knocking) == [
+        (WARN, "bob", "asks to take part: other host"),
+        (WARN, "eve", "asks to take part: unknown key"),
+    ]
+    rejected = PublishedRelease(version=3, stage="withdrawn", reason="ada: its loss is 9")
+    assert told(release=rejected) == [(WARN, "", "release 3 was rejected: ada: its loss is 9")]
+    assert told(release=replace(rejected, reason="withdrawn by the owner")) == []
+    assert told(phase="finished") == [(WARN, "", "the run is over: nothing more is learned")]
+
+
+def test_what_is_so_at_a_start_is_no_alarm_yet() -> None:
+    new = replace(MACHINE, up_s=3.0)
+    away = (board("ada", active=False, heard_s_ago=None),)
+    assert told(nodes=away, min_peers=2, transport=DOWN, machine=new) == []
+    assert len(told(nodes=away, min_peers=2, transport=DOWN)) == 3
 
 
 def test_accuracy_that_falls_is_an_alarm_once_it_is_no_noise() -> None:

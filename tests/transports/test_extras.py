@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from ternmesh.extras import how_to_install
+
 NEEDED = {
     "mqtt.transport": ("paho", "mqtt"),
     "mqtt.embedded_broker": ("amqtt", "demo"),
@@ -27,7 +29,7 @@ def test_without_its_package_a_sentence_names_the_extra(module: str) -> None:
     package, extra = NEEDED[module]
     error = import_without([package], module)
     assert "MissingExtra" in error
-    assert f"pip install 'ternmesh[{extra}]'" in error
+    assert how_to_install(extra) in error
 
 
 @pytest.mark.parametrize("module", ["ble.transport", "serial_lora.emulator.radios"])

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
+from ternmesh.extras import how_to_install
 from transports.base import MissingExtra
 from transports.ble.gatt import (
     ADVERTISED_MAX,
@@ -34,7 +35,7 @@ try:
     from bumble.transport.common import StreamPacketSink, StreamPacketSource
 except ImportError as error:
     raise MissingExtra(
-        "a BLE bridge or virtual link needs the package bumble: pip install 'ternmesh[ble-bridge]'"
+        f"a BLE bridge or virtual link needs the package bumble: {how_to_install('ble-bridge')}"
     ) from error
 
 __all__ = [

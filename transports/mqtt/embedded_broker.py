@@ -8,6 +8,7 @@ import logging
 from contextlib import suppress
 from typing import Any
 
+from ternmesh.extras import how_to_install
 from transports.base import MissingExtra, TransportError
 from transports.loop_thread import LoopThread
 
@@ -16,7 +17,7 @@ try:
     from amqtt.broker import Broker
 except ImportError as error:
     raise MissingExtra(
-        "the embedded broker needs the package amqtt: pip install 'ternmesh[demo]'"
+        f"the embedded broker needs the package amqtt: {how_to_install('demo')}"
     ) from error
 
 ADDRESS = "127.0.0.1"  # it admits every client

@@ -9,6 +9,7 @@ import socket
 import termios
 import time
 
+from ternmesh.extras import how_to_install
 from transports.base import MissingExtra, TransportError
 from transports.serial_lora.send_queue import Waker
 from transports.serial_lora.settings import tcp_address
@@ -17,7 +18,7 @@ try:
     import serial
 except ImportError as error:
     raise MissingExtra(
-        "serial radios need the package pyserial: pip install 'ternmesh[serial]'"
+        f"serial radios need the package pyserial: {how_to_install('serial')}"
     ) from error
 
 READ_MAX = 4096  # bytes at once

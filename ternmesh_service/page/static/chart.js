@@ -18,7 +18,7 @@ const path = (points, x, y) =>
   points.map((point, i) => `${i ? "L" : "M"}${x(point.x).toFixed(1)} ${y(point.y).toFixed(1)}`).join("");
 
 /** Draw into `room`. `lines` have kind (a CSS class), name and points; `band` is low and high points. */
-export function chart(room, { lines, band, showX, showY, about, step = 0 }) {
+export function chart(room, { lines, band, showX, showY, about, step = 0, most = Infinity }) {
   const width = room.clientWidth || 400, height = room.clientHeight || 200;
   const all = [...lines.flatMap((line) => line.points), ...(band ? [...band.low, ...band.high] : [])];
   room.replaceChildren();
@@ -32,7 +32,7 @@ export function chart(room, { lines, band, showX, showY, about, step = 0 }) {
     low = Math.min(low, point.y); high = Math.max(high, point.y);
   }
   const margin = 0.06 * (high - low || Math.abs(high) || 1);
-  [low, high] = [low - margin, high + margin];
+  [low, high] = [low < 0 ? low - margin : Math.max(0, low - margin), Math.min(most, high + margin)];
   const x = (value) => LEFT + ((value - left) / (right - left || 1)) * (width - LEFT - RIGHT);
   const y = (value) => height - BOTTOM - ((value - low) / (high - low)) * (height - BOTTOM - TOP);
   const svg = draw("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": about });

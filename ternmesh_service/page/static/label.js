@@ -3,7 +3,7 @@
 import { byId, make, percent, toast } from "/static/dom.js";
 import { act, mayAct } from "/static/feed.js";
 
-const LIMIT = 40, KEYS = "1234567890qwertyuiopasdfghjkl".replace(/[uspl]/g, ""); // u, s, p and l have a meaning
+const LIMIT = 40, KEYS = "0123456789qwertyioadfghjkzxcvbnm"; // u, s, p and l have a meaning
 let room = null, about = null; // the last answer about the queue
 let queue = [], given = []; // rows that wait; what was given, newest last
 let mode = "queue", begun = null, asking = false;
@@ -70,9 +70,18 @@ function render() {
 const tab = (which, text) => make("button", { "aria-pressed": String(mode === which), onclick: () => load(which) }, text);
 const picked = () => [...room.querySelectorAll(".thumb input:checked")].map((box) => box.value);
 
+/** A key for each label: its first character where these are unique, else its own or the next free one. */
+function keysOf(labels) {
+  const own = labels.map((name) => String(name).toLowerCase()), fits = (key) => key && KEYS.includes(key);
+  if (own.every((name) => fits(name[0])) && new Set(own.map((name) => name[0])).size === own.length) return own.map((name) => name[0]);
+  const free = [...KEYS].filter((key) => !own.includes(key));
+  return own.map((name) => (name.length === 1 && fits(name) ? name : free.shift()));
+}
+
 function labelButtons(labels, keys) {
+  const letters = keysOf(labels);
   return make("div", { class: "labels" }, ...labels.map((name, i) =>
-    make("button", { "data-label": name, onclick: () => give(keys(), name) }, KEYS[i] && make("kbd", {}, KEYS[i]), name)));
+    make("button", { "data-label": name, onclick: () => give(keys(), name) }, letters[i] && make("kbd", {}, letters[i]), name)));
 }
 
 function thumb(row) {
@@ -144,7 +153,7 @@ async function worst() {
 
 function onKey(event) {
   if (event.repeat || event.ctrlKey || event.metaKey || event.altKey || /INPUT|SELECT|TEXTAREA/.test(event.target.tagName) || !about || byId("detail").open) return;
-  const first = mode === "queue" ? queue[0] : null, place = KEYS.indexOf(event.key);
+  const first = mode === "queue" ? queue[0] : null, place = about.labels ? keysOf(about.labels).indexOf(event.key.toLowerCase()) : -1;
   if (event.key === "u") undo();
   else if (first && event.key === "s") skip();
   else if (first && event.key === "p" && isSound(first)) play(first);

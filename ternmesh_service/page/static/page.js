@@ -207,7 +207,7 @@ function showTiles() {
   const spent = line.reduce((sum, round) => sum + round.bytes_up + round.bytes_down, 0);
   const gained = now == null ? null : 100 * (now - first);
   const tiles = [
-    [metricName(), shownMetric(now ?? fleet.metric), first == null || known.length < 2 ? "" : isShare()
+    [metricName() + (fleet.metric_samples ? ` of ${fleet.metric_samples} samples` : ""), shownMetric(now ?? fleet.metric), first == null || known.length < 2 ? "" : isShare()
       ? `${gained < 0 ? "" : "+"}${gained.toFixed(1)} points since round ${known[0].round.version}` : `${shownMetric(first)} in round ${known[0].round.version}`],
     fleet.role === "host" ? ["Boards", fleet.phase === "finished" ? String(all) : `${here} of ${all}`, fleet.phase === "finished" ? "took part" : "at work"]
       : ["Samples", String(fleet.samples ?? "–"), fleet.source?.waiting == null ? "" : `${fleet.source.waiting} wait for a label`],
@@ -253,7 +253,7 @@ function curve(room, which, name, place) {
   const about = fleet.length ? `The ${what} goes from ${show(fleet[0].y)} to ${show(fleet.at(-1).y)} in ${fleet.length} rounds.` : `No ${what} yet.`;
   const over = byId("over").value;
   chart(room, { lines, band, about, showY: share ? (v) => percent(v, v === Math.round(v) ? 0 : 1) : show,
-    step: over === "version" ? 1 : 0, showX: { version: (v) => String(Math.round(v)), bytes: size }[over] ?? time });
+    step: over === "version" ? 1 : 0, most: share ? 1 : Infinity, showX: { version: (v) => String(Math.round(v)), bytes: size }[over] ?? time });
 }
 
 function showCurves() {

@@ -282,3 +282,26 @@ def test_an_npz_file_of_very_many_arrays_is_refused_unread(tmp_path, count: int)
     refused = pytest.raises(NoData, match="too many arrays") if count > 1000 else nullcontext()
     with refused, opened_npz(path) as archive:
         assert len(archive.files) == count
+
+
+def test_names_of_classes_are_labels_and_another_text_is_set_aside(tmp_path: Path) -> None:
+    package = read_model_package((package_path("keyword") / "model.json").read_bytes())
+    clips = np.zeros((3, 50, 32), np.float32)
+    path = save(tmp_path / "a.npz", features=clips, target=np.array(["nine", "eleven", "0"]))
+    data = open_folder(path, package, PLAIN)
+    assert data.batch(np.arange(len(data)))["target"][0] == package.labels.index("nine")
+    [(name, reason)] = data.aside.newest
+    assert name.endswith("sample 1")
+    assert "'eleven' is no label of keyword: it has zero, one" in reason
+
+
+@pytest.mark.parametrize(
+    ("values", "divide_by", "said"),
+    [(255, 1.0, True), (255, 255.0, False), (9, 1.0, False), (254.5, 1.0, False)],
+)
+def test_bytes_that_nothing_divides_are_said(tiny, tmp_path, values, divide_by, said, caplog):
+    x = np.linspace(0, values, 12).round(0 if values != 254.5 else 3).reshape(2, 6)
+    path = save(tmp_path / "a.npz", x=x, t=np.zeros((2, 3), np.float32))
+    data = open_folder(path, tiny.package, NpzSettings(divide_by=divide_by))
+    assert ("set divide_by = 255" in data.remark) is said
+    assert ("set divide_by = 255" in caplog.text) is said

@@ -99,7 +99,7 @@ def test_only_a_gateway_of_the_fleet_is_given_the_list(fleet: Fleet) -> None:  #
     for body, reason in (
         (write_list_request(stranger, name, 0), "unknown key"),
         (write_list_request(fleet.gone.own, name, 0), "revoked"),
-        (write_list_request(own, bytes(16), 0), "signature"),
+        (write_list_request(own, bytes(16), 0), "other host"),
         (good[:-1], "length"),
         (good + b"x", "length"),
     ):

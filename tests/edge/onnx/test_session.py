@@ -24,6 +24,7 @@ from edge.onnx.session import (
     write_adapter,
 )
 from models.zoo import package_path
+from ternmesh.extras import how_to_install
 from ternmesh.model_package import ADAPTER, FORWARD
 
 CACHE = "XDG_CACHE_HOME"  # where it is set, the device id would be there
@@ -187,7 +188,7 @@ def test_a_model_that_is_not_whole_is_refused(tiny_copy, change, reason) -> None
 def test_without_onnxruntime_one_sentence_names_the_extra() -> None:
     code = "import sys; sys.modules['onnxruntime'] = None; import edge.onnx.session"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "MissingEdgeExtra: a node needs onnxruntime: pip install 'ternmesh[node]'" in done.stderr
+    assert f"MissingEdgeExtra: a node needs onnxruntime: {how_to_install('node')}" in done.stderr
 
 
 def test_a_node_never_imports_torch_nor_live_data_that_it_does_not_use() -> None:
