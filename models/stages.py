@@ -5,6 +5,7 @@ last returns logits. All stages in one process compute and learn the same as a p
 """
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -12,12 +13,15 @@ from torch.utils.checkpoint import checkpoint
 
 from models.bottleneck.payload import Bottleneck, BoundaryContext, Payload, unpack_ids
 
+T = TypeVar("T")
+
 
 class Stage(nn.Module):
     """Some layers between an entry (None in the first stage) and an exit (None in the last).
 
     All micro-batches have the shape [batch, length]. With `recompute`, the backward pass computes
-    the activations inside the layers again, and they are not kept.
+    the activations inside the layers again, and they are not kept. With `is_bf16`, layers compute
+    in bfloat16 where torch's autocast says so; boundaries and weights are float32.
     """
 
     def __init__(
@@ -28,6 +32,7 @@ class Stage(nn.Module):
         batch: int,
         length: int,
         recompute: bool = False,
+        is_bf16: bool = False,
     ) -> None:
         super().__init__()
         self.layers = nn.ModuleList(layers)
@@ -36,15 +41,17 @@ class Stage(nn.Module):
         self.batch = batch
         self.length = length
         self.recompute = recompute
+        self.is_bf16 = is_bf16
 
     def forward(self, *tensors: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Tokens [batch, length] or a payload's tensors, to a payload's tensors or logits."""
         x, context = self._enter(tensors)
-        for layer in self.layers:
-            if self.recompute and x.requires_grad:
-                x = checkpoint(layer, x, use_reentrant=False)
-            else:
-                x = layer(x)
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.is_bf16):
+            for layer in self.layers:
+                if self.recompute and x.requires_grad:
+                    x = checkpoint(layer, x, use_reentrant=False)
+                else:
+                    x = layer(x)
         return x if self.exit is None else self.exit.compress(x, context).tensors
 
     def _enter(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, BoundaryContext]:
@@ -57,7 +64,7 @@ class Stage(nn.Module):
         return self.entry.expand(Payload(*tensors), context), context
 
 
-def cut(layers: Sequence[nn.Module], stages: int) -> list[Sequence[nn.Module]]:
+def cut(layers: Sequence[T], stages: int) -> list[Sequence[T]]:
     """The layers in groups of nearly equal size; the first and the last layer do not count.
 
     ValueError where there are fewer layers between these two than stages.

@@ -77,13 +77,20 @@ def sines(length: int, width: int) -> Tensor:
     return INIT_STD * torch.stack((angles.sin(), angles.cos()), dim=2).flatten(1)[:, :width]
 
 
-def transformer(shape: Shape, seed: int) -> list[nn.Module]:
-    """Embedding, blocks and head. The seed draws the weights: they are equal on all ranks."""
+def transformer(shape: Shape, seed: int, only: range | None = None) -> list[nn.Module]:
+    """Embedding, blocks and head. The seed draws the weights: they are equal on all ranks.
+
+    Layers that are not in `only`, where it is given, have no memory (torch's device "meta").
+    """
+    layers: list[nn.Module] = []
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        layers = [Embedding(shape), *(Block(shape) for _ in range(shape.layers)), Head(shape)]
-        for layer in layers:
-            _initialise(layer, shape.layers)
+        for place in range(shape.layers + 2):
+            is_own = only is None or place in only
+            torch.manual_seed((seed << 20) + place)  # so that each rank draws only its layers
+            with torch.device("cpu" if is_own else "meta"):
+                kind = Embedding if place == 0 else Block if place <= shape.layers else Head
+                layers.append(kind(shape))
+                _initialise(layers[-1], shape.layers)
     return layers
 
 

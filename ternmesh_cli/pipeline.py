@@ -22,6 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     train = process.Subcommands(parser).add("train", summary, _train)
     process.add_config(train, is_found=False)
     process.add_json(train, "print reports as lines of JSON")
+    train.add_argument("--host", help="which host in `addresses` this machine is")
+    train.add_argument("--insecure", action="store_true", help="no TLS between machines")
 
 
 def _train(arguments: argparse.Namespace) -> int:
@@ -30,7 +32,7 @@ def _train(arguments: argparse.Namespace) -> int:
     from host.pipeline.report import line
 
     config = read_pipeline_config(arguments.config)
-    ranks = Ranks(config, arguments.config.resolve())
+    ranks = Ranks(config, arguments.config.resolve(), arguments.host, arguments.insecure)
     stop = process.stop_on_signals()
     ranks.start()
     try:

@@ -1,30 +1,54 @@
-"""One rank; torchrun starts it: `torchrun --nproc-per-node N -m host.pipeline CONFIG`."""
+"""One rank: `python -m host.pipeline CONFIG RANK`. `ternmesh pipeline train` starts all of them."""
 
+import argparse
+import json
+import logging
 import os
 import sys
-import time
+import threading
 from pathlib import Path
 
-from host.pipeline import agreement
+from host.pipeline.agreement import GONE, end_with
 from host.pipeline.config import read_pipeline_config
+from host.pipeline.launch import REFUSED
+from host.pipeline.meeting import place_of
+from host.pipeline.wire import LinkError
 from ternmesh.errors import TernmeshError
 
 
 def main(arguments: list[str]) -> int:
-    """Run the rank in torchrun's environment variables; returns the exit code."""
-    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    """Run a rank; returns the exit code."""
+    parser = argparse.ArgumentParser("host.pipeline")
+    parser.add_argument("config", type=Path)
+    parser.add_argument("rank", type=int)
+    parser.add_argument("--insecure", action="store_true", help="no TLS between machines")
+    parser.add_argument(
+        "--supervised",
+        action="store_true",
+        help="read the addresses and a secret as JSON from stdin, and end when it is closed",
+    )
+    given = parser.parse_args(arguments)
+    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
     try:
-        config = read_pipeline_config(Path(arguments[0]))
-        agreement.check_world(config.stages, config.replicas.count, ranks)
+        config = read_pipeline_config(given.config)
+        addresses, token = list(config.addresses), ""
+        if given.supervised:
+            addresses, token = json.loads(sys.stdin.buffer.readline())
+            threading.Thread(target=_end_with_parent, daemon=True).start()
+        place = place_of(config, given.rank, addresses, token, given.insecure)
         from host.pipeline.rank import run_rank  # torch loads slowly
 
-        run_rank(config, rank, ranks)
+        run_rank(config, place)
     except TernmeshError as error:
-        agreement.end_with(str(error), rank)
-        # torchrun ends all ranks when one ends: give the others time to print the reason, too.
-        time.sleep(agreement.SEEN_S)
-        return agreement.REFUSED
+        end_with(str(error), given.rank)
+        return GONE if isinstance(error, LinkError) else REFUSED
     return 0
+
+
+def _end_with_parent() -> None:
+    """Nobody would start this rank again, or end it, once its parent is gone."""
+    sys.stdin.buffer.read()
+    os._exit(GONE)
 
 
 if __name__ == "__main__":

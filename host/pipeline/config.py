@@ -16,7 +16,10 @@ from ternmesh_store.files import read_file
 
 DATA_VARIABLE = "TERNMESH_DATA"
 # Settings that may differ between ranks: paths and hardware.
-LOCAL = ("state_dir", "data", "device", "threads", "model_folder", "trace")
+LOCAL = (
+    *("state_dir", "data", "device", "threads", "model_folder", "trace"),
+    *("identity", "listen", "congestion", "connections"),
+)
 SIZES = (  # the names of a model's sizes in config.json, by family of Hugging Face
     ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"),
     ("vocab_size", "n_embd", "n_layer", "n_head"),
@@ -30,6 +33,9 @@ CHANGEABLE = (
     "validate_steps",
     "timeout_s",
     "restarts_max",
+    "diagnose",
+    "addresses",
+    "identities",
 )
 
 
@@ -62,6 +68,12 @@ class PipelineConfig:
     `data` is a folder of texts (*.txt or *.txt.gz), by default `text` in TERNMESH_DATA. Checkpoints
     and progress are in `state_dir`. A rank that receives nothing for `timeout_s` ends and is
     started again, at most `restarts_max` times. `trace` records three steps of each rank.
+    `diagnose` measures what a subspace loses.
+
+    `addresses` names host and port of each rank (none: all on this machine), and `identities` the
+    keys of these hosts, in the order in which they first appear; `identity` is the file with this
+    machine's own. It listens on `listen` where its address leads to a router. `connections` is how
+    many carry each message: 0 for one with BBR and 4 without.
     """
 
     state_dir: str = field(metadata=PATH)
@@ -81,6 +93,14 @@ class PipelineConfig:
     timeout_s: float = field(default=600.0, metadata=limits(1.0, 86_400.0))
     restarts_max: int = field(default=20, metadata=limits(0, 1000))
     trace: bool = False
+    diagnose: bool = False
+    precision: str = field(default="float32", metadata=choices("float32", "bf16"))
+    addresses: tuple[str, ...] = ()
+    identities: tuple[str, ...] = ()
+    identity: str = field(default="", metadata=PATH)
+    listen: str = ""
+    congestion: str = field(default="bbr", metadata=choices("bbr", "cubic"))
+    connections: int = field(default=0, metadata=limits(0, 64))
     model: Shape = field(default_factory=Shape)
     model_folder: str = field(default="", metadata=PATH)
     boundary: BottleneckConfig = field(default_factory=BottleneckConfig)
@@ -95,6 +115,11 @@ class PipelineConfig:
     def ranks(self) -> int:
         """The count of processes: one for each stage of each replica, replica by replica."""
         return self.stages * self.replicas.count
+
+    @property
+    def hosts(self) -> list[str]:
+        """The hosts in `addresses`, in the order in which they first appear."""
+        return list(dict.fromkeys(host_and_port(each)[0] for each in self.addresses))
 
     @property
     def rows(self) -> int:
@@ -129,21 +154,45 @@ def check(config: PipelineConfig) -> PipelineConfig:
         raise ConfigError(f"stages is {config.stages}: model.layers must be at least as many")
     if model.width % (2 * model.heads):
         raise ConfigError(f"model.width is {model.width}: it must be a multiple of 2 model.heads")
-    if config.schedule == "1f1b" and config.micro_batches < config.stages:
-        raise ConfigError(f"micro_batches is {config.micro_batches}: 1f1b needs one for each stage")
     replicas, saved = config.replicas, config.checkpoint_steps
     if replicas.count > 1 and 0 < saved < replicas.every_steps:
         raise ConfigError(
             f"checkpoint_steps is {saved}: it must be at least replicas.every_steps (or 0), so "
             "that replicas have checkpoints in common"
         )
-    if boundary.bits not in BITS:
-        raise ConfigError(f"boundary.bits is {boundary.bits}: it must be 2, 4, 8, 16 or 32")
-    if boundary.method not in ("none", "int8") and boundary.latent > model.width:
+    for name in ("bits", "back_bits"):
+        if (bits := getattr(boundary, name)) not in BITS:
+            raise ConfigError(f"boundary.{name} is {bits}: it must be 2, 4, 8, 16 or 32")
+    if config.diagnose and boundary.method != "subspace":
+        raise ConfigError('diagnose has no effect without boundary.method = "subspace": remove it')
+    for place in boundary.slow:
+        if not place.isdecimal() or int(place) >= config.stages - 1:
+            raise ConfigError(
+                f'boundary.slow names "{place}": boundaries are "0" to "{config.stages - 2}"'
+            )
+    if config.addresses and len(config.addresses) != config.ranks:
+        raise ConfigError(
+            f"addresses has {len(config.addresses)} entries: it must name one for each of the "
+            f"{config.ranks} ranks"
+        )
+    if config.identities and len(config.identities) != len(config.hosts):
+        raise ConfigError(
+            f"identities has {len(config.identities)} entries: it must have one for each of the "
+            f"hosts {', '.join(config.hosts)}"
+        )
+    if boundary.numbers(model.width) > model.width:
         raise ConfigError(f"boundary.latent is {boundary.latent}: model.width is {model.width}")
     if model.vocabulary < 256 and not config.model_folder:
         raise ConfigError("model.vocabulary must be at least 256: texts are read as bytes")
     return config
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """The two parts of `HOST:PORT` (an IPv6 address in brackets); ConfigError."""
+    host, _, port = address.rpartition(":")
+    if not host.strip("[]") or not port.isascii() or not port.isdecimal() or int(port) >= 1 << 16:
+        raise ConfigError(f'addresses has "{address}": write HOST:PORT, such as "10.0.0.1:29400"')
+    return host.strip("[]"), int(port)
 
 
 def _complete(config: PipelineConfig) -> PipelineConfig:

@@ -1,114 +1,240 @@
-"""One rank's stage on torch's pipeline engine.
+"""One rank's stage: the schedule of its micro-batches, and what it tells its neighbours.
 
-The engine sends tensors of fixed sizes. A stage compresses its output, and the next stage expands
-it, so the engine sends payloads. The gradients that come back are payloads too.
+A stage computes the gradient of the oldest micro-batch as soon as it arrives, and otherwise the
+next activation. So it waits only where nothing has arrived. Gradients are added in the order of
+micro-batches, whatever arrives first: a run that is repeated gives the same numbers.
 """
 
+import math
 import time
-from collections.abc import Callable
-from typing import Any
+from collections import deque
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.nn import functional
 
-from host.pipeline.config import PipelineConfig
+from host.pipeline.config import PipelineConfig, PipelineError
+from host.pipeline.links import Inbox, Link
+from host.pipeline.wire import Kind, LinkError, read_json, write_json
+from models.bottleneck.codes import WORD
 from models.stages import Stage
-
-SCHEDULES = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
-
-
-class TimedStage(PipelineStage):
-    """A stage that measures its computing time."""
-
-    busy_s = 0.0  # seconds of computing so far
-
-    def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
-        began = time.perf_counter()
-        out = super().forward_one_chunk(*args, **kwargs)
-        self.busy_s += time.perf_counter() - began
-        return out
-
-    def backward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
-        began = time.perf_counter()
-        super().backward_one_chunk(*args, **kwargs)
-        self.busy_s += time.perf_counter() - began
 
 
 class Engine:
-    """The training steps of one stage; `rank` is its number, from 0."""
+    """The training steps of the stage `number`, between the links to its neighbours.
+
+    `rtt_s` is the round trip from here to the last stage.
+    """
 
     def __init__(
-        self, stage: Stage, rank: int, config: PipelineConfig, device: torch.device
+        self,
+        stage: Stage,
+        number: int,
+        config: PipelineConfig,
+        device: torch.device,
+        inbox: Inbox,
+        before: Link | None,
+        after: Link | None,
+        rtt_s: float,
     ) -> None:
+        self.stage = stage
+        self.inbox = inbox
+        self.micro_batch_s = 0.0  # of computing, in the last step
+        self._payload_bytes = 0
+        self._number = number
         self._config = config
-        self._rank = rank
         self._device = device
-        self.stage = _pipeline_stage(stage, rank, config, device)
-        self._schedule = SCHEDULES[config.schedule](
-            self.stage, config.micro_batches, loss_fn=next_token_loss
-        )
+        self._before = before
+        self._after = after
+        self._rtt_s = rtt_s
+        self._wire_bytes = self._back_bytes = 0  # of what comes from the stage before, and goes back
+        if stage.entry is not None:
+            self._wire_bytes = stage.entry.words(stage.batch, stage.length) * WORD
+            self._back_bytes = stage.entry.sizes(stage.batch, stage.length)[1]
+        inbox.before_wait = self._synchronise
 
     @property
     def is_last(self) -> bool:
         """Whether this stage computes the loss."""
-        return self._rank == self._config.stages - 1
+        return self._after is None
 
     def train_step(self, batch: Tensor) -> float | None:
         """Compute gradients of a batch [rows, length + 1]; the mean loss on the last stage."""
-        return self._run(self._schedule.step, batch)
+        count = self._config.micro_batches
+        parts = batch.split(self._config.micro_batch)
+        limit = self._limit()
+        kept: deque[tuple[Tensor | None, Tensor]] = deque()
+        losses: list[Tensor] = []
+        began, waited_s = time.perf_counter(), self.inbox.waited_s
+        done = started = 0
+        while done < count:
+            can_go_back = bool(kept) and (self._config.schedule == "1f1b" or started == count)
+            can_start = started < count and len(kept) < limit
+            if self._choose(can_go_back, can_start):
+                self._backward(done, *kept.popleft())
+                done += 1
+                continue
+            wire, out = self._forward(started, parts[started])
+            if self.is_last:
+                losses.append(out.detach())
+                out = out / count
+            kept.append((wire, out))
+            started += 1
+        busy_s = time.perf_counter() - began - (self.inbox.waited_s - waited_s)
+        self.micro_batch_s = busy_s / count
+        return float(torch.stack(losses).mean()) if losses else None
 
+    @torch.no_grad()
     def evaluate(self, batch: Tensor) -> float | None:
         """The mean loss of a batch [rows, length + 1] without gradients, on the last stage."""
-        return self._run(self._schedule.eval, batch)
+        parts = batch.split(self._config.micro_batch)
+        outs = [self._forward(number, part)[1] for number, part in enumerate(parts)]
+        return float(torch.stack(outs).mean()) if self.is_last else None
 
-    def _run(self, step: Callable[..., object], batch: Tensor) -> float | None:
-        inputs = (batch[:, :-1].to(self._device),) if self._rank == 0 else ()
-        if not self.is_last:
-            step(*inputs)
-            return None
-        losses: list[Tensor] = []
-        step(*inputs, target=batch[:, 1:].to(self._device), losses=losses)
-        return float(torch.stack(losses).detach().mean())
+    def sum_to_first(self, value: list[float]) -> list[float]:
+        """The sums of all stages' values, on the first stage; elsewhere of those behind it."""
+        if self._after is not None:
+            behind = read_json(self._after.receiver.take(Kind.NOTE).data)
+            value = [a + b for a, b in zip(value, behind, strict=True)]
+        if self._before is not None:
+            self._before.sender.send(Kind.NOTE, write_json(value))
+        return value
+
+    def norm(self, square: float) -> float:
+        """The norm of the whole model's gradients; `square` is the part of this stage.
+
+        Squares travel behind the last gradient, and the sum ahead of the next activation: nobody
+        waits for either. PipelineError where it is not finite.
+        """
+        total = self.sum_to_first([square])
+        if self._before is not None:
+            total = read_json(self._before.receiver.take(Kind.NOTE).data)
+        if self._after is not None:
+            self._after.sender.send(Kind.NOTE, write_json(total))
+        if not math.isfinite(total[0]):
+            raise PipelineError(
+                "the gradients are not finite: the training has diverged, or a rank is broken; "
+                "lower the learning rate, or continue from an older checkpoint"
+            )
+        return math.sqrt(total[0])
+
+    def tensor_to_first(self, tensor: Tensor) -> Tensor:
+        """As `sum_to_first`, of a float32 tensor."""
+        if self._after is not None:
+            tensor = tensor + self._tensor(self._after, tensor)
+        if self._before is not None:
+            self._send_tensor(self._before, tensor)
+        return tensor
+
+    def tensor_from_first(self, tensor: Tensor) -> Tensor:
+        """The float32 tensor of the first stage, on all stages."""
+        if self._before is not None:
+            tensor = self._tensor(self._before, tensor)
+        if self._after is not None:
+            self._send_tensor(self._after, tensor)
+        return tensor
+
+    def rows_to_last(self, row: dict[str, object]) -> list[dict[str, object]]:
+        """What each stage tells, in order, on the last stage; elsewhere of those up to it."""
+        rows: list[dict[str, object]] = []
+        if self._before is not None:
+            rows = read_json(self._before.receiver.take(Kind.NOTE).data)
+        rows.append(row)
+        if self._after is not None:
+            self._after.sender.send(Kind.NOTE, write_json(rows))
+        return rows
+
+    def sent_bytes(self) -> int:
+        """What this stage has sent to its neighbours, with headers."""
+        return sum(link.sender.sent_bytes for link in (self._before, self._after) if link)
+
+    def sent_payloads(self) -> int:
+        """That part of `sent_bytes` which is activations and gradients, coded."""
+        return self._payload_bytes
+
+    def _limit(self) -> int:
+        """How many micro-batches may be in flight behind this stage, so that it need not wait.
+
+        One for each stage behind it, and what it computes while bytes travel there and back.
+        """
+        count = self._config.micro_batches
+        if self._config.schedule == "gpipe":
+            return count
+        travelling = self._config.stages  # in the first step
+        if self.micro_batch_s:
+            travelling = math.ceil(self._rtt_s / self.micro_batch_s)
+        return min(count, self._config.stages - self._number + travelling)
+
+    def _choose(self, can_go_back: bool, can_start: bool) -> bool:
+        """Wait until something can be done; whether it is the gradient of the oldest in flight."""
+        before, after = self._before, self._after
+
+        def back() -> bool:
+            return can_go_back and (after is None or after.receiver.is_ready)
+
+        def start() -> bool:
+            return can_start and (before is None or before.receiver.is_ready)
+
+        self.inbox.wait(lambda: back() or start(), f"what stage {self._number} needs next")
+        return back()
+
+    def _forward(self, number: int, batch: Tensor) -> tuple[Tensor | None, Tensor]:
+        """The input that wants a gradient, and the output that gives it: wire or loss."""
+        wire, inputs = None, (batch[:, :-1].to(self._device),)
+        entry = self.stage.entry
+        if self._before is not None and entry is not None:
+            body = self._before.receiver.take(Kind.FORWARD, number).body
+            data = body.to(self._device, non_blocking=True)
+            wire = data[: self._wire_bytes].view(torch.float32).requires_grad_()
+            inputs = (wire, data[self._wire_bytes :]) if entry.sends_ids else (wire,)
+        outputs = self.stage(*inputs)
+        if self._after is None:
+            return wire, next_token_loss(outputs, batch[:, 1:].to(self._device))
+        data = torch.cat([part.detach().view(torch.uint8) for part in outputs])
+        self._send(self._after, Kind.FORWARD, number, data)
+        return wire, outputs[0]
+
+    def _backward(self, number: int, wire: Tensor | None, out: Tensor) -> None:
+        gradient = None
+        if self._after is not None:
+            body = self._after.receiver.take(Kind.BACK, number).body
+            # Autograd wants it as long as the payload forward.
+            padded = functional.pad(
+                body.to(self._device, non_blocking=True), (0, out.numel() * WORD - len(body))
+            )
+            gradient = padded.view(torch.float32)
+        out.backward(gradient)  # type: ignore[no-untyped-call]
+        if self._before is not None and wire is not None and wire.grad is not None:
+            data = wire.grad.view(torch.uint8)[: self._back_bytes]
+            self._send(self._before, Kind.BACK, number, data)
+
+    def _send(self, link: Link, kind: Kind, number: int, data: Tensor) -> None:
+        self._payload_bytes += len(data)
+        if not data.is_cuda:
+            link.sender.send(kind, data, number)
+            return
+        body = torch.empty(len(data), dtype=torch.uint8, pin_memory=True)
+        body.copy_(data, non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record()
+        link.sender.send(kind, body, number, copied.synchronize)
+
+    def _send_tensor(self, link: Link, tensor: Tensor) -> None:
+        data = tensor.detach().cpu().contiguous().view(torch.uint8).flatten()
+        link.sender.send(Kind.NUMBERS, data)
+
+    def _tensor(self, link: Link, like: Tensor) -> Tensor:
+        body = link.receiver.take(Kind.NUMBERS).body
+        if len(body) != like.numel() * WORD:
+            raise LinkError(f"{len(body)} bytes of numbers came where {like.numel()} are due")
+        return body.view(torch.float32).view(like.shape).to(like.device)
+
+    def _synchronise(self) -> None:
+        """Before it waits: else a GPU that computes would count as waiting."""
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
 
 
 def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
     """Mean cross-entropy in nats: logits [batch, length, vocabulary], targets [batch, length]."""
     return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
-
-
-def gather_numbers(value: float, ranks: int, device: torch.device) -> list[float]:
-    """The number of each stage, in order, on every stage."""
-    rows = [torch.zeros(1, device=device) for _ in range(ranks)]
-    dist.all_gather(rows, torch.tensor([value], device=device))
-    return [float(row) for row in rows]
-
-
-def _pipeline_stage(
-    stage: Stage, rank: int, config: PipelineConfig, device: torch.device
-) -> TimedStage:
-    batch, length = stage.batch, stage.length
-    shape = (batch, length, config.model.vocabulary)
-    tokens = torch.zeros(batch, length, dtype=torch.long, device=device)
-    inputs: tuple[Tensor, ...] = (tokens,)
-    if stage.entry is not None:
-        inputs = stage.entry.empty(batch, length, device).tensors
-    outputs: tuple[Tensor, ...] = (torch.zeros(shape, device=device, requires_grad=True),)
-    if stage.exit is not None:
-        outputs = stage.exit.empty(batch, length, device).tensors
-    return TimedStage(
-        stage,
-        rank,
-        config.stages,
-        device,
-        input_args=inputs,
-        output_args=outputs,
-        input_grads=tuple(_gradient(t) for t in inputs),
-        output_grads=tuple(_gradient(t) for t in outputs),
-    )
-
-
-def _gradient(tensor: Tensor) -> Tensor | None:
-    return torch.zeros_like(tensor) if tensor.requires_grad else None

@@ -1,28 +1,35 @@
-"""Starts the ranks of a pipeline on this machine with torchrun, and reads their reports.
+"""Starts the ranks of a pipeline on this machine, again where one dies, and reads their reports.
 
-torchrun restarts all ranks when one dies; they go on from their last common checkpoint. A rank
-holds a lock in the state folder as long as it lives.
+Ranks that are started again go on from their last common checkpoint. A rank holds a lock in the
+state folder as long as it lives.
 """
 
 import fcntl
 import importlib.util
+import json
 import os
 import re
+import secrets
+import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-from host.pipeline.config import PipelineConfig, PipelineError
+from host.pipeline.config import PipelineConfig, PipelineError, host_and_port
+from host.pipeline.meeting import place_of
 from host.pipeline.report import PROGRESS, parse
 from ternmesh.extras import how_to_install
 
 POLL_S = 0.5
-STOP_S = 15.0
+STOP_S = 10.0  # until ranks have ended by themselves, after one has given a reason
+REFUSED = 3  # exit code: started again, ranks would end with the same reason
 REASON = "ternmesh: "  # how a line begins in which a rank gives its reason to end
-RAISED = re.compile(r"^(?:\[rank\d+\]: *)?((?:\w+\.)*\w+Error: \S.*)")
+RAISED = re.compile(r"^((?:\w+\.)*\w+Error: \S.*)")
 
 
 def hold(folder: Path, rank: int) -> TextIO:
@@ -43,75 +50,118 @@ def hold(folder: Path, rank: int) -> TextIO:
     except OSError as error:
         raise PipelineError(f"state_dir cannot be used: {error}") from error
     file.truncate(0)
-    file.write(f"{os.getppid()}\n")  # torchrun, which would restart this process
+    file.write(f"{os.getppid()}\n")  # which would start this process again
     file.flush()
     return file
 
 
-def command(config: PipelineConfig, path: Path) -> list[str]:
-    """The command that starts the ranks of the configuration at `path`."""
-    return [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        f"--nproc-per-node={config.ranks}",
-        f"--max-restarts={config.restarts_max}",
-        "-m",
-        "host.pipeline",
-        str(path),
-    ]
+def command(path: Path, rank: int, is_insecure: bool) -> list[str]:
+    """The command of one rank of the configuration at `path`."""
+    options = ["--insecure"] if is_insecure else []
+    return [sys.executable, "-m", "host.pipeline", str(path), str(rank), "--supervised", *options]
 
 
 class Ranks:
-    """The processes of one run."""
+    """The processes of one run on this machine, which is `host` in `addresses`.
 
-    def __init__(self, config: PipelineConfig, path: Path) -> None:
+    PipelineError where `addresses` does not have it.
+    """
+
+    def __init__(
+        self, config: PipelineConfig, path: Path, host: str | None = None, is_insecure: bool = False
+    ) -> None:
         self._config = config
-        self._command = command(config, path)
-        self._process: subprocess.Popen[bytes] | None = None
+        self._path = path
+        self._is_insecure = is_insecure
+        self._own = own_ranks(config, host)
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._restarts = 0
         self._read = 0  # bytes of the progress file that have been read
 
     @property
     def log(self) -> Path:
-        """The output of ranks and torchrun."""
+        """The output of the ranks."""
         return self._config.folder / "ranks.log"
 
     def start(self) -> None:
         """Start the ranks; PipelineError without torch, or where others train in the folder."""
         if importlib.util.find_spec("torch") is None:
             raise PipelineError(f"torch is not installed: {how_to_install('pipeline')}")
-        for rank in range(self._config.ranks):
+        place_of(self._config, self._own[0], self._addresses(), "", self._is_insecure)
+        for rank in self._own:
             hold(self._config.folder, rank).close()  # the ranks lock it again
         progress = self._config.folder / PROGRESS
         self._read = progress.stat().st_size if progress.exists() else 0
-        # Ranks share the cores of this machine; without this, torchrun prints a long warning.
-        environment = {"OMP_NUM_THREADS": str(self._config.threads), **os.environ}
-        with self.log.open("wb") as out:
-            self._process = subprocess.Popen(
-                self._command, stdout=out, stderr=out, env=environment, start_new_session=True
-            )
+        self.log.write_bytes(b"")
+        self._start()
 
     def reports(self, stop: threading.Event) -> Iterator[dict[str, Any]]:
-        """New reports until all ranks have ended or `stop` is set; PipelineError if they failed."""
-        assert self._process is not None
+        """New reports until all ranks have ended or `stop` is set; PipelineError if they failed.
+
+        Where a rank dies, all of this machine are started again. Those of other machines lose
+        their links and are started again as well.
+        """
         running = True
         while running and not stop.wait(POLL_S):
-            running = self._process.poll() is None
+            running = self._look_after()
             yield from self._new_reports()
-        if self._process.returncode:
-            raise PipelineError(self._reason())
 
     def stop(self) -> None:
-        """End all ranks; kill torchrun if it does not end in time."""
-        if self._process is None or self._process.poll() is not None:
-            return
-        self._process.terminate()
-        try:
-            self._process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        """End all ranks."""
+        for process in self._processes.values():
+            process.kill()  # checkpoints are complete or absent
+        for process in self._processes.values():
+            process.wait()
+
+    def _start(self) -> None:
+        given = json.dumps([self._addresses(), secrets.token_hex(16)]).encode() + b"\n"
+        if self._config.addresses:
+            given = json.dumps([self._addresses(), ""]).encode() + b"\n"  # of several machines
+        environment = {"OMP_NUM_THREADS": str(self._config.threads), **os.environ}
+        with self.log.open("ab") as out:
+            for rank in self._own:
+                process = subprocess.Popen(
+                    command(self._path, rank, self._is_insecure),
+                    stdin=subprocess.PIPE,
+                    stdout=out,
+                    stderr=out,
+                    env=environment,
+                    start_new_session=True,
+                )
+                assert process.stdin is not None
+                with suppress(BrokenPipeError):  # it is dead already, and will be looked after
+                    process.stdin.write(given)
+                    process.stdin.flush()  # stays open: a rank ends with this process
+                self._processes[rank] = process
+
+    def _look_after(self) -> bool:
+        """Whether ranks run; starts them again where one has died. PipelineError."""
+        codes = [process.poll() for process in self._processes.values()]
+        if not any(codes):
+            return None in codes
+        if any(code is not None and code > 0 for code in codes):  # not a signal: it gives a reason
+            deadline = time.monotonic() + STOP_S
+            for process in self._processes.values():
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0.0, deadline - time.monotonic()))
+        codes = [process.poll() for process in self._processes.values()]
+        self.stop()
+        if REFUSED in codes or self._restarts >= self._config.restarts_max:
+            raise PipelineError(self._reason())
+        self._restarts += 1
+        self._start()
+        return True
+
+    def _addresses(self) -> list[str]:
+        """The address of each rank: of the configuration, or free ports of this machine."""
+        if self._config.addresses:
+            return list(self._config.addresses)
+        with ExitStack() as stack:
+            servers = [
+                stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+                for _ in range(self._config.ranks)
+            ]
+            return [f"127.0.0.1:{server.getsockname()[1]}" for server in servers]
 
     def _new_reports(self) -> Iterator[dict[str, Any]]:
         progress = self._config.folder / PROGRESS
@@ -132,3 +182,16 @@ class Ranks:
         raised = [found[1] for line in lines if (found := RAISED.match(line))]
         reason = f" ({raised[-1]})" if raised else ""
         return f"the ranks ended badly{reason}: see {self.log}"
+
+
+def own_ranks(config: PipelineConfig, host: str | None) -> list[int]:
+    """The ranks of this machine, which is `host` in `addresses`; PipelineError."""
+    if len(config.hosts) < 2 and host is None:
+        return list(range(config.ranks))
+    own = [r for r, each in enumerate(config.addresses) if host_and_port(each)[0] == host]
+    if not own:
+        raise PipelineError(
+            f"addresses names the hosts {', '.join(config.hosts) or 'of no other machine'}: say "
+            "with --host which of them this machine is"
+        )
+    return own

@@ -6,68 +6,60 @@ the mean of all updates to the global weights. Error feedback needs no extra vec
 global weights are always what no update has carried yet.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.distributed import ProcessGroupGloo, Store  # type: ignore[attr-defined]
 
 from host.pipeline.config import PipelineConfig, PipelineError
+from host.pipeline.links import Link
 from host.pipeline.packets import DeltaQ24, Packets
 from host.pipeline.vector import StageVector
+from host.pipeline.wire import Kind, LinkError
 from models.bottleneck.shared_subspace import SharedSubspace
 from ternmesh.codec.scale import to_vector
 
-MESSAGE_MAX = 1 << 30
 GLOBAL = "replicas/reference"  # the name of the global weights in a checkpoint
 
 
 class Peers:
-    """The links between the `count` replicas of a stage; this one is number `own`."""
+    """The links from this replica of a stage, number `own`, to the others."""
 
-    def __init__(self, store: Store, own: int, count: int, timeout_s: float) -> None:
+    def __init__(self, links: Mapping[int, Link], own: int, count: int) -> None:
         self.own = own
         self.count = count
         self.sent_bytes = 0  # to each of the others
-        # Always gloo: messages are bytes on the CPU, even where stages use a GPU.
-        self._group: Any = ProcessGroupGloo(store, own, count, timedelta(seconds=timeout_s))
+        self._links = links
 
     def gather(self, message: bytes) -> list[bytes]:
-        """The messages of all replicas, in order; PipelineError for a message that is too long."""
-        sizes = [int(size) for size in self._all(torch.tensor([len(message)]))]
-        if max(sizes) > MESSAGE_MAX:
-            raise PipelineError(f"a replica sends {max(sizes)} bytes: at most {MESSAGE_MAX}")
-        padded = torch.zeros(max(sizes), dtype=torch.uint8)
-        padded[: len(message)] = torch.frombuffer(bytearray(message), dtype=torch.uint8)
-        rows = self._all(padded)
-        return [row[:size].numpy().tobytes() for row, size in zip(rows, sizes, strict=True)]
+        """The messages of all replicas, in order."""
+        self.sent_bytes += len(message)
+        for link in self._links.values():
+            link.sender.send(Kind.NUMBERS, message)
+        found = {r: link.receiver.take(Kind.NUMBERS).data for r, link in self._links.items()}
+        found[self.own] = message
+        return [found[replica] for replica in range(self.count)]
 
     def mean(self, tensor: Tensor) -> Tensor:
-        """The mean of the replicas' tensors, on the device of `tensor`."""
-        total = tensor.detach().cpu().clone()
-        self._count(total)
-        self._group.allreduce([total]).wait()
-        return (total / self.count).to(tensor.device)
+        """The mean of the replicas' float32 tensors, added in their order: equal on all."""
+        rows = [self._tensor(data, tensor) for data in self.gather(_data(tensor))]
+        return (torch.stack(rows).sum(0) / self.count).to(tensor.device)
 
     def broadcast(self, tensor: Tensor) -> Tensor:
-        """The tensor of the first replica, on the device of `tensor`."""
-        received = tensor.detach().cpu().clone()
-        self._count(received)
-        self._group.broadcast(received, 0).wait()
-        return received.to(tensor.device)
+        """The float32 tensor of the first replica, on the device of `tensor`."""
+        message = b"" if self.own else _data(tensor)
+        return self._tensor(self.gather(message)[0], tensor).to(tensor.device)
 
-    def _all(self, tensor: Tensor) -> list[Tensor]:
-        self._count(tensor)
-        rows = [torch.zeros_like(tensor) for _ in range(self.count)]
-        self._group.allgather([rows], [tensor]).wait()
-        return rows
+    def _tensor(self, data: bytes, like: Tensor) -> Tensor:
+        if len(data) != 4 * like.numel():
+            raise LinkError(f"a replica sends {len(data)} bytes where {4 * like.numel()} are due")
+        return torch.frombuffer(bytearray(data), dtype=torch.float32).view(like.shape)
 
-    def _count(self, tensor: Tensor) -> None:
-        self.sent_bytes += tensor.numel() * tensor.element_size()
+
+def _data(tensor: Tensor) -> bytes:
+    return tensor.detach().cpu().numpy().tobytes()
 
 
 class Replica:

@@ -8,6 +8,7 @@ from typing import IO, Any
 from host.pipeline.config import PipelineConfig
 
 PROGRESS = "progress.jsonl"
+ALARM = 1e-3  # drift and reconstruction error of a subspace, relative
 
 
 class Progress:
@@ -18,33 +19,35 @@ class Progress:
         self._bytes = {"forward": forward, "back": back}
 
     def step(
-        self,
-        step: int,
-        loss: float,
-        done: int,
-        wall_s: float,
-        idle: Sequence[float],
-        replica_bytes: float = 0.0,
+        self, step: int, loss: float, done: int, wall_s: float, rows: Sequence[Mapping[str, Any]]
     ) -> None:
         """Report after `step` steps; the last `done` of them took `wall_s` seconds.
 
-        `idle` is the part of the time in which each stage waited. `replica_bytes` is what a replica
-        sends to each other replica in a step, on average since the process began.
+        `rows` is what each stage tells: `idle` is the part of the time in which it waited, `sent`
+        what it sent in a step since its process began, `activations` and `replicas` parts of that.
         """
         rate = done / wall_s
         config = self._config
+        sent = sum(row["sent"] for row in rows)
         row: dict[str, Any] = {
             "step": step,
             "steps": config.steps,
             "loss": loss,
             "tokens_per_s": rate * config.step_tokens,
             "boundary_bytes_per_token": self._bytes,
-            "bubble": [round(share, 4) for share in idle],
+            "bubble": [round(row["idle"], 4) for row in rows],
+            "micro_batch_ms": [round(row["micro_batch_ms"], 2) for row in rows],
+            "devices": [row["device"] for row in rows],
+            "links": [row["transport"] for row in rows],
+            "activation_share": round(sum(row["activations"] for row in rows) / sent, 4),
             "left_s": (config.steps - step) / rate,
         }
+        for name in ("drift", "error", "captured"):
+            if values := [row[name] for row in rows if name in row]:
+                row[name] = values
         if config.replicas.count > 1:
             tokens = config.step_tokens / config.replicas.count
-            row["replica_bytes_per_token"] = replica_bytes / tokens
+            row["replica_bytes_per_token"] = sum(row["replicas"] for row in rows) / tokens
         self._write(row)
 
     def validation(self, step: int, loss: float) -> None:
@@ -84,10 +87,22 @@ def line(report: Mapping[str, Any]) -> str:
     replicas = ""
     if "replica_bytes_per_token" in report:
         replicas = f"{report['replica_bytes_per_token']:.4g} to each other replica  "
+    loses = alarm(report)
     return (
         f"{head}  loss {report['loss']:.4f}  {report['tokens_per_s']:.0f} tokens/s  "
         f"{sizes['forward']:.4g} bytes/token forward, {sizes['back']:.4g} back, a boundary  "
         f"{replicas}"
         f"idle {', '.join(f'{share:.0%}' for share in idle)}  "
-        f"{report['left_s'] / 60:.1f} min left"
+        f"{report['left_s'] / 60:.1f} min left{'  ' if loses else ''}{loses}"
+    )
+
+
+def alarm(report: Mapping[str, Any]) -> str:
+    """What a diagnosis says of a report: a sentence where the subspace loses too much, or ""."""
+    worst = {name: max(report.get(name, [0.0])) for name in ("drift", "error")}
+    if not max(worst.values()) > ALARM:
+        return ""
+    return (
+        f"ALARM: what crosses is not what was computed (drift {worst['drift']:.2g}, reconstruction "
+        f"error {worst['error']:.2g}, at most {ALARM:g})"
     )

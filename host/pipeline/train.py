@@ -6,27 +6,29 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import Store  # type: ignore[attr-defined]
 from torch.profiler import profile, schedule
 
-from host.pipeline.agreement import check_agreement, gather
+from host.pipeline.agreement import Control, check_agreement
 from host.pipeline.checkpoint import Checkpoints, common_step, copy_into
 from host.pipeline.config import PipelineConfig, PipelineError
-from host.pipeline.engine import Engine, gather_numbers
+from host.pipeline.diagnosis import Diagnosis
+from host.pipeline.engine import Engine
+from host.pipeline.links import Inbox, Link
 from host.pipeline.replicas import Peers, Replica
 from host.pipeline.report import Progress
 from host.pipeline.texts import read_texts, tokenizer
+from host.pipeline.wire import Kind
 from models import causal
-from models.bottleneck.assemble import StageLayout, assemble
+from models.bottleneck.assemble import StageLayout, boundary_at, confine_part, subspace_of
 from models.bottleneck.shared_subspace import SharedSubspace
 from models.bottleneck.training import StageOptimizer
 from models.causal import read_causal
-from models.stages import Stage
-from models.transformer import OUTPUTS, TOKENS, transformer
+from models.stages import Stage, cut
+from models.transformer import OUTPUTS, TOKENS, sines, transformer
 
 VALIDATION_PARTS = 4  # batches
 OPTIMIZER = "optimizer/"  # how names of the optimisers' tensors begin in a checkpoint
@@ -58,48 +60,54 @@ class RankContext:
 
     rank: int
     stage: int
-    replica: int
-    store: Store  # torchrun's
+    control: Control
+    inbox: Inbox
     device: torch.device
+    device_name: str
+    transport: str  # what its links use
     peers: Peers | None = None  # the other replicas
 
 
 class Meter:
     """Measures how long steps took, and the part of that time in which this stage waited."""
 
-    def __init__(self, stages: Engine, step: int) -> None:
-        self._engine = stages
+    def __init__(self, inbox: Inbox, step: int) -> None:
+        self._inbox = inbox
         self._step = step
         self._began = time.perf_counter()
-        self._busy_s = stages.stage.busy_s
+        self._waited_s = inbox.waited_s
 
     def read(self, step: int) -> tuple[int, float, float]:
         """Steps, seconds and the idle part of the time since the last reading."""
-        now = time.perf_counter()
-        busy_s = self._engine.stage.busy_s
-        done = step - self._step
-        wall_s = now - self._began
-        idle = 1 - (busy_s - self._busy_s) / wall_s
-        self._step = step
-        self._began = now
-        self._busy_s = busy_s
+        now, waited_s = time.perf_counter(), self._inbox.waited_s
+        done, wall_s = step - self._step, now - self._began
+        idle = (waited_s - self._waited_s) / wall_s
+        self._step, self._began, self._waited_s = step, now, waited_s
         return done, wall_s, idle
 
 
 class StageTrainer:
-    """The training of one rank: make it, `prepare` it, which loads a checkpoint, and `run` it."""
+    """The training of one rank.
+
+    Make it, `connect` it to its neighbours, `prepare` it, which loads a checkpoint, and `run` it.
+    """
+
+    _engine: Engine
 
     def __init__(self, config: PipelineConfig, context: RankContext) -> None:
         self._config = config
         self._context = context
+        self._is_first_replica = context.rank < config.stages
         encode = tokenizer(Path(config.model_folder)) if config.model_folder else None
         self._texts = read_texts(Path(config.data), config.model.length, encode)
         stage, self._subspace = own_stage(config, context.stage)
         self._stage = stage.to(context.device)
-        self._engine = Engine(self._stage, context.stage, config, context.device)
         self._optimizer = StageOptimizer(
             self._stage, self._subspace, config.boundary, config.optimizer
         )
+        self._diagnosis: Diagnosis | None = None
+        if config.diagnose and self._subspace is not None:
+            self._diagnosis = Diagnosis(self._stage, self._subspace)
         self._replica: Replica | None = None
         if context.peers is not None:
             self._replica = Replica(
@@ -108,14 +116,34 @@ class StageTrainer:
         self._checkpoints = Checkpoints(config.folder / "checkpoints", context.rank, config.digest)
         self._step = 0
 
+    def exact(self, other: int) -> dict[Kind, int]:
+        """The bytes of each payload that comes from a neighbour."""
+        boundary = self._stage.entry if other < self._context.rank else self._stage.exit
+        assert boundary is not None
+        forward, back = boundary.sizes(self._config.micro_batch, self._config.model.length)
+        return {Kind.FORWARD: forward} if other < self._context.rank else {Kind.BACK: back}
+
+    def connect(self, before: Link | None, after: Link | None, rtt_s: float) -> None:
+        """Use these links to the neighbours; `rtt_s` is the round trip to the last stage."""
+        self._engine = Engine(
+            self._stage,
+            self._context.stage,
+            self._config,
+            self._context.device,
+            self._context.inbox,
+            before,
+            after,
+            rtt_s,
+        )
+
     def prepare(self) -> None:
         """Agree with the other ranks and go to their last common checkpoint; PipelineError."""
-        context, config = self._context, self._config
         own = {"texts": self._texts.digest, "steps": self._checkpoints.steps()}
+        if self._subspace is not None:
+            # Nothing of it is sent: libraries that draw other numbers would train another model.
+            own["the fixed token table"] = self._subspace.digest()
         # Machines may need different times to read their texts.
-        answers = gather(context.store, "ready", context.rank, config.ranks, own, config.timeout_s)
-        check_agreement([{"texts": each["texts"]} for each in answers])
-        self._step = common_step([each["steps"] for each in answers])
+        self._step = self._context.control.decide("ready", own, _common)
         if self._step:
             self._load()
         elif self._subspace is not None:
@@ -129,38 +157,52 @@ class StageTrainer:
             self._run(trace_step)
 
     def _run(self, trace_step: Callable[[], None]) -> None:
-        config, peers = self._config, self._context.peers
-        began, meter, progress = self._step, Meter(self._engine, self._step), self._progress()
+        config, inbox = self._config, self._context.inbox
+        self._began, progress = self._step, self._progress()
+        meter = Meter(inbox, self._step)
         while self._step < config.steps:
             loss = self._train_step()
             self._step += 1
             trace_step()
             if self._is_time(config.report_steps):
                 done, wall_s, idle = meter.read(self._step)
-                idles = gather_numbers(idle, config.stages, self._context.device)
-                sent = 0.0 if peers is None else peers.sent_bytes / (self._step - began)
-                sents = gather_numbers(sent, config.stages, self._context.device)
+                rows = self._engine.rows_to_last(self._row(idle))
                 if progress is not None and loss is not None:
-                    progress.step(self._step, loss, done, wall_s, idles, sum(sents))
-            if self._is_time(config.validate_steps) and self._context.replica == 0:
+                    progress.step(self._step, loss, done, wall_s, rows)
+            if self._is_time(config.validate_steps) and self._is_first_replica:
                 validation_loss = self._evaluate()
                 if progress is not None:
                     progress.validation(self._step, validation_loss)
-                meter = Meter(self._engine, self._step)
+                meter = Meter(inbox, self._step)
             if self._is_time(config.checkpoint_steps):
                 self._save()
+
+    def _row(self, idle: float) -> dict[str, object]:
+        """What this stage tells in a report."""
+        engine, context = self._engine, self._context
+        done = self._step - self._began
+        peers = 0 if context.peers is None else context.peers.sent_bytes
+        row: dict[str, object] = {
+            "idle": idle,
+            "micro_batch_ms": 1000 * engine.micro_batch_s,
+            "device": context.device_name,
+            "transport": context.transport,
+            "sent": (engine.sent_bytes() + peers) / done,  # bytes a step
+            "activations": engine.sent_payloads() / done,
+            "replicas": peers / done,
+        }
+        return row if self._diagnosis is None else row | self._diagnosis.row()
 
     def _is_time(self, every: int) -> bool:
         return every > 0 and (self._step % every == 0 or self._step == self._config.steps)
 
     def _progress(self) -> Progress | None:
         entry, config = self._stage.entry, self._config
-        if entry is None or not self._engine.is_last or self._context.replica:
+        if entry is None or not self._engine.is_last or not self._is_first_replica:
             return None
-        empty = entry.empty(config.micro_batch, config.model.length, torch.device("cpu"))
         tokens = config.micro_batch * config.model.length
-        back = empty.wire.numel() * empty.wire.element_size()
-        return Progress(config, empty.size / tokens, back / tokens)
+        forward, back = entry.sizes(config.micro_batch, config.model.length)
+        return Progress(config, forward / tokens, back / tokens)
 
     def _train_step(self) -> float | None:
         config, optimizer = self._config, self._optimizer
@@ -170,9 +212,9 @@ class StageTrainer:
             self._subspace.collecting = is_basis_step
         every = config.rows * config.replicas.count
         batch = self._texts.batch(self._step, config.seed, every, config.model.length)
-        first = self._context.replica * config.rows
+        first = self._context.rank // config.stages * config.rows
         loss = self._engine.train_step(torch.from_numpy(batch[first : first + config.rows]))
-        optimizer.step(self._step, config.steps)
+        optimizer.step(self._step, config.steps, self._engine.norm(optimizer.square()))
         if is_basis_step:
             self._move_basis()
         if self._replica is not None:
@@ -183,7 +225,7 @@ class StageTrainer:
         """One Grassmann step from the sum of all gradients; all ranks take rank 0's new basis."""
         subspace, peers = self._subspace, self._context.peers
         assert subspace is not None
-        dist.all_reduce(subspace.gram)
+        subspace.gram.copy_(self._engine.tensor_to_first(subspace.gram))
         if peers is not None and self._context.stage == 0:
             subspace.gram.copy_(peers.mean(subspace.gram))
         basis = self._optimizer.next_basis()
@@ -197,7 +239,7 @@ class StageTrainer:
         """Replace a basis by that of rank 0, in all replicas."""
         if self._context.peers is not None and self._context.stage == 0:
             basis.copy_(self._context.peers.broadcast(basis))
-        dist.broadcast(basis, src=0)
+        basis.copy_(self._engine.tensor_from_first(basis))
 
     def _evaluate(self) -> float:
         """The loss of the global weights on held-out text."""
@@ -230,15 +272,24 @@ class StageTrainer:
         )
 
 
-def model_of(config: PipelineConfig) -> tuple[list[nn.Module], StageLayout]:
-    """The whole model as a sequence of layers, and what boundaries need to know of it."""
+def _common(answers: list[dict[str, Any]]) -> int:
+    """The step from which all ranks go on; PipelineError."""
+    steps = [each.pop("steps") for each in answers]
+    check_agreement(answers)
+    return common_step(steps)
+
+
+def model_of(
+    config: PipelineConfig, only: range | None = None
+) -> tuple[list[nn.Module], StageLayout]:
+    """The model as a sequence of layers (`only` these have memory), and what boundaries need."""
     model = config.model
     if config.model_folder:
         layers = read_causal(Path(config.model_folder), model.length)
         return layers, StageLayout(model.width, model.vocabulary, causal.OUTPUTS, causal.TOKENS)
-    layers = transformer(model, config.seed)
-    positions = layers[0].get_buffer("positions")
-    return layers, StageLayout(model.width, model.vocabulary, OUTPUTS, TOKENS, positions)
+    positions = sines(model.length, model.width)
+    layout = StageLayout(model.width, model.vocabulary, OUTPUTS, TOKENS, positions)
+    return transformer(model, config.seed, only), layout
 
 
 @torch.no_grad()
@@ -266,26 +317,26 @@ def check_subspace(layers: Iterable[nn.Module], subspace: SharedSubspace, length
         )
 
 
-def own_stage(config: PipelineConfig, rank: int) -> tuple[Stage, SharedSubspace | None]:
-    """Stage number `rank` with its sides of the boundaries, and the subspace or None.
+def own_stage(config: PipelineConfig, number: int) -> tuple[Stage, SharedSubspace | None]:
+    """Stage `number` with its sides of the boundaries, and the subspace or None.
 
-    All ranks make the same model from the configuration.
+    The seed draws each layer, so that ranks need not make those of others.
     """
-    layers, layout = model_of(config)
-    stages, subspace = assemble(
-        layers,
-        layout,
-        config.boundary,
-        config.stages,
-        config.micro_batch,
-        config.model.length,
-        config.recompute,
-    )
-    if subspace is not None and config.model_folder:
-        check_subspace(stages[0].layers, subspace, config.model.length)
-    stage = stages[rank]
-    if stage.entry is not None:
-        stage.entry.keep_receiver()
-    if stage.exit is not None:
-        stage.exit.keep_sender()
-    return stage, subspace
+    places = cut(range(config.model.layers + 2), config.stages)[number]
+    layers, layout = model_of(config, range(places[0], places[-1] + 1))
+    own = layers[places[0] : places[-1] + 1]
+    boundary, subspace = config.boundary, subspace_of(layout, config.boundary)
+    is_last = number == config.stages - 1
+    if not is_last:
+        confine_part(own, layout, boundary, subspace)
+    if subspace is not None and config.model_folder and number == 0:
+        check_subspace(own, subspace, config.model.length)
+    entry = boundary_at(number - 1, layout, boundary, subspace) if number else None
+    exit_ = None if is_last else boundary_at(number, layout, boundary, subspace)
+    if entry is not None:
+        entry.keep_receiver()
+    if exit_ is not None:
+        exit_.keep_sender()
+    is_bf16 = config.precision == "bf16"
+    batch, length = config.micro_batch, config.model.length
+    return Stage(own, entry, exit_, batch, length, config.recompute, is_bf16), subspace

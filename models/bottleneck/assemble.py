@@ -27,11 +27,13 @@ class StageLayout:
     positions: Tensor | None = None  # [length, width], added to the rows of the token table
 
 
-def code_of(config: BottleneckConfig) -> Code:
-    """The code that a configuration asks for; ValueError."""
+def code_of(config: BottleneckConfig, *, is_back: bool = False) -> Code:
+    """The code that a configuration asks for, forward or back; ValueError."""
     if config.method == "topk":
         return TopK(config.latent)
-    bits = {"none": 32, "int8": 8}.get(config.method, config.bits)
+    bits = {"none": 32 if config.bits == 32 else 16, "int8": 8}.get(config.method, config.bits)
+    if is_back and config.method not in ("none", "int8"):
+        bits = min(bits, config.back_bits)
     if bits not in BITS:
         raise ValueError(f"bits is {bits}: it must be one of {', '.join(map(str, BITS))}")
     if bits == 2:
@@ -52,15 +54,10 @@ def assemble(
 
     With the method "subspace", all layers before the last boundary are confined in place.
     """
-    if config.method in ("topk", "resbm", "subspace", "learned") and config.latent > layout.width:
-        raise ValueError(f"latent is {config.latent}: it must not exceed the width {layout.width}")
-    parts = cut(layers, stages)
-    subspace = _subspace(layout, config) if config.method == "subspace" else None
-    if subspace is not None:
-        form = FACTORS if config.form == "factors" else ROWS
-        for layer in (layer for part in parts[:-1] for layer in part):
-            confine(layer, (*layout.outputs, layout.tokens), subspace, form)
-    boundaries = [_boundary(layout, config, subspace, place) for place in range(stages - 1)]
+    parts, subspace = cut(layers, stages), subspace_of(layout, config)
+    for part in parts[:-1]:
+        confine_part(part, layout, config, subspace)
+    boundaries = [boundary_at(place, layout, config, subspace) for place in range(stages - 1)]
     made = [
         Stage(part, entry, exit_, batch, length, recompute)
         for part, entry, exit_ in zip(parts, [None, *boundaries], [*boundaries, None], strict=True)
@@ -68,23 +65,54 @@ def assemble(
     return made, subspace
 
 
-def _subspace(layout: StageLayout, config: BottleneckConfig) -> SharedSubspace:
-    basis = make_basis(layout.width, config.latent, config.seed)
+def confine_part(
+    part: Sequence[nn.Module],
+    layout: StageLayout,
+    config: BottleneckConfig,
+    subspace: SharedSubspace | None,
+) -> None:
+    """Confine the layers of a stage before the last one, in place; ValueError."""
+    form = FACTORS if config.form == "factors" else ROWS
+    for layer in part if subspace is not None else ():
+        confine(layer, (*layout.outputs, layout.tokens), subspace, form)
+
+
+def subspace_of(layout: StageLayout, config: BottleneckConfig) -> SharedSubspace | None:
+    """The subspace of a model, or None where the method has none; ValueError."""
+    if config.numbers(layout.width) > layout.width:
+        raise ValueError(f"latent is {config.latent}: it must not exceed the width {layout.width}")
+    if config.method != "subspace":
+        return None
+    basis = make_basis(layout.width, config.numbers(layout.width), config.seed)
     table = make_table(layout.vocabulary, layout.width, config.table_std, config.seed)
     return SharedSubspace(basis, table, layout.positions)
 
 
-def _boundary(
-    layout: StageLayout, config: BottleneckConfig, subspace: SharedSubspace | None, place: int
+def boundary_at(
+    place: int, layout: StageLayout, config: BottleneckConfig, subspace: SharedSubspace | None
+) -> Bottleneck:
+    """The boundary between the stages `place` and `place` + 1."""
+    if not config.is_compressed(place):
+        made: Bottleneck = Direct(layout.width, Float(16), layout.vocabulary)
+        made.sends_ids = config.method in ("subspace", "learned")  # for the boundaries behind it
+        return made
+    made = _compressed(place, layout, config, subspace)
+    made.back = code_of(config, is_back=True)
+    return made
+
+
+def _compressed(
+    place: int, layout: StageLayout, config: BottleneckConfig, subspace: SharedSubspace | None
 ) -> Bottleneck:
     code, vocabulary = code_of(config), layout.vocabulary
     if subspace is not None:
         return SubspaceBottleneck(subspace, code)
+    latent = config.numbers(layout.width)
     with torch.random.fork_rng(devices=[]):
         seed = config.seed + place
         torch.manual_seed(seed)
         if config.method == "resbm":
-            return ResidualBottleneck(layout.width, config.latent, code, vocabulary)
+            return ResidualBottleneck(layout.width, latent, code, vocabulary)
         if config.method == "learned":
-            return LearnedBasis(layout.width, config.latent, code, vocabulary, seed)
+            return LearnedBasis(layout.width, latent, code, vocabulary, seed)
     return Direct(layout.width, code, vocabulary)

@@ -178,7 +178,8 @@ def from_words(code: Code, wire: Tensor, shape: tuple[int, ...]) -> Tensor:
         )
     data = wire.detach().contiguous().view(torch.uint8)[: rows * size].view(rows, size)
     x = code.decode(data, width)
-    if not bool(torch.isfinite(x).all()):
+    # On a GPU this would wait for it; there, the norm of the gradients tells at the end of a step.
+    if not x.is_cuda and not bool(torch.isfinite(x).all()):
         raise BottleneckError(
             "a payload holds a number that is not finite: the training has diverged, or a rank is "
             "broken; lower the learning rate, or continue from an older checkpoint"
@@ -187,30 +188,35 @@ def from_words(code: Code, wire: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 class _Compress(torch.autograd.Function):
-    """x to words; backward turns the words of the gradient into numbers."""
+    """x to words; backward turns the words of the gradient, coded by `back`, into numbers."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, code: Code) -> Tensor:
-        ctx.code, ctx.shape, ctx.dtype = code, tuple(x.shape), x.dtype
+    def forward(ctx: Any, x: Tensor, code: Code, back: Code) -> Tensor:
+        ctx.back, ctx.shape, ctx.dtype = back, tuple(x.shape), x.dtype
         return to_words(code, x)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return from_words(ctx.code, grads[0], ctx.shape).to(ctx.dtype), None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        used = words(ctx.back, math.prod(ctx.shape[:-1]), ctx.shape[-1])
+        return from_words(ctx.back, grads[0][:used], ctx.shape).to(ctx.dtype), None, None
 
 
 class _Expand(torch.autograd.Function):
-    """Words to x; backward turns the gradient into words."""
+    """Words to x; backward turns the gradient into words, and zeros behind them.
+
+    Autograd wants a gradient of the input's size. So `back` must not take more than `code`.
+    """
 
     @staticmethod
-    def forward(ctx: Any, wire: Tensor, code: Code, shape: tuple[int, ...]) -> Tensor:
-        ctx.code = code
+    def forward(ctx: Any, wire: Tensor, code: Code, back: Code, shape: tuple[int, ...]) -> Tensor:
+        ctx.back, ctx.words = back, wire.numel()
         return from_words(code, wire, shape)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        return to_words(ctx.code, grads[0]), None, None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        wire = to_words(ctx.back, grads[0])
+        return torch.nn.functional.pad(wire, (0, ctx.words - wire.numel())), None, None, None
 
 
-compress: Callable[[Tensor, Code], Tensor] = _Compress.apply
-expand: Callable[[Tensor, Code, tuple[int, ...]], Tensor] = _Expand.apply
+compress: Callable[[Tensor, Code, Code], Tensor] = _Compress.apply
+expand: Callable[[Tensor, Code, Code, tuple[int, ...]], Tensor] = _Expand.apply

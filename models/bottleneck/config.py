@@ -27,19 +27,32 @@ class Shape:
 class BottleneckConfig:
     """How stages compress what they send. All ranks must use the same values.
 
-    `latent` is how many numbers are sent for a token, each of `bits`: 32, 16, 8, 4, or 2 (ternary,
-    five to a byte). `form` is how subspace networks stay in their subspace; its basis moves by a
-    step of `basis_rate` every `basis_steps` steps (0: never).
+    `latent` is how many numbers are sent for a token (0: an eighth of the width), each of `bits`:
+    32, 16, 8, 4, or 2 (ternary, five to a byte). Gradients have `back_bits`, at most `bits`. The
+    method "none" sends bfloat16, or float32 where `bits` is 32. `form` is how subspace networks
+    stay in their subspace; its basis moves by a step of `basis_rate` every `basis_steps` steps (0:
+    never). `slow` numbers the boundaries that are compressed, from "0"; the others send bfloat16.
+    Without it all are.
     """
 
-    method: str = field(default="none", metadata=choices(*METHODS))
-    latent: int = field(default=16, metadata=limits(1, 65_536))
-    bits: int = field(default=32, metadata=limits(2, 32))
+    method: str = field(default="resbm", metadata=choices(*METHODS))
+    latent: int = field(default=0, metadata=limits(0, 65_536))
+    bits: int = field(default=8, metadata=limits(2, 32))
     form: str = field(default="factors", metadata=choices(*FORMS))
     seed: int = field(default=0, metadata=limits(0, 2**31 - 1))
-    basis_steps: int = field(default=500, metadata=limits(0, 1_000_000))
+    basis_steps: int = field(default=0, metadata=limits(0, 1_000_000))
     basis_rate: float = field(default=0.1, metadata=limits(0.0, 100.0))
-    table_std: float = field(default=1.0, metadata=limits(0.0, 100.0))
+    table_std: float = field(default=0.02, metadata=limits(0.0, 100.0))
+    back_bits: int = field(default=4, metadata=limits(2, 32))
+    slow: tuple[str, ...] = ()
+
+    def numbers(self, width: int) -> int:
+        """How many numbers are sent for a token of `width` channels."""
+        return width if self.method in ("none", "int8") else self.latent or max(1, width // 8)
+
+    def is_compressed(self, place: int) -> bool:
+        """Whether the boundary number `place` uses the method."""
+        return not self.slow or str(place) in self.slow
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +62,7 @@ class OptimizerConfig:
     `stiefel_rate` is the step of an orthonormal basis, relative to its norm.
     """
 
-    name: str = field(default="adamw", metadata=choices("adamw", "muon"))
+    name: str = field(default="muon", metadata=choices("adamw", "muon"))
     learning_rate: float = field(default=1e-3, metadata=limits(1e-7, 10.0))
     stiefel_rate: float = field(default=1e-3, metadata=limits(0.0, 1.0))
     weight_decay: float = field(default=0.01, metadata=limits(0.0, 10.0))

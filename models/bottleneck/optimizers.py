@@ -1,4 +1,4 @@
-"""Optimisers with a constraint: weights stay in the subspace S, or a basis stays orthonormal."""
+"""Optimisers with a constraint (rows stay in S, a basis stays orthonormal), and a batched Muon."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -12,6 +12,7 @@ from models.bottleneck.subspace import Confined
 
 SETTLE_STEPS = 100
 BETAS, TINY = (0.9, 0.95), 1e-8  # of AdamW
+MUON = (3.4445, -4.7750, 2.0315)  # coefficients of Muon's polynomial
 
 
 class RowAdamW(Optimizer):
@@ -59,6 +60,54 @@ class RowAdamW(Optimizer):
         weight.addcdiv_(state["exp_avg"], size, value=-group["lr"] / (1 - first**count))
         if count % SETTLE_STEPS == 0:
             weight.copy_(project(weight, self._subspace.basis, group["axis"]))
+
+
+class Muon(Optimizer):
+    """torch.optim.Muon with Nesterov's momentum and AdamW's step size, all matrices of a shape at once.
+
+    Momentum of matrices is orthogonalised by five steps of Newton and Schulz (Jordan et al., 2024):
+    in bfloat16 on a GPU, else in float32.
+    """
+
+    def __init__(
+        self, params: Iterable[nn.Parameter], lr: float = 1e-3, weight_decay: float = 0.01
+    ) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": 0.95})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        assert closure is None
+        for group in self.param_groups:
+            by_shape: dict[torch.Size, list[nn.Parameter]] = {}
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    by_shape.setdefault(weight.shape, []).append(weight)
+            for shape, weights in by_shape.items():
+                self._step(weights, group, 0.2 * max(shape) ** 0.5 * group["lr"])
+
+    def _step(self, weights: list[nn.Parameter], group: dict[str, Any], rate: float) -> None:
+        momenta = [
+            self.state[weight].setdefault("momentum_buffer", torch.zeros_like(weight))
+            for weight in weights
+        ]
+        gradients: list[Tensor] = [weight.grad for weight in weights]  # type: ignore[misc]
+        torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
+        ahead = torch._foreach_lerp(gradients, momenta, group["momentum"])
+        updates = orthogonalised(torch.stack(list(ahead)))
+        torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
+        torch._foreach_add_(weights, list(updates), alpha=-rate)
+
+
+def orthogonalised(matrices: Tensor) -> Tensor:
+    """Matrices [count, rows, columns] with all singular values near 1, in float32."""
+    x = matrices.bfloat16() if matrices.is_cuda else matrices
+    is_tall = x.shape[1] > x.shape[2]
+    x = x.mT if is_tall else x
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp_min(1e-7)
+    for _ in range(5):
+        gram = x @ x.mT
+        x = MUON[0] * x + (MUON[1] * gram + MUON[2] * gram @ gram) @ x
+    return (x.mT if is_tall else x).float()
 
 
 class StiefelDescent(Optimizer):

@@ -20,7 +20,10 @@ class BoundaryContext:
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """Coded activations and packed token ids. The gradient of `wire` is the payload backward."""
+    """Coded activations and packed token ids.
+
+    The gradient of `wire` begins with the payload backward; `Bottleneck.sizes` has its bytes.
+    """
 
     wire: Tensor  # float32 [words], whose bits are the coded bytes
     ids: Tensor | None = None  # uint8, see `pack_ids`
@@ -39,7 +42,8 @@ class Payload:
 class Bottleneck(nn.Module):
     """A boundary: x [batch, length, width] to a payload and back; gradients travel the other way.
 
-    Subclasses override `shrink` and `grow`. A token becomes `latent` numbers, coded by `code`.
+    Subclasses override `shrink` and `grow`. A token becomes `latent` numbers, coded by `code`, and
+    their gradients by `back`, which takes no more bytes.
     Where `sends_ids` is set, both sides have the tokens. The two sides are on different ranks:
     `keep_sender` and `keep_receiver` drop the parameters of the other side.
     """
@@ -51,6 +55,7 @@ class Bottleneck(nn.Module):
         self.width = width
         self.latent = latent
         self.code = code
+        self.back = code
         self.vocabulary = vocabulary
 
     def shrink(self, x: Tensor, context: BoundaryContext) -> Tensor:
@@ -63,7 +68,7 @@ class Bottleneck(nn.Module):
 
     def compress(self, x: Tensor, context: BoundaryContext) -> Payload:
         """The payload of x [batch, length, width]; the sending stage calls it."""
-        wire = codes.compress(self.shrink(x, context), self.code)
+        wire = codes.compress(self.shrink(x, context), self.code, self.back)
         if not self.sends_ids or context.tokens is None:
             return Payload(wire)
         return Payload(wire, pack_ids(context.tokens, self.vocabulary))
@@ -71,7 +76,7 @@ class Bottleneck(nn.Module):
     def expand(self, payload: Payload, context: BoundaryContext) -> Tensor:
         """x [batch, length, width] of a payload; the receiving stage calls it. BottleneckError."""
         shape = (context.batch, context.length, self.latent)
-        return self.grow(codes.expand(payload.wire, self.code, shape), context)
+        return self.grow(codes.expand(payload.wire, self.code, self.back, shape), context)
 
     def forward(self, x: Tensor, context: BoundaryContext) -> Tensor:
         """Both sides in one process."""
@@ -79,12 +84,20 @@ class Bottleneck(nn.Module):
 
     def empty(self, batch: int, length: int, device: torch.device) -> Payload:
         """A payload of zeros, of the size that each micro-batch [batch, length] has."""
-        words = codes.words(self.code, batch * length, self.latent)
-        wire = torch.zeros(words, device=device, requires_grad=True)
+        wire = torch.zeros(self.words(batch, length), device=device, requires_grad=True)
         if not self.sends_ids:
             return Payload(wire)
         tokens = torch.zeros(batch, length, dtype=torch.long, device=device)
         return Payload(wire, pack_ids(tokens, self.vocabulary))
+
+    def words(self, batch: int, length: int) -> int:
+        """float32 words of `Payload.wire`."""
+        return codes.words(self.code, batch * length, self.latent)
+
+    def sizes(self, batch: int, length: int) -> tuple[int, int]:
+        """Bytes of a micro-batch [batch, length]: of its payload forward, and of that back."""
+        empty = self.empty(batch, length, torch.device("cpu"))
+        return empty.size, codes.WORD * codes.words(self.back, batch * length, self.latent)
 
     def keep_sender(self) -> None:
         """Drop the parameters that only the receiver needs."""
@@ -94,7 +107,7 @@ class Bottleneck(nn.Module):
 
 
 class Direct(Bottleneck):
-    """Only the code changes x. Float32 compresses nothing; int8 and top-k are baselines."""
+    """Only the code changes x. Floats compress nothing more; int8 and top-k are baselines."""
 
     def __init__(self, width: int, code: Code, vocabulary: int) -> None:
         super().__init__(width, width, code, vocabulary)

@@ -4,6 +4,8 @@ All weights that write into the residual stream have their rows in S = span(U). 
 x less the fixed part T_fixed[t] + PE, which all stages can compute, lie in S: k numbers hold them.
 """
 
+import hashlib
+
 import torch
 from torch import Tensor, nn
 
@@ -37,6 +39,14 @@ class SharedSubspace(nn.Module):
         positions = self.get_buffer("positions")
         return fixed if positions is None else fixed + positions[: tokens.shape[1]]
 
+    def digest(self) -> str:
+        """16 hex digits of what all ranks must have drawn alike: T_fixed and PE."""
+        parts = [self.table] + ([] if self.positions is None else [self.get_buffer("positions")])
+        whole = hashlib.sha256()
+        for part in parts:
+            whole.update(part.cpu().numpy().tobytes())
+        return whole.hexdigest()[:16]
+
     def watch(self, x: Tensor) -> Tensor:
         """x itself; its gradient is added to `gram` while `collecting` is set."""
         if self.collecting and x.requires_grad:
@@ -64,7 +74,7 @@ def orthonormal(matrix: Tensor) -> Tensor:
     """Q of the QR decomposition in float64, with the diagonal of R made positive."""
     q, r = torch.linalg.qr(matrix.double())
     signed: Tensor = q * torch.where(r.diagonal() < 0, -1.0, 1.0)
-    return signed.float()
+    return signed.float().contiguous()  # LAPACK's and cuSOLVER's Q lies column by column
 
 
 def project(x: Tensor, basis: Tensor, axis: int) -> Tensor:

@@ -4,7 +4,7 @@ There are two forms. "rows": weights keep their size, and the optimiser keeps th
 "factors": W = U W', and W' is trained (the reparametrised form); any optimiser will do.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -33,14 +33,23 @@ class SubspaceBottleneck(Bottleneck):
     def __init__(self, subspace: SharedSubspace, code: Code) -> None:
         super().__init__(len(subspace.basis), subspace.rank, code, len(subspace.table))
         self.subspace = subspace
+        # For a diagnosis: what leaves (x, and x without what is known), and the gradient of x.
+        self.seen: Callable[[Tensor, Tensor], None] | None = None
+        self.gradient_seen: Callable[[Tensor], None] | None = None
 
     def shrink(self, x: Tensor, context: BoundaryContext) -> Tensor:
         assert context.tokens is not None
-        return (x - self.subspace.known(context.tokens)) @ self.subspace.basis
+        unknown = x - self.subspace.known(context.tokens)
+        if self.seen is not None:
+            self.seen(x, unknown)
+        return unknown @ self.subspace.basis
 
     def grow(self, z: Tensor, context: BoundaryContext) -> Tensor:
         assert context.tokens is not None
-        return self.subspace.watch(z @ self.subspace.basis.T + self.subspace.known(context.tokens))
+        x = self.subspace.watch(z @ self.subspace.basis.T + self.subspace.known(context.tokens))
+        if self.gradient_seen is not None and x.requires_grad:
+            x.register_hook(self.gradient_seen)  # type: ignore[no-untyped-call]
+        return x
 
 
 class SubspaceLinear(nn.Module):

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
-from torch.optim import AdamW, Muon, Optimizer
+from torch.optim import AdamW, Optimizer
 
 from models.bottleneck.config import BottleneckConfig, OptimizerConfig
 from models.bottleneck.learned import LearnedBasis
-from models.bottleneck.optimizers import RowAdamW, StiefelDescent
+from models.bottleneck.optimizers import Muon, RowAdamW, StiefelDescent
 from models.bottleneck.shared_subspace import SharedSubspace, grassmann_step
 from models.bottleneck.subspace import change_basis, confined, return_to_subspace
 from models.stages import Stage
@@ -37,10 +37,21 @@ class StageOptimizer:
     def zero_grad(self) -> None:
         self._stage.zero_grad(set_to_none=True)
 
-    def step(self, step: int, steps: int) -> None:
-        """Do step `step` of `steps`, counted from 0. The stage's gradient norm is clipped to 1."""
+    def square(self) -> float:
+        """The sum of the squares of the stage's gradients, which waits for the GPU."""
+        gradients = [p.grad for p in self._stage.parameters() if p.grad is not None]
+        return float(nn.utils.get_total_norm(gradients)) ** 2
+
+    def step(self, step: int, steps: int, norm: float | None = None) -> None:
+        """Do step `step` of `steps`, counted from 0.
+
+        `norm` is that of the whole model's gradients (None: this stage's); it is clipped to 1.
+        """
         factor = self._config.share(step, steps)
-        nn.utils.clip_grad_norm_(self._stage.parameters(), NORM_MAX)
+        norm = self.square() ** 0.5 if norm is None else norm
+        gradients = [p.grad for p in self._stage.parameters() if p.grad is not None]
+        if norm > NORM_MAX:
+            torch._foreach_mul_(gradients, NORM_MAX / norm)
         for optimizer, rates in zip(self.optimizers, self._rates, strict=True):
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * factor
@@ -119,7 +130,7 @@ def _optimizers(
     if rest:
         made.append(AdamW(rest, lr=rate, betas=(0.9, 0.95), weight_decay=decay))
     if matrices:
-        made.append(Muon(matrices, lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw"))
+        made.append(Muon(matrices, lr=rate, weight_decay=decay))
     if rows:
         assert subspace is not None
         made.append(RowAdamW(rows, subspace, lr=rate, weight_decay=decay))

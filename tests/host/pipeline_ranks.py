@@ -4,7 +4,9 @@ import json
 import multiprocessing
 import os
 import socket
+import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -34,6 +36,7 @@ def write_config(folder: Path, name: str = "run.toml", **changes: object) -> Pat
     }
     tables[""] |= {"micro_batches": 2, "checkpoint_steps": 2, "report_steps": 1}
     tables[""] |= {"validate_steps": STEPS, "device": "cpu"}
+    tables["boundary"] |= {"bits": 32, "back_bits": 32}
     for key, value in changes.items():
         table, _, last = key.rpartition("__")
         tables[table][last] = value
@@ -61,14 +64,12 @@ def in_one_process(config: PipelineConfig) -> tuple[list[list[float]], float]:
         part_losses = []
         for part in batch.split(config.micro_batch):
             loss = next_token_loss(run_stages(stages, part[:, :-1]), part[:, 1:])
-            loss.backward()
+            (loss / config.micro_batches).backward()
             part_losses.append(float(loss.detach()))
         losses.append(part_losses)
-        # As torch's schedules do: sums become means only after the last micro-batch.
-        for parameter in (p for stage in stages for p in stage.parameters() if p.grad is not None):
-            parameter.grad.div_(config.micro_batches)
+        norm = sum(trainer.square() for trainer in trainers) ** 0.5
         for trainer in trainers:
-            trainer.step(step, config.steps)
+            trainer.step(step, config.steps, norm)
         if is_basis_step:
             subspaces = [subspace for _, subspace in parts if subspace is not None]
             subspaces[0].gram.copy_(torch.stack([subspace.gram for subspace in subspaces]).sum(0))
@@ -91,17 +92,20 @@ def reports(config: PipelineConfig) -> list[dict[str, object]]:
     return [json.loads(text) for text in (config.folder / PROGRESS).read_text().splitlines()]
 
 
-def run_ranks(configs: Sequence[Path], folder: Path, ranks: int | None = None) -> list[str]:
+def free_addresses(count: int) -> list[str]:
+    with ExitStack() as stack:
+        servers = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [f"127.0.0.1:{server.getsockname()[1]}" for server in servers]
+
+
+def run_ranks(configs: Sequence[Path], folder: Path) -> list[str]:
     """Run one rank for each file to its end; what each wrote to stderr, then its exit code."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["host.pipeline.rank"])
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    addresses = free_addresses(len(configs))
     logs = [folder / f"rank-{rank}.log" for rank in range(len(configs))]
-    world = ranks or len(configs)
     jobs = [
-        context.Process(target=_run, args=(str(configs[rank]), rank, world, port, str(logs[rank])))
+        context.Process(target=_run, args=(str(configs[rank]), rank, addresses, str(logs[rank])))
         for rank in range(len(configs))
     ]
     for job in jobs:
@@ -116,11 +120,12 @@ def run_ranks(configs: Sequence[Path], folder: Path, ranks: int | None = None) -
     return [f"{log.read_text()}\n{job.exitcode}" for log, job in zip(logs, jobs, strict=True)]
 
 
-def _run(config: str, rank: int, ranks: int, port: int, log: str) -> None:
+def _run(config: str, rank: int, addresses: list[str], log: str) -> None:
     os.dup2(os.open(log, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), 2)
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks)}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    given, write = os.pipe()  # `write` stays open as long as this process
+    os.write(write, json.dumps([addresses, "secret"]).encode() + b"\n")
+    sys.stdin = os.fdopen(given)
     from host.pipeline.__main__ import main
 
-    code = main([config])
+    code = main([config, str(rank), "--supervised"])
     os._exit(code)

@@ -1,0 +1,254 @@
+"""Links between ranks: one-way messages over sockets, which threads send and read ahead.
+
+A link is two ways, each over `parts` connections that carry one part of every long message. No
+message waits for an answer. So a link carries as much as its bandwidth lets through, whatever
+its round trip takes.
+"""
+
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
+
+import torch
+from torch import Tensor
+
+from host.pipeline.wire import HEAD_SIZE, Kind, LinkError, read_head, write_head
+
+QUEUE_MAX = 16  # messages that were read ahead; the senders of more wait
+PART_MIN = 1 << 14  # bytes; a shorter message is not divided
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """`body` is uint8 on the CPU, in pinned memory where the rank has a GPU."""
+
+    kind: Kind
+    number: int
+    body: Tensor
+
+    @property
+    def data(self) -> bytes:
+        """The body as bytes."""
+        return self.body.numpy().tobytes()
+
+
+class Inbox:
+    """What all links of a rank share: one condition to wait on, and how long a rank waits."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self.changed = threading.Condition()
+        self.waited_s = 0.0
+        self.before_wait: Callable[[], None] = lambda: None  # a GPU ends its work here
+        self._timeout_s = timeout_s
+        self._failure: LinkError | None = None
+
+    def fail(self, error: LinkError) -> None:
+        """End all waiting with an error."""
+        with self.changed:
+            self._failure = self._failure or error
+            self.changed.notify_all()
+
+    def wait(self, is_ready: Callable[[], bool], what: str, timeout_s: float | None = None) -> None:
+        """Return when `is_ready`; LinkError after the time limit or a failure."""
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        with self.changed:
+            if is_ready():
+                return
+        self.before_wait()
+        began = time.perf_counter()
+        with self.changed:
+            came = self.changed.wait_for(lambda: is_ready() or self._failure is not None, limit_s)
+            is_late, failure = not came, None if is_ready() else self._failure
+        self.waited_s += time.perf_counter() - began
+        if failure is not None:
+            raise failure
+        if is_late:
+            raise LinkError(f"{what} did not come within {limit_s:.0f} s")
+
+
+class Receiver:
+    """Reads the messages of one peer ahead of their use; `exact` are sizes that are known before.
+
+    `on_refusal` is called in the reading thread.
+    """
+
+    def __init__(
+        self,
+        peer: str,
+        connections: Sequence[socket.socket],
+        inbox: Inbox,
+        exact: Mapping[Kind, int],
+        on_refusal: Callable[[str], None],
+        is_pinned: bool = False,
+    ) -> None:
+        self._peer = peer
+        self._connections = connections
+        self._inbox = inbox
+        self._exact = exact
+        self._on_refusal = on_refusal
+        self._is_pinned = is_pinned
+        self._messages: deque[Message] = deque()
+        self._error: LinkError | None = None
+        self._is_closed = False
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, daemon=True).start()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `take` returns or raises at once."""
+        return bool(self._messages) or self._error is not None
+
+    def take(self, kind: Kind, number: int = 0, timeout_s: float | None = None) -> Message:
+        """The next message, which must be of this kind and number; LinkError."""
+        what = f"the {kind.name.lower()} of {self._peer}"
+        self._inbox.wait(lambda: self.is_ready, what, timeout_s)
+        with self._inbox.changed:
+            if not self._messages:
+                assert self._error is not None
+                raise self._error
+            message = self._messages.popleft()
+            self._inbox.changed.notify_all()
+        if (message.kind, message.number) != (kind, number):
+            raise LinkError(
+                f"{self._peer} sends {message.kind.name.lower()} {message.number} where "
+                f"{kind.name.lower()} {number} is due"
+            )
+        return message
+
+    def close(self) -> None:
+        """What comes from here on is dropped."""
+        self._is_closed = True
+        _close(self._connections)
+
+    def _run(self) -> None:
+        try:
+            while True:
+                message = self._read()
+                if message.kind == Kind.REFUSAL:
+                    self._on_refusal(message.data.decode("utf-8", "replace"))
+                with self._inbox.changed:
+                    self._inbox.changed.wait_for(lambda: len(self._messages) < QUEUE_MAX)
+                    self._messages.append(message)
+                    self._inbox.changed.notify_all()
+        except (LinkError, OSError, ValueError) as error:  # ValueError: ssl's, once it is closed
+            reason = f"it sent {error}" if isinstance(error, LinkError) else str(error)
+            with self._inbox.changed:
+                self._error = LinkError(f"{self._peer} is gone ({reason})")
+                self._inbox.changed.notify_all()
+            if not self._is_closed:
+                _close(self._connections)
+
+    def _read(self) -> Message:
+        first, *others = self._connections
+        kind, number, size = read_head(bytes(receive(first, bytearray(HEAD_SIZE))), self._exact)
+        is_pinned = self._is_pinned and kind in self._exact
+        body = torch.empty(size, dtype=torch.uint8, pin_memory=is_pinned)
+        view = memoryview(body.numpy())
+        for connection, (start, end) in zip(
+            (first, *others), parts_of(size, 1 + len(others)), strict=False
+        ):
+            receive(connection, view[start:end])
+        return Message(kind, number, body)
+
+
+class Sender:
+    """Sends messages to one peer from a thread of its own."""
+
+    def __init__(self, peer: str, connections: Sequence[socket.socket], inbox: Inbox) -> None:
+        self.sent_bytes = 0
+        self._peer = peer
+        self._connections = connections
+        self._inbox = inbox
+        # As long as micro-batches are in flight; the schedule limits those.
+        self._queue: SimpleQueue[tuple[Kind, int, Tensor, Callable[[], None]] | None] = (
+            SimpleQueue()
+        )
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def send(
+        self,
+        kind: Kind,
+        body: Tensor | bytes,
+        number: int = 0,
+        wait: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Send a body, uint8 on the CPU, once `wait` has returned: a GPU may still write to it."""
+        if isinstance(body, bytes):
+            body = torch.frombuffer(bytearray(body), dtype=torch.uint8) if body else torch.empty(0)
+        self._queue.put((kind, number, body, wait))
+
+    def close(self, timeout_s: float) -> None:
+        """Send what is waiting, then close."""
+        self._queue.put(None)
+        self._thread.join(timeout_s)
+        _close(self._connections)
+
+    def _run(self) -> None:
+        try:
+            while (item := self._queue.get()) is not None:
+                kind, number, body, wait = item
+                wait()
+                view = memoryview(body.numpy()).cast("B")
+                head = write_head(kind, number, len(view))
+                self.sent_bytes += len(head) + len(view)
+                for connection, (start, end) in zip(
+                    self._connections, parts_of(len(view), len(self._connections)), strict=False
+                ):
+                    # One call for a short message: TLS and TCP would send two packets.
+                    if start or end > PART_MIN:
+                        connection.sendall(head)
+                        connection.sendall(view[start:end])
+                    else:
+                        connection.sendall(head + view[start:end])
+                    head = b""
+        except OSError as error:
+            self._inbox.fail(LinkError(f"{self._peer} is gone ({error})"))
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Both ways between this rank and another one; `rtt_s` is 0 on the side that was called."""
+
+    sender: Sender
+    receiver: Receiver
+    rtt_s: float
+
+
+def parts_of(size: int, connections: int) -> list[tuple[int, int]]:
+    """Where the parts of a body begin and end, one for each connection that carries any.
+
+    >>> from host.pipeline.links import parts_of
+    >>> parts_of(100, 4), parts_of(100_000, 2)
+    ([(0, 100)], [(0, 50000), (50000, 100000)])
+    """
+    count = max(1, min(connections, size // PART_MIN))
+    ends = [size * (part + 1) // count for part in range(count)]
+    return list(zip([0, *ends[:-1]], ends, strict=True))
+
+
+def receive(connection: socket.socket, view: bytearray | memoryview) -> bytearray | memoryview:
+    """Fill `view` from a socket; OSError at its end."""
+    at, rest = 0, memoryview(view)
+    while at < len(rest):
+        count = connection.recv_into(rest[at:])
+        if not count:
+            raise ConnectionResetError("its end of the connection is closed")
+        at += count
+    return view
+
+
+def _close(connections: Sequence[socket.socket]) -> None:
+    for connection in connections:
+        try:
+            connection.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads
+        except OSError:
+            pass
+        connection.close()
