@@ -15,12 +15,15 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
+from queue import Queue
 
 DEVICE = "tm0"  # what a namespace calls its end
+PORT = 29_400  # of a rank, which is alone on its host
 BURST_S, BURST_MIN, QUEUE = 0.01, 16_384, "2s"
 ETH_P_ALL = 3
 SOL_PACKET, VNET_HEADER, IGNORE_OUTGOING = 263, 15, 23  # linux/if_packet.h
@@ -28,6 +31,8 @@ VNET_SIZE = 10  # the checksum and segments that the sender has left to do
 FRAME_MAX = 1 << 17
 PACKETS_MAX = 100_000  # on their way; further ones are lost
 POLL_S = 1.0
+BUFFER_S = 0.1  # how much a relay's link holds
+Waiting = Queue[tuple[float, bytes]]  # when bytes are due, and the bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +115,10 @@ class Namespaces:
         """A host's address."""
         return f"10.99.0.{host + 1}"
 
+    def addresses(self, rank: int) -> list[str]:  # noqa: ARG002
+        """Where a rank finds the others, and itself."""
+        return [f"{self.address(host)}:{PORT}" for host in range(len(self._names))]
+
     def sent_bytes(self) -> list[int]:
         """What each host has sent since the beginning, headers of Ethernet, IP and TCP included."""
         paths = [Path(f"/sys/class/net/{name}/statistics/rx_bytes") for name in self._outer]
@@ -146,6 +155,96 @@ class Namespaces:
 
 def _run(*command: str, check: bool = True) -> None:
     subprocess.run(command, capture_output=True, text=True, check=check)
+
+
+class Relay:
+    """`count` ranks of this machine, each behind such a link, where there can be no namespaces.
+
+    Connections go through threads of this process: a token bucket for what a rank sends, the delay,
+    and for a lost packet a round trip more. TCP's window is not modelled: it is a link with BBR.
+    """
+
+    def __init__(self, count: int, link: Link) -> None:
+        self._link = link
+        self._count = count
+        self._servers: list[socket.socket] = []
+        self._free_s = [0.0] * count  # when a rank's link has sent what it was given
+        self._lock = threading.Lock()
+        self._rng = random.Random(0)
+
+    def __enter__(self) -> "Relay":
+        self._own = [socket.create_server(("127.0.0.1", 0)) for _ in range(self._count)]
+        self._ports = [server.getsockname()[1] for server in self._own]
+        for server in self._own:
+            server.close()  # the ranks bind them
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for server in self._servers:
+            server.close()
+
+    def inside(self, host: int) -> list[str]:  # noqa: ARG002
+        """What a command begins with to run on a host."""
+        return []
+
+    def addresses(self, rank: int) -> list[str]:
+        """Where a rank finds the others, and itself."""
+        ports = [
+            port if other == rank or self._link == Link() else self._open(rank, other)
+            for other, port in enumerate(self._ports)
+        ]
+        return [f"127.0.0.1:{port}" for port in ports]
+
+    def _open(self, caller: int, called: int) -> int:
+        server = socket.create_server(("127.0.0.1", 0))
+        self._servers.append(server)
+        threading.Thread(target=self._accept, args=(server, caller, called), daemon=True).start()
+        port: int = server.getsockname()[1]
+        return port
+
+    def _accept(self, server: socket.socket, caller: int, called: int) -> None:
+        while True:
+            try:
+                near = server.accept()[0]
+            except OSError:
+                return
+            try:
+                far = socket.create_connection(("127.0.0.1", self._ports[called]))
+            except OSError:
+                near.close()
+                continue
+            for sender, source, sink in ((caller, near, far), (called, far, near)):
+                sink.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                queue: Queue[tuple[float, bytes]] = Queue()
+                for work in (self._take, self._pass_on):
+                    arguments = (sender, source, sink, queue)
+                    threading.Thread(target=work, args=arguments, daemon=True).start()
+
+    def _take(self, sender: int, source: socket.socket, _: object, queue: "Waiting") -> None:
+        due, data = 0.0, b"."
+        while data:
+            try:
+                data = source.recv(1 << 15)
+            except OSError:
+                data = b""
+            lost = sum(self._rng.random() < self._link.loss for _ in range(0, len(data), 1448))
+            with self._lock:
+                took_s = 8e-6 * len(data) / self._link.mbit if self._link.mbit else 0.0
+                free_s = max(self._free_s[sender], time.monotonic()) + took_s
+                self._free_s[sender] = free_s
+            due = max(due, free_s + (0.5 + lost) * self._link.rtt_ms / 1000)
+            queue.put((due, data))
+            time.sleep(max(0.0, free_s - time.monotonic() - BUFFER_S))
+
+    def _pass_on(self, _: int, __: object, sink: socket.socket, queue: "Waiting") -> None:
+        data = b"."
+        while data:
+            due, data = queue.get()
+            time.sleep(max(0.0, due - time.monotonic()))
+            try:
+                sink.sendall(data) if data else sink.shutdown(socket.SHUT_WR)
+            except OSError:
+                return
 
 
 class Switch:

@@ -47,7 +47,8 @@ def main(arguments: list[str]) -> int:
 
 def _end_with_parent() -> None:
     """Nobody would start this rank again, or end it, once its parent is gone."""
-    sys.stdin.buffer.read()
+    while os.read(sys.stdin.fileno(), 1):  # a buffer would be locked where this process ends
+        pass
     os._exit(GONE)
 
 
