@@ -155,14 +155,15 @@ class Engine:
     def _limit(self) -> int:
         """How many micro-batches may be in flight behind this stage, so that it need not wait.
 
-        One for each stage behind it, and what it computes while bytes travel there and back.
+        One for each stage behind it, and what it computes while bytes travel there and back, twice
+        over: on a slow link they do not only travel, but also take turns.
         """
         count = self._config.micro_batches
         if self._config.schedule == "gpipe":
             return count
         travelling = self._config.stages  # in the first step
         if self.micro_batch_s:
-            travelling = math.ceil(self._rtt_s / self.micro_batch_s)
+            travelling = math.ceil(2 * self._rtt_s / self.micro_batch_s)
         return min(count, self._config.stages - self._number + travelling)
 
     def _choose(self, can_go_back: bool, can_start: bool) -> bool:
