@@ -80,7 +80,8 @@ def measure(*, quick: bool) -> Result:
     }
     notes = (
         f"{STAGES} ranks share one GPU; bf16; {SIZES}; 1 sequence a micro-batch",
-        f"home: {HOME}; " + ("namespaces" if reason is None else f"a relay in user space: {reason}"),
+        f"home: {HOME}; "
+        + ("namespaces" if reason is None else f"a relay in user space: {reason}"),
         "home_share: of the unthrottled rate of the same arm with as many micro-batches, or with 32",
     )
     return Result("pipeline_gpu", figures, speeds, notes, {"runs": found}, quick)

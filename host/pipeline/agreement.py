@@ -67,7 +67,9 @@ class Control:
         match message:
             case [str(found), value] if found == topic:
                 return value
-        raise LinkError(f"rank {rank} is at another point of its start: start all with this version")
+        raise LinkError(
+            f"rank {rank} is at another point of its start: start all with this version"
+        )
 
 
 def check_agreement(shared: Sequence[Mapping[str, Any]]) -> None:

@@ -47,7 +47,9 @@ class Engine:
         self._before = before
         self._after = after
         self._rtt_s = rtt_s
-        self._wire_bytes = self._back_bytes = 0  # of what comes from the stage before, and goes back
+        self._wire_bytes = self._back_bytes = (
+            0  # of what comes from the stage before, and goes back
+        )
         if stage.entry is not None:
             self._wire_bytes = stage.entry.words(stage.batch, stage.length) * WORD
             self._back_bytes = stage.entry.sizes(stage.batch, stage.length)[1]

@@ -213,7 +213,9 @@ class Meeting:
             if not self._pending.acquire(blocking=False):
                 connection.close()
                 continue
-            threading.Thread(target=self._answer, args=(connection, address[0]), daemon=True).start()
+            threading.Thread(
+                target=self._answer, args=(connection, address[0]), daemon=True
+            ).start()
 
     def _answer(self, connection: socket.socket, caller: str) -> None:
         try:
@@ -265,9 +267,6 @@ class Meeting:
                         return f"this is not the identity of rank {rank}"
                 return ""
         return "this is no hello of a rank"
-
-
-
 
 
 def _read(connection: socket.socket, kind: Kind) -> bytes:

@@ -52,7 +52,9 @@ def run_rank(config: PipelineConfig, place: Place) -> None:
                 }
                 peers = Peers(others, rank // config.stages, config.replicas.count)
             stage = rank % config.stages
-            context = RankContext(rank, stage, control, inbox, device, took, meeting.transport, peers)
+            context = RankContext(
+                rank, stage, control, inbox, device, took, meeting.transport, peers
+            )
             trainer = build(config, context)
             is_gpu = device.type == "cuda"
             links = {
@@ -60,7 +62,9 @@ def run_rank(config: PipelineConfig, place: Place) -> None:
                 for (other, purpose), made in wires.items()
                 if purpose == BOUNDARY
             }
-            rtts = control.decide("rtt", sum(link.rtt_s for link in links.values()), lambda all_: all_)
+            rtts = control.decide(
+                "rtt", sum(link.rtt_s for link in links.values()), lambda all_: all_
+            )
             behind = rtts[rank + 1 : (rank // config.stages + 1) * config.stages]
             trainer.connect(links.get(rank - 1), links.get(rank + 1), sum(behind))
             trainer.prepare()

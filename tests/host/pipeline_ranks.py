@@ -94,7 +94,9 @@ def reports(config: PipelineConfig) -> list[dict[str, object]]:
 
 def free_addresses(count: int) -> list[str]:
     with ExitStack() as stack:
-        servers = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        servers = [
+            stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)
+        ]
         return [f"127.0.0.1:{server.getsockname()[1]}" for server in servers]
 
 
