@@ -56,7 +56,7 @@ Speeds = dict[str, float]
 
 
 def measure(*, quick: bool, resume: Path | None = None) -> Result:
-    """The link-bound rate, all arms at it, at home, and the sweep; `quick`: two stages, no sweep."""
+    """The link-bound rate, all arms at it and at home, the sweep; `quick`: two stages, no sweep."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that links and ranks are removed
     if reason := why_not():
         raise SystemExit(f"no network namespaces here: {reason}")

@@ -1,4 +1,4 @@
-"""A pipeline of four ranks on one GPU, unthrottled and over home links: a model of 0.9 billion weights.
+"""A pipeline of four ranks on one GPU, unthrottled and over home links; 0.9 billion weights.
 
 The texts are this project's own files: only speed is measured. Where there can be no namespaces, a
 relay in user space stands for the links. A run that would begin after `END_S` is left out.
@@ -82,7 +82,7 @@ def measure(*, quick: bool) -> Result:
         f"{STAGES} ranks share one GPU; bf16; {SIZES}; 1 sequence a micro-batch",
         f"home: {HOME}; "
         + ("namespaces" if reason is None else f"a relay in user space: {reason}"),
-        "home_share: of the unthrottled rate of the same arm with as many micro-batches, or with 32",
+        "home_share: of the unthrottled rate of the same arm with as many micro-batches, or 32",
     )
     return Result("pipeline_gpu", figures, speeds, notes, {"runs": found}, quick)
 

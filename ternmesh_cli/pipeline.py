@@ -1,4 +1,4 @@
-"""`ternmesh pipeline train`: train a model in stages, on this machine's ranks."""
+"""`ternmesh pipeline`: train a model in stages, on this machine's ranks; plan; identities."""
 
 import argparse
 import importlib.util
@@ -19,11 +19,61 @@ PAGE_S = 60.0  # between two pages: to draw one costs a core a second of trainin
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     summary = "train, or continue from the last checkpoint"
-    train = process.Subcommands(parser).add("train", summary, _train)
+    commands = process.Subcommands(parser)
+    train = commands.add("train", summary, _train)
     process.add_config(train, is_found=False)
     process.add_json(train, "print reports as lines of JSON")
     train.add_argument("--host", help="which host in `addresses` this machine is")
     train.add_argument("--insecure", action="store_true", help="no TLS between machines")
+
+    plan = commands.add("plan", "say which compression a link needs, and what it costs", _plan)
+    process.add_config(plan, is_found=False)
+    mbit = process.real(0.001, 1e6, "Mbit/s")
+    plan.add_argument("--mbit", type=mbit, required=True, help="what a machine can send")
+    plan.add_argument("--rtt-ms", type=process.real(0, 1e5, "ms"), required=True)
+    plan.add_argument(
+        "--micro-batch-ms",
+        type=process.real(0.001, 1e7, "ms"),
+        help="computing of the slowest stage (default: as the last report says)",
+    )
+    summary = "print the line for `identities`; make this machine's identity if it has none"
+    process.add_config(commands.add("identity", summary, _identity), is_found=False)
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    from host.pipeline.config import PipelineError, read_pipeline_config
+    from host.pipeline.plan import describe, plan
+    from host.pipeline.report import PROGRESS
+    from ternmesh_cli.pipeline_report import TrainingHistory
+
+    config = read_pipeline_config(arguments.config)
+    micro_batch_ms = arguments.micro_batch_ms
+    if micro_batch_ms is None:
+        history = TrainingHistory()
+        history.read(config.folder / PROGRESS)
+        measured = [row for row in history.steps() if "micro_batch_ms" in row]
+        if not measured:
+            raise PipelineError("nothing was trained here yet: give --micro-batch-ms")
+        micro_batch_ms = max(measured[-1]["micro_batch_ms"])
+    print(describe(config, plan(config, arguments.mbit, arguments.rtt_ms, micro_batch_ms)))
+    return 0
+
+
+def _identity(arguments: argparse.Namespace) -> int:
+    import socket
+
+    from host.pipeline.config import read_pipeline_config
+    from ternmesh.security.identity import Role, identity_text
+    from ternmesh_service.identity_file import make_identity_file, read_identity_file
+
+    path = read_pipeline_config(arguments.config).identity_path
+    if path.exists():
+        identity = read_identity_file(path)
+    else:
+        path.parent.mkdir(0o700, parents=True, exist_ok=True)
+        identity = make_identity_file(path, socket.gethostname()[:32], Role.HOST)
+    print(identity_text(identity.public))
+    return 0
 
 
 def _train(arguments: argparse.Namespace) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 
 from host.pipeline.config import PipelineError
 from host.pipeline.launch import REFUSED
-from host.pipeline.links import Link
+from host.pipeline.links import RankLink
 from host.pipeline.wire import Kind, LinkError, read_json, write_json
 
 SEEN_S = 5.0  # how long a refusing rank waits until the others have its reason
@@ -24,7 +24,7 @@ class Control:
     """The links between rank 0 and all others, by the other's rank."""
 
     def __init__(self, rank: int, ranks: int) -> None:
-        self.links: dict[int, Link] = {}
+        self.links: dict[int, RankLink] = {}
         self._rank = rank
         self._ranks = ranks
         self._ending = threading.Lock()
@@ -39,12 +39,12 @@ class Control:
         """What rank 0's `judge` makes of the values of all ranks, in their order, on all ranks."""
         value = read_json(write_json(value))  # as it arrives from others: lists in place of tuples
         if self._rank:
-            self.links[0].sender.send(Kind.NOTE, write_json([topic, value]))
+            self.links[0].writer.send(Kind.NOTE, write_json([topic, value]))
             return self._take(0, topic, timeout_s)
         others = range(1, self._ranks)
         answer = judge([value, *(self._take(rank, topic, timeout_s) for rank in others)])
         for rank in others:
-            self.links[rank].sender.send(Kind.NOTE, write_json([topic, answer]))
+            self.links[rank].writer.send(Kind.NOTE, write_json([topic, answer]))
         return answer
 
     def refuse(self, sentence: str) -> None:
@@ -56,14 +56,14 @@ class Control:
         with self._ending:  # the first reason of all ranks counts
             end_with(reason, self._rank)
             for link in self.links.values():
-                link.sender.send(Kind.REFUSAL, reason.encode())
+                link.writer.send(Kind.REFUSAL, reason.encode())
             deadline = time.monotonic() + SEEN_S
             for link in self.links.values():
-                link.sender.close(max(0.0, deadline - time.monotonic()))
+                link.writer.close(max(0.0, deadline - time.monotonic()))
             os._exit(REFUSED)
 
     def _take(self, rank: int, topic: str, timeout_s: float | None) -> Any:
-        message = read_json(self.links[rank].receiver.take(Kind.NOTE, timeout_s=timeout_s).data)
+        message = read_json(self.links[rank].reader.take(Kind.NOTE, timeout_s=timeout_s).data)
         match message:
             case [str(found), value] if found == topic:
                 return value

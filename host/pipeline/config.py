@@ -117,6 +117,11 @@ class PipelineConfig:
         return self.stages * self.replicas.count
 
     @property
+    def identity_path(self) -> Path:
+        """The file with this machine's identity."""
+        return Path(self.identity) if self.identity else self.folder / "identity"
+
+    @property
     def hosts(self) -> list[str]:
         """The hosts in `addresses`, in the order in which they first appear."""
         return list(dict.fromkeys(host_and_port(each)[0] for each in self.addresses))

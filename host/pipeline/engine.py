@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from host.pipeline.config import PipelineConfig, PipelineError
-from host.pipeline.links import Inbox, Link
+from host.pipeline.links import LinkEvents, RankLink
 from host.pipeline.wire import Kind, LinkError, read_json, write_json
 from models.bottleneck.codes import WORD
 from models.stages import Stage
@@ -32,13 +32,13 @@ class Engine:
         number: int,
         config: PipelineConfig,
         device: torch.device,
-        inbox: Inbox,
-        before: Link | None,
-        after: Link | None,
+        events: LinkEvents,
+        before: RankLink | None,
+        after: RankLink | None,
         rtt_s: float,
     ) -> None:
         self.stage = stage
-        self.inbox = inbox
+        self.events = events
         self.micro_batch_s = 0.0  # of computing, in the last step
         self._payload_bytes = 0
         self._number = number
@@ -53,7 +53,7 @@ class Engine:
         if stage.entry is not None:
             self._wire_bytes = stage.entry.words(stage.batch, stage.length) * WORD
             self._back_bytes = stage.entry.sizes(stage.batch, stage.length)[1]
-        inbox.before_wait = self._synchronise
+        events.before_wait = self._synchronise
 
     @property
     def is_last(self) -> bool:
@@ -63,11 +63,11 @@ class Engine:
     def train_step(self, batch: Tensor) -> float | None:
         """Compute gradients of a batch [rows, length + 1]; the mean loss on the last stage."""
         count = self._config.micro_batches
-        parts = batch.split(self._config.micro_batch)
+        parts = torch.split(batch, self._config.micro_batch)
         limit = self._limit()
         kept: deque[tuple[Tensor | None, Tensor]] = deque()
         losses: list[Tensor] = []
-        began, waited_s = time.perf_counter(), self.inbox.waited_s
+        began, waited_s = time.perf_counter(), self.events.waited_s
         done = started = 0
         while done < count:
             can_go_back = bool(kept) and (self._config.schedule == "1f1b" or started == count)
@@ -82,24 +82,24 @@ class Engine:
                 out = out / count
             kept.append((wire, out))
             started += 1
-        busy_s = time.perf_counter() - began - (self.inbox.waited_s - waited_s)
+        busy_s = time.perf_counter() - began - (self.events.waited_s - waited_s)
         self.micro_batch_s = busy_s / count
         return float(torch.stack(losses).mean()) if losses else None
 
     @torch.no_grad()
     def evaluate(self, batch: Tensor) -> float | None:
         """The mean loss of a batch [rows, length + 1] without gradients, on the last stage."""
-        parts = batch.split(self._config.micro_batch)
+        parts = torch.split(batch, self._config.micro_batch)
         outs = [self._forward(number, part)[1] for number, part in enumerate(parts)]
         return float(torch.stack(outs).mean()) if self.is_last else None
 
     def sum_to_first(self, value: list[float]) -> list[float]:
         """The sums of all stages' values, on the first stage; elsewhere of those behind it."""
         if self._after is not None:
-            behind = read_json(self._after.receiver.take(Kind.NOTE).data)
+            behind = read_json(self._after.reader.take(Kind.NOTE).data)
             value = [a + b for a, b in zip(value, behind, strict=True)]
         if self._before is not None:
-            self._before.sender.send(Kind.NOTE, write_json(value))
+            self._before.writer.send(Kind.NOTE, write_json(value))
         return value
 
     def norm(self, square: float) -> float:
@@ -110,9 +110,9 @@ class Engine:
         """
         total = self.sum_to_first([square])
         if self._before is not None:
-            total = read_json(self._before.receiver.take(Kind.NOTE).data)
+            total = read_json(self._before.reader.take(Kind.NOTE).data)
         if self._after is not None:
-            self._after.sender.send(Kind.NOTE, write_json(total))
+            self._after.writer.send(Kind.NOTE, write_json(total))
         if not math.isfinite(total[0]):
             raise PipelineError(
                 "the gradients are not finite: the training has diverged, or a rank is broken; "
@@ -140,15 +140,15 @@ class Engine:
         """What each stage tells, in order, on the last stage; elsewhere of those up to it."""
         rows: list[dict[str, object]] = []
         if self._before is not None:
-            rows = read_json(self._before.receiver.take(Kind.NOTE).data)
+            rows = read_json(self._before.reader.take(Kind.NOTE).data)
         rows.append(row)
         if self._after is not None:
-            self._after.sender.send(Kind.NOTE, write_json(rows))
+            self._after.writer.send(Kind.NOTE, write_json(rows))
         return rows
 
     def sent_bytes(self) -> int:
         """What this stage has sent to its neighbours, with headers."""
-        return sum(link.sender.sent_bytes for link in (self._before, self._after) if link)
+        return sum(link.writer.sent_bytes for link in (self._before, self._after) if link)
 
     def sent_payloads(self) -> int:
         """That part of `sent_bytes` which is activations and gradients, coded."""
@@ -173,20 +173,21 @@ class Engine:
         before, after = self._before, self._after
 
         def back() -> bool:
-            return can_go_back and (after is None or after.receiver.is_ready)
+            return can_go_back and (after is None or after.reader.is_ready)
 
         def start() -> bool:
-            return can_start and (before is None or before.receiver.is_ready)
+            return can_start and (before is None or before.reader.is_ready)
 
-        self.inbox.wait(lambda: back() or start(), f"what stage {self._number} needs next")
+        self.events.wait(lambda: back() or start(), f"what stage {self._number} needs next")
         return back()
 
     def _forward(self, number: int, batch: Tensor) -> tuple[Tensor | None, Tensor]:
         """The input that wants a gradient, and the output that gives it: wire or loss."""
-        wire, inputs = None, (batch[:, :-1].to(self._device),)
+        wire: Tensor | None = None
+        inputs: tuple[Tensor, ...] = (batch[:, :-1].to(self._device),)
         entry = self.stage.entry
         if self._before is not None and entry is not None:
-            body = self._before.receiver.take(Kind.FORWARD, number).body
+            body = self._before.reader.take(Kind.FORWARD, number).body
             data = body.to(self._device, non_blocking=True)
             wire = data[: self._wire_bytes].view(torch.float32).requires_grad_()
             inputs = (wire, data[self._wire_bytes :]) if entry.sends_ids else (wire,)
@@ -200,7 +201,7 @@ class Engine:
     def _backward(self, number: int, wire: Tensor | None, out: Tensor) -> None:
         gradient = None
         if self._after is not None:
-            body = self._after.receiver.take(Kind.BACK, number).body
+            body = self._after.reader.take(Kind.BACK, number).body
             # Autograd wants it as long as the payload forward.
             padded = functional.pad(
                 body.to(self._device, non_blocking=True), (0, out.numel() * WORD - len(body))
@@ -211,23 +212,23 @@ class Engine:
             data = wire.grad.view(torch.uint8)[: self._back_bytes]
             self._send(self._before, Kind.BACK, number, data)
 
-    def _send(self, link: Link, kind: Kind, number: int, data: Tensor) -> None:
+    def _send(self, link: RankLink, kind: Kind, number: int, data: Tensor) -> None:
         self._payload_bytes += len(data)
         if not data.is_cuda:
-            link.sender.send(kind, data, number)
+            link.writer.send(kind, data, number)
             return
         body = torch.empty(len(data), dtype=torch.uint8, pin_memory=True)
         body.copy_(data, non_blocking=True)
-        copied = torch.cuda.Event()
+        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         copied.record()
-        link.sender.send(kind, body, number, copied.synchronize)
+        link.writer.send(kind, body, number, copied.synchronize)
 
-    def _send_tensor(self, link: Link, tensor: Tensor) -> None:
+    def _send_tensor(self, link: RankLink, tensor: Tensor) -> None:
         data = tensor.detach().cpu().contiguous().view(torch.uint8).flatten()
-        link.sender.send(Kind.NUMBERS, data)
+        link.writer.send(Kind.NUMBERS, data)
 
-    def _tensor(self, link: Link, like: Tensor) -> Tensor:
-        body = link.receiver.take(Kind.NUMBERS).body
+    def _tensor(self, link: RankLink, like: Tensor) -> Tensor:
+        body = link.reader.take(Kind.NUMBERS).body
         if len(body) != like.numel() * WORD:
             raise LinkError(f"{len(body)} bytes of numbers came where {like.numel()} are due")
         return body.view(torch.float32).view(like.shape).to(like.device)

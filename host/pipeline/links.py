@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
 
@@ -20,6 +21,15 @@ from host.pipeline.wire import HEAD_SIZE, Kind, LinkError, read_head, write_head
 
 QUEUE_MAX = 16  # messages that were read ahead; the senders of more wait
 PART_MIN = 1 << 14  # bytes; a shorter message is not divided
+
+
+@dataclass(frozen=True, slots=True)
+class Wires:
+    """The connections between two ranks: those that come in, those that go out, the round trip."""
+
+    incoming: Sequence[socket.socket]
+    outgoing: Sequence[socket.socket]
+    rtt_s: float  # 0 on the side that was called
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +46,7 @@ class Message:
         return self.body.numpy().tobytes()
 
 
-class Inbox:
+class LinkEvents:
     """What all links of a rank share: one condition to wait on, and how long a rank waits."""
 
     def __init__(self, timeout_s: float) -> None:
@@ -70,7 +80,7 @@ class Inbox:
             raise LinkError(f"{what} did not come within {limit_s:.0f} s")
 
 
-class Receiver:
+class LinkReader:
     """Reads the messages of one peer ahead of their use; `exact` are sizes that are known before.
 
     `on_refusal` is called in the reading thread.
@@ -80,20 +90,19 @@ class Receiver:
         self,
         peer: str,
         connections: Sequence[socket.socket],
-        inbox: Inbox,
+        events: LinkEvents,
         exact: Mapping[Kind, int],
         on_refusal: Callable[[str], None],
         is_pinned: bool = False,
     ) -> None:
         self._peer = peer
         self._connections = connections
-        self._inbox = inbox
+        self._events = events
         self._exact = exact
         self._on_refusal = on_refusal
         self._is_pinned = is_pinned
         self._messages: deque[Message] = deque()
         self._error: LinkError | None = None
-        self._is_closed = False
 
     def start(self) -> None:
         threading.Thread(target=self._run, daemon=True).start()
@@ -106,13 +115,13 @@ class Receiver:
     def take(self, kind: Kind, number: int = 0, timeout_s: float | None = None) -> Message:
         """The next message, which must be of this kind and number; LinkError."""
         what = f"the {kind.name.lower()} of {self._peer}"
-        self._inbox.wait(lambda: self.is_ready, what, timeout_s)
-        with self._inbox.changed:
+        self._events.wait(lambda: self.is_ready, what, timeout_s)
+        with self._events.changed:
             if not self._messages:
                 assert self._error is not None
                 raise self._error
             message = self._messages.popleft()
-            self._inbox.changed.notify_all()
+            self._events.changed.notify_all()
         if (message.kind, message.number) != (kind, number):
             raise LinkError(
                 f"{self._peer} sends {message.kind.name.lower()} {message.number} where "
@@ -120,35 +129,29 @@ class Receiver:
             )
         return message
 
-    def close(self) -> None:
-        """What comes from here on is dropped."""
-        self._is_closed = True
-        _close(self._connections)
-
     def _run(self) -> None:
         try:
             while True:
                 message = self._read()
                 if message.kind == Kind.REFUSAL:
                     self._on_refusal(message.data.decode("utf-8", "replace"))
-                with self._inbox.changed:
-                    self._inbox.changed.wait_for(lambda: len(self._messages) < QUEUE_MAX)
+                with self._events.changed:
+                    self._events.changed.wait_for(lambda: len(self._messages) < QUEUE_MAX)
                     self._messages.append(message)
-                    self._inbox.changed.notify_all()
+                    self._events.changed.notify_all()
         except (LinkError, OSError, ValueError) as error:  # ValueError: ssl's, once it is closed
             reason = f"it sent {error}" if isinstance(error, LinkError) else str(error)
-            with self._inbox.changed:
+            with self._events.changed:
                 self._error = LinkError(f"{self._peer} is gone ({reason})")
-                self._inbox.changed.notify_all()
-            if not self._is_closed:
-                _close(self._connections)
+                self._events.changed.notify_all()
+            _close(self._connections)
 
     def _read(self) -> Message:
         first, *others = self._connections
-        kind, number, size = read_head(bytes(receive(first, bytearray(HEAD_SIZE))), self._exact)
+        kind, number, size = read_head(receive(first, bytearray(HEAD_SIZE)), self._exact)
         is_pinned = self._is_pinned and kind in self._exact
         body = torch.empty(size, dtype=torch.uint8, pin_memory=is_pinned)
-        view = memoryview(body.numpy())
+        view = memoryview(body.numpy().data)
         for connection, (start, end) in zip(
             (first, *others), parts_of(size, 1 + len(others)), strict=False
         ):
@@ -156,14 +159,14 @@ class Receiver:
         return Message(kind, number, body)
 
 
-class Sender:
+class LinkWriter:
     """Sends messages to one peer from a thread of its own."""
 
-    def __init__(self, peer: str, connections: Sequence[socket.socket], inbox: Inbox) -> None:
+    def __init__(self, peer: str, connections: Sequence[socket.socket], events: LinkEvents) -> None:
         self.sent_bytes = 0
         self._peer = peer
         self._connections = connections
-        self._inbox = inbox
+        self._events = events
         # As long as micro-batches are in flight; the schedule limits those.
         self._queue: SimpleQueue[tuple[Kind, int, Tensor, Callable[[], None]] | None] = (
             SimpleQueue()
@@ -196,7 +199,7 @@ class Sender:
             while (item := self._queue.get()) is not None:
                 kind, number, body, wait = item
                 wait()
-                view = memoryview(body.numpy()).cast("B")
+                view = body.numpy().data.cast("B")
                 head = write_head(kind, number, len(view))
                 self.sent_bytes += len(head) + len(view)
                 for connection, (start, end) in zip(
@@ -210,15 +213,15 @@ class Sender:
                         connection.sendall(head + view[start:end])
                     head = b""
         except OSError as error:
-            self._inbox.fail(LinkError(f"{self._peer} is gone ({error})"))
+            self._events.fail(LinkError(f"{self._peer} is gone ({error})"))
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class RankLink:
     """Both ways between this rank and another one; `rtt_s` is 0 on the side that was called."""
 
-    sender: Sender
-    receiver: Receiver
+    writer: LinkWriter
+    reader: LinkReader
     rtt_s: float
 
 
@@ -235,20 +238,18 @@ def parts_of(size: int, connections: int) -> list[tuple[int, int]]:
 
 
 def receive(connection: socket.socket, view: bytearray | memoryview) -> bytearray | memoryview:
-    """Fill `view` from a socket; OSError at its end."""
-    at, rest = 0, memoryview(view)
-    while at < len(rest):
-        count = connection.recv_into(rest[at:])
+    """`view`, filled from a socket; OSError where its peer is gone."""
+    rest = memoryview(view)
+    while rest:
+        count = connection.recv_into(rest)
         if not count:
             raise ConnectionResetError("its end of the connection is closed")
-        at += count
+        rest = rest[count:]
     return view
 
 
 def _close(connections: Sequence[socket.socket]) -> None:
     for connection in connections:
-        try:
+        with suppress(OSError):
             connection.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads
-        except OSError:
-            pass
         connection.close()

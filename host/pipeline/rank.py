@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
@@ -9,11 +10,11 @@ import torch
 from host.pipeline.agreement import Control, check_agreement
 from host.pipeline.config import PipelineConfig, PipelineError, host_and_port
 from host.pipeline.launch import hold
-from host.pipeline.links import Inbox, Link, Receiver, Sender
-from host.pipeline.meeting import Meeting, Place, Wires
+from host.pipeline.links import LinkEvents, LinkReader, LinkWriter, RankLink, Wires
+from host.pipeline.meeting import Meeting, Place
 from host.pipeline.replicas import Peers
 from host.pipeline.train import RankContext, StageTrainer
-from host.pipeline.wire import LinkError
+from host.pipeline.wire import Kind, LinkError
 from ternmesh.errors import TernmeshError
 
 CONTROL, BOUNDARY, REPLICA = "control", "boundary", "replica"  # what a link is for
@@ -28,50 +29,41 @@ def run_rank(config: PipelineConfig, place: Place) -> None:
     LinkError where another rank is gone; PipelineError where the ranks cannot connect.
     """
     torch.set_num_threads(config.threads)
-    rank = place.rank
-    meeting = Meeting(place, config, config.timeout_s)
+    rank, (replica, stage) = place.rank, divmod(place.rank, config.stages)
+    meeting = Meeting(place, config)
     wires = meeting.connect(wanted_links(config, rank))
-    inbox, control = Inbox(config.timeout_s), Control(rank, config.ranks)
-    make = partial(make_link, inbox=inbox, on_refusal=control.spread)
+    events, control = LinkEvents(config.timeout_s), Control(rank, config.ranks)
+    make = partial(make_link, events, control.spread)
     control.links |= {
-        other: make(f"rank {other}", wires[other, purpose], {}, is_pinned=False)
-        for other, purpose in wires
-        if purpose == CONTROL
+        other: make(other, wires[other, why], {}) for other, why in wires if why == CONTROL
     }
     try:
         control.decide("settings", config.shared(), check_agreement)
         with hold(config.folder, rank):
             device, took = choose_device(config, place)
-            _log.info("rank %d: %s; links: %s", rank, took, meeting.transport)
+            transport, _ = meeting.transport
+            _log.info("rank %d: %s; links: %s", rank, took, transport)
             peers = None
             if config.replicas.count > 1:
-                others = {
-                    other // config.stages: make(f"rank {other}", made, {}, is_pinned=False)
-                    for (other, purpose), made in wires.items()
-                    if purpose == REPLICA
-                }
-                peers = Peers(others, rank // config.stages, config.replicas.count)
-            stage = rank % config.stages
-            context = RankContext(
-                rank, stage, control, inbox, device, took, meeting.transport, peers
-            )
+                others = [other for other, why in wires if why == REPLICA]
+                links = {o // config.stages: make(o, wires[o, REPLICA], {}) for o in others}
+                peers = Peers(links, replica, config.replicas.count)
+            context = RankContext(rank, stage, control, events, device, took, transport, peers)
             trainer = build(config, context)
-            is_gpu = device.type == "cuda"
-            links = {
-                other: make(f"rank {other}", made, trainer.exact(other), is_pinned=is_gpu)
-                for (other, purpose), made in wires.items()
-                if purpose == BOUNDARY
+            neighbours = {
+                other: make(other, wires[other, why], trainer.exact(other), device.type == "cuda")
+                for other, why in wires
+                if why == BOUNDARY
             }
-            rtts = control.decide(
-                "rtt", sum(link.rtt_s for link in links.values()), lambda all_: all_
-            )
-            behind = rtts[rank + 1 : (rank // config.stages + 1) * config.stages]
-            trainer.connect(links.get(rank - 1), links.get(rank + 1), sum(behind))
+            own_s = sum(link.rtt_s for link in neighbours.values())
+            rtts = control.decide("rtt", own_s, lambda each: each)
+            behind = rtts[rank + 1 : (replica + 1) * config.stages]
+            trainer.connect(neighbours.get(rank - 1), neighbours.get(rank + 1), sum(behind))
             trainer.prepare()
             trainer.run()
             control.decide("done", None)
-            for link in (*control.links.values(), *links.values()):
-                link.sender.close(config.timeout_s)
+            for link in (*control.links.values(), *neighbours.values()):
+                link.writer.close(config.timeout_s)
     except Exception as error:
         if (reason := refusal_in(error)) is not None:
             control.refuse(reason)
@@ -83,7 +75,7 @@ def run_rank(config: PipelineConfig, place: Place) -> None:
 
 def wanted_links(config: PipelineConfig, rank: int) -> list[tuple[int, str]]:
     """The ranks to which a rank has links, and what for."""
-    replica, stage = divmod(rank, config.stages)
+    stage = rank % config.stages
     to_control = range(1, config.ranks) if rank == 0 else [0]
     neighbours = [rank + way for way in (-1, 1) if 0 <= stage + way < config.stages]
     replicas = [each * config.stages + stage for each in range(config.replicas.count)]
@@ -95,14 +87,19 @@ def wanted_links(config: PipelineConfig, rank: int) -> list[tuple[int, str]]:
 
 
 def make_link(
-    peer: str, wires: Wires, exact: dict, *, inbox: Inbox, on_refusal, is_pinned: bool
-) -> Link:
-    """A link that sends and receives."""
-    sender = Sender(peer, wires.outgoing, inbox)
-    receiver = Receiver(peer, wires.incoming, inbox, exact, on_refusal, is_pinned)
-    sender.start()
-    receiver.start()
-    return Link(sender, receiver, wires.rtt_s)
+    events: LinkEvents,
+    on_refusal: Callable[[str], None],
+    peer: int,
+    wires: Wires,
+    exact: Mapping[Kind, int],
+    is_pinned: bool = False,
+) -> RankLink:
+    """A link whose threads run."""
+    writer = LinkWriter(f"rank {peer}", wires.outgoing, events)
+    reader = LinkReader(f"rank {peer}", wires.incoming, events, exact, on_refusal, is_pinned)
+    writer.start()
+    reader.start()
+    return RankLink(writer, reader, wires.rtt_s)
 
 
 def build(config: PipelineConfig, context: RankContext) -> StageTrainer:
@@ -122,8 +119,8 @@ def choose_device(config: PipelineConfig, place: Place) -> tuple[torch.device, s
 
     PipelineError where `device` is "cuda" and this machine has no GPU.
     """
-    hosts = [host_and_port(each)[0] for each in place.addresses]
-    here = hosts[: place.rank].count(hosts[place.rank])
+    hosts = [host_and_port(each)[0] for each in place.addresses[: place.rank]]
+    here = hosts.count(place.own[0])
     found = torch.cuda.device_count()
     if config.device == "cpu" or (config.device == "auto" and not found):
         why = " (auto: no GPU here)" if config.device == "auto" else ""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from host.pipeline.config import PipelineConfig, PipelineError
-from host.pipeline.links import Link
+from host.pipeline.links import RankLink
 from host.pipeline.packets import DeltaQ24, Packets
 from host.pipeline.vector import StageVector
 from host.pipeline.wire import Kind, LinkError
@@ -27,7 +27,7 @@ GLOBAL = "replicas/reference"  # the name of the global weights in a checkpoint
 class Peers:
     """The links from this replica of a stage, number `own`, to the others."""
 
-    def __init__(self, links: Mapping[int, Link], own: int, count: int) -> None:
+    def __init__(self, links: Mapping[int, RankLink], own: int, count: int) -> None:
         self.own = own
         self.count = count
         self.sent_bytes = 0  # to each of the others
@@ -37,8 +37,8 @@ class Peers:
         """The messages of all replicas, in order."""
         self.sent_bytes += len(message)
         for link in self._links.values():
-            link.sender.send(Kind.NUMBERS, message)
-        found = {r: link.receiver.take(Kind.NUMBERS).data for r, link in self._links.items()}
+            link.writer.send(Kind.NUMBERS, message)
+        found = {r: link.reader.take(Kind.NUMBERS).data for r, link in self._links.items()}
         found[self.own] = message
         return [found[replica] for replica in range(self.count)]
 

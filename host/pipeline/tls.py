@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ternmesh.security.identity import Identity, PublicIdentity
 from ternmesh.security.primitives import SEED_SIZE
@@ -60,8 +60,8 @@ def peer_name(connection: ssl.SSLSocket) -> str:
 
     A peer may write any other name into its own certificate.
     """
-    issuer = (connection.getpeercert() or {}).get("issuer", ())
-    return next((str(value) for ((_, value),) in issuer), "")  # type: ignore[misc, union-attr]
+    issuer: Any = (connection.getpeercert() or {}).get("issuer", ())
+    return next((str(value) for ((_, value),) in issuer), "")
 
 
 def authority_of(identity: PublicIdentity) -> str:

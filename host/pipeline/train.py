@@ -17,7 +17,7 @@ from host.pipeline.checkpoint import Checkpoints, common_step, copy_into
 from host.pipeline.config import PipelineConfig, PipelineError
 from host.pipeline.diagnosis import Diagnosis
 from host.pipeline.engine import Engine
-from host.pipeline.links import Inbox, Link
+from host.pipeline.links import LinkEvents, RankLink
 from host.pipeline.replicas import Peers, Replica
 from host.pipeline.report import Progress
 from host.pipeline.texts import read_texts, tokenizer
@@ -61,7 +61,7 @@ class RankContext:
     rank: int
     stage: int
     control: Control
-    inbox: Inbox
+    events: LinkEvents
     device: torch.device
     device_name: str
     transport: str  # what its links use
@@ -71,15 +71,15 @@ class RankContext:
 class Meter:
     """Measures how long steps took, and the part of that time in which this stage waited."""
 
-    def __init__(self, inbox: Inbox, step: int) -> None:
-        self._inbox = inbox
+    def __init__(self, events: LinkEvents, step: int) -> None:
+        self._events = events
         self._step = step
         self._began = time.perf_counter()
-        self._waited_s = inbox.waited_s
+        self._waited_s = events.waited_s
 
     def read(self, step: int) -> tuple[int, float, float]:
         """Steps, seconds and the idle part of the time since the last reading."""
-        now, waited_s = time.perf_counter(), self._inbox.waited_s
+        now, waited_s = time.perf_counter(), self._events.waited_s
         done, wall_s = step - self._step, now - self._began
         idle = (waited_s - self._waited_s) / wall_s
         self._step, self._began, self._waited_s = step, now, waited_s
@@ -123,14 +123,14 @@ class StageTrainer:
         forward, back = boundary.sizes(self._config.micro_batch, self._config.model.length)
         return {Kind.FORWARD: forward} if other < self._context.rank else {Kind.BACK: back}
 
-    def connect(self, before: Link | None, after: Link | None, rtt_s: float) -> None:
+    def connect(self, before: RankLink | None, after: RankLink | None, rtt_s: float) -> None:
         """Use these links to the neighbours; `rtt_s` is the round trip to the last stage."""
         self._engine = Engine(
             self._stage,
             self._context.stage,
             self._config,
             self._context.device,
-            self._context.inbox,
+            self._context.events,
             before,
             after,
             rtt_s,
@@ -157,9 +157,9 @@ class StageTrainer:
             self._run(trace_step)
 
     def _run(self, trace_step: Callable[[], None]) -> None:
-        config, inbox = self._config, self._context.inbox
+        config, events = self._config, self._context.events
         self._began, progress = self._step, self._progress()
-        meter = Meter(inbox, self._step)
+        meter = Meter(events, self._step)
         while self._step < config.steps:
             loss = self._train_step()
             self._step += 1
@@ -173,7 +173,7 @@ class StageTrainer:
                 validation_loss = self._evaluate()
                 if progress is not None:
                     progress.validation(self._step, validation_loss)
-                meter = Meter(inbox, self._step)
+                meter = Meter(events, self._step)
             if self._is_time(config.checkpoint_steps):
                 self._save()
 

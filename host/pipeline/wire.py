@@ -52,11 +52,13 @@ def write_head(kind: Kind, number: int, size: int) -> bytes:
     return _HEAD.pack(MAGIC, kind, number, size)
 
 
-def read_head(head: bytes, exact: Mapping[Kind, int]) -> tuple[Kind, int, int]:
+def read_head(
+    head: bytes | bytearray | memoryview, exact: Mapping[Kind, int]
+) -> tuple[Kind, int, int]:
     """Kind, number and size of the body; LinkError where it is not in `exact` or `LIMITS`."""
     magic, kind, number, size = _HEAD.unpack(head)
     if magic != MAGIC:
-        raise LinkError(f"bytes that are no message of a pipeline ({head[:8].hex(' ')})")
+        raise LinkError(f"bytes that are no message of a pipeline ({bytes(head[:8]).hex(' ')})")
     if kind not in exact and kind not in LIMITS:
         raise LinkError(f"a message of kind {kind}, which cannot come here")
     wanted = exact.get(Kind(kind))

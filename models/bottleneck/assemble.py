@@ -73,8 +73,9 @@ def confine_part(
 ) -> None:
     """Confine the layers of a stage before the last one, in place; ValueError."""
     form = FACTORS if config.form == "factors" else ROWS
-    for layer in part if subspace is not None else ():
-        confine(layer, (*layout.outputs, layout.tokens), subspace, form)
+    if subspace is not None:
+        for layer in part:
+            confine(layer, (*layout.outputs, layout.tokens), subspace, form)
 
 
 def subspace_of(layout: StageLayout, config: BottleneckConfig) -> SharedSubspace | None:

@@ -63,7 +63,7 @@ class RowAdamW(Optimizer):
 
 
 class Muon(Optimizer):
-    """torch.optim.Muon with Nesterov's momentum and AdamW's step size, all matrices of a shape at once.
+    """torch.optim.Muon with AdamW's step size, for all matrices of a shape at once.
 
     Momentum of matrices is orthogonalised by five steps of Newton and Schulz (Jordan et al., 2024):
     in bfloat16 on a GPU, else in float32.
@@ -78,14 +78,14 @@ class Muon(Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         assert closure is None
         for group in self.param_groups:
-            by_shape: dict[torch.Size, list[nn.Parameter]] = {}
+            by_shape: dict[torch.Size, list[Tensor]] = {}
             for weight in group["params"]:
                 if weight.grad is not None:
                     by_shape.setdefault(weight.shape, []).append(weight)
             for shape, weights in by_shape.items():
                 self._step(weights, group, 0.2 * max(shape) ** 0.5 * group["lr"])
 
-    def _step(self, weights: list[nn.Parameter], group: dict[str, Any], rate: float) -> None:
+    def _step(self, weights: list[Tensor], group: dict[str, Any], rate: float) -> None:
         momenta = [
             self.state[weight].setdefault("momentum_buffer", torch.zeros_like(weight))
             for weight in weights
@@ -107,7 +107,8 @@ def orthogonalised(matrices: Tensor) -> Tensor:
     for _ in range(5):
         gram = x @ x.mT
         x = MUON[0] * x + (MUON[1] * gram + MUON[2] * gram @ gram) @ x
-    return (x.mT if is_tall else x).float()
+    made: Tensor = (x.mT if is_tall else x).float()
+    return made
 
 
 class StiefelDescent(Optimizer):
