@@ -180,10 +180,11 @@ def check(config: PipelineConfig) -> PipelineConfig:
             f"addresses has {len(config.addresses)} entries: it must name one for each of the "
             f"{config.ranks} ranks"
         )
-    if config.identities and len(config.identities) != len(config.hosts):
+    hosts = config.hosts
+    if config.identities and len(config.identities) != len(hosts):
         raise ConfigError(
             f"identities has {len(config.identities)} entries: it must have one for each of the "
-            f"hosts {', '.join(config.hosts)}"
+            f"hosts {', '.join(hosts)}"
         )
     if boundary.numbers(model.width) > model.width:
         raise ConfigError(f"boundary.latent is {boundary.latent}: model.width is {model.width}")

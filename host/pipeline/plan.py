@@ -54,7 +54,7 @@ def plan(
     >>> from host.pipeline.config import PipelineConfig
     >>> rows = plan(PipelineConfig("state", stages=4, micro_batches=32), 80.0, 50.0, 200.0)
     >>> [round(row.busy, 2) for row in rows][:2]
-    [0.87, 0.88]
+    [0.89, 0.89]
     """
     tokens = config.micro_batch * config.model.length
     count, hops = config.micro_batches, config.stages - 1
@@ -73,9 +73,10 @@ def plan(
 
 
 def least(rows: Sequence[Row]) -> Row:
-    """The first row that is within a tenth of the busiest: more compression gains little."""
-    best = max(row.busy for row in rows)
-    return next(row for row in rows if row.busy >= 0.9 * best)
+    """The first row within a tenth of the busiest, among those that cost less than no pipeline."""
+    worth = [row for row in rows if row.choice.cost < ALONE]
+    best = max(row.busy for row in worth)
+    return next(row for row in worth if row.busy >= 0.9 * best)
 
 
 def describe(config: PipelineConfig, rows: Sequence[Row]) -> str:

@@ -65,16 +65,22 @@ def test_a_run_is_measured_between_its_first_report_and_its_last() -> None:
             "tokens_per_s": rate,
             "boundary_bytes_per_token": size,
             "bubble": [0.5, 0.25],
+            "links": ["loopback", "bbr"],
             "loss": 1.0,
         }
 
     tables = {"": {"stages": 2, "micro_batch": 2, "micro_batches": 5}, "model": {"length": 10}}
     # 200 tokens in 2 s, then 200 in 1 s; the first report's start-up does not count.
-    seen = [(report(2, 1.0), 1_000), (report(4, 100.0), 4_000), (report(6, 200.0), 9_000)]
+    sent = [[500, 500], [1_000, 3_000], [2_000, 7_000]]
+    seen = [
+        (report(s, r), b)
+        for (s, r), b in zip([(2, 1.0), (4, 100.0), (6, 200.0)], sent, strict=True)
+    ]
     made = _summary(seen, tables)
     assert made.tokens_per_s == pytest.approx(400 / 3)
     assert made.socket_bytes == pytest.approx(20.0)
     assert made.payload_bytes == 16.0
+    assert made.busiest_mbit == pytest.approx(8e-6 * 6_500 / 3)
 
 
 @pytest.fixture

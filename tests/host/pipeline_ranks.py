@@ -107,7 +107,9 @@ def run_ranks(configs: Sequence[Path], folder: Path) -> list[str]:
     addresses = free_addresses(len(configs))
     logs = [folder / f"rank-{rank}.log" for rank in range(len(configs))]
     jobs = [
-        context.Process(target=_run, args=(str(configs[rank]), rank, addresses, str(logs[rank])))
+        context.Process(
+            target=run_rank, args=(str(configs[rank]), rank, addresses, str(logs[rank]))
+        )
         for rank in range(len(configs))
     ]
     for job in jobs:
@@ -122,7 +124,8 @@ def run_ranks(configs: Sequence[Path], folder: Path) -> list[str]:
     return [f"{log.read_text()}\n{job.exitcode}" for log, job in zip(logs, jobs, strict=True)]
 
 
-def _run(config: str, rank: int, addresses: list[str], log: str) -> None:
+def run_rank(config: str, rank: int, addresses: list[str], log: str) -> None:
+    """Be a rank, in a process of its own."""
     os.dup2(os.open(log, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), 2)
     given, write = os.pipe()  # `write` stays open as long as this process
     os.write(write, json.dumps([addresses, "secret"]).encode() + b"\n")

@@ -1,73 +1,265 @@
-"""Ranks meet although the store holds keys of an earlier start; a second start is kept out."""
+"""Ranks meet, also at another time; strangers, damaged bytes and second starts are kept out."""
 
 import os
+import pickle
+import socket
 import stat
-import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined]
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from host.pipeline import agreement
-from host.pipeline.config import PipelineError, read_pipeline_config
-from host.pipeline.launch import Ranks, hold
-from host.pipeline.rank import choose_device
-from tests.host.pipeline_ranks import write_config
+from host.pipeline import meeting, tls
+from host.pipeline.config import ConfigError, PipelineConfig, PipelineError, read_pipeline_config
+from host.pipeline.launch import Ranks, hold, own_ranks
+from host.pipeline.links import LinkEvents, LinkReader, LinkWriter, Wires
+from host.pipeline.meeting import Meeting, Place, place_of
+from host.pipeline.rank import choose_device, wanted_links
+from host.pipeline.wire import HEAD_SIZE, LIMITS, Kind, LinkError, read_head, write_head
+from ternmesh.security.identity import Role, identity_text
+from ternmesh_service.identity_file import make_identity_file
+from tests.host.pipeline_ranks import free_addresses, write_config
 
-ROOT = Path(__file__).parents[2]
-
-
-def meet(store: HashStore, number: int, own: str, said: str) -> list[str]:
-    """Meet like run_rank, without links."""
-    meeting = agreement.join(store, number, own) if number else own
-    answer = partial(agreement.welcome, store, 3, meeting) if number == 0 else (lambda: None)
-    at = PrefixStore(meeting, store)
-    return agreement.gather(at, "settings", number, 3, said, meanwhile=answer)
-
-
-def test_ranks_that_are_started_again_meet_each_other_only() -> None:  # R11-1
-    store = HashStore()
-    for start in ("first", "second"):
-        with ThreadPoolExecutor(3) as pool:
-            # Rank 0 comes last: the others find the keys of the start before.
-            jobs = [
-                pool.submit(meet, store, each, f"{start}-{each}", f"{start} {each}")
-                for each in (2, 1, 0)
-            ]
-            for job in jobs:
-                assert job.result() == [f"{start} {each}" for each in range(3)]
+WANTED = {0: [(1, "boundary")], 1: [(0, "boundary")]}
+Both = tuple[Wires, Wires]
 
 
-def test_a_rank_that_died_before_it_met_the_others_does_no_harm() -> None:
-    store = HashStore()
-    store.set("hello/1", "dead-1")
-    agreement.welcome(store, 3, "dead-0")  # by a rank 0 that died, too
-    with pytest.raises(PipelineError, match="rank 0 did not answer within 0 s"):
-        agreement.join(store, 1, "living-1", wait_s=0.0)
-    agreement.welcome(store, 3, "living-0")
-    assert agreement.join(store, 1, "living-1", wait_s=0.0) == "living-0"
-    with ThreadPoolExecutor(3) as pool:
-        jobs = [pool.submit(meet, store, each, f"new-{each}", str(each)) for each in range(3)]
-        assert [job.result() for job in jobs] == [["0", "1", "2"]] * 3
+def meet(places: list[Place], configs: list[PipelineConfig]) -> Both:
+    """Two ranks connect, rank 1 first."""
+    with ThreadPoolExecutor(2) as pool:
+        late = pool.submit(lambda: Meeting(places[1], configs[1]).connect(WANTED[1]))
+        time.sleep(0.05)  # it calls in vain
+        early = pool.submit(lambda: Meeting(places[0], configs[0]).connect(WANTED[0]))
+        return early.result()[1, "boundary"], late.result()[0, "boundary"]
 
 
-def test_a_rank_ends_where_the_store_is_gone(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def plain(count: int = 2) -> list[Place]:
+    addresses = free_addresses(count)
+    return [Place(rank, addresses, None, "secret") for rank in range(count)]
+
+
+@pytest.fixture
+def keyed(tmp_path: Path) -> tuple[list[Place], list[PipelineConfig]]:
+    """Two ranks with identities, as if their addresses were not loopback."""
+    addresses, publics, configs = free_addresses(2), [], []
+    for rank in range(2):
+        path = tmp_path / f"identity-{rank}"
+        publics.append(make_identity_file(path, f"machine-{rank}", Role.HOST).public)
+        configs.append(PipelineConfig("state", identity=str(path), timeout_s=30.0))
+    return [Place(rank, addresses, publics) for rank in range(2)], configs
+
+
+def links(wires: Wires, events: LinkEvents, size: int = 8) -> tuple[LinkWriter, LinkReader]:
+    reader = LinkReader("rank 1", wires.incoming, events, {Kind.FORWARD: size}, print)
+    writer = LinkWriter("rank 1", wires.outgoing, events)
+    writer.start()
+    reader.start()
+    return writer, reader
+
+
+@pytest.mark.parametrize("connections", [1, 3])
+@pytest.mark.parametrize("is_keyed", [False, True])
+def test_messages_of_any_length_arrive_in_order(
+    keyed: Any, connections: int, is_keyed: bool
 ) -> None:
-    class Gone(HashStore):
-        def check(self, keys: list[str]) -> bool:
-            raise RuntimeError("Broken pipe")
+    places, configs = keyed if is_keyed else (plain(), keyed[1])
+    wires = meet(places, [replace(c, connections=connections) for c in configs])
+    assert {len(each.incoming) for each in wires} == {connections}
+    assert wires[1].rtt_s > 0
+    (writer, _), (_, reader) = (links(each, LinkEvents(30.0), 100_000) for each in wires)
+    whole = torch.arange(100_000).to(torch.uint8)
+    for number in range(40):  # more than are read ahead
+        writer.send(Kind.FORWARD, whole, number)
+        writer.send(Kind.NOTE, b"")
+    for number in range(40):
+        assert torch.equal(reader.take(Kind.FORWARD, number).body, whole)
+        assert reader.take(Kind.NOTE).data == b""
+    writer.close(30.0)
+    with pytest.raises(LinkError, match="rank 1 is gone"):
+        reader.take(Kind.NOTE)
 
-    monkeypatch.setattr(agreement, "WATCH_S", 0.0)
-    monkeypatch.setattr(os, "_exit", sys.exit)
-    with pytest.raises(SystemExit) as ended:
-        agreement.Watch(Gone(), 1)._listen()
-    assert ended.value.code == agreement.REFUSED
-    assert "rank 1 ends: torchrun, or the machine of rank 0, is gone" in capsys.readouterr().err
+
+@pytest.mark.parametrize(("wrong", "said"), [(0, "does not have the identity"), (1, "not answer")])
+def test_a_peer_with_another_identity_is_refused(
+    keyed: Any, tmp_path: Path, wrong: int, said: str
+) -> None:
+    """Rank 1 calls. Who is called by a stranger tells it nothing."""
+    places, configs = keyed
+    make_identity_file(tmp_path / "stranger", "stranger", Role.HOST)
+    configs = [replace(config, timeout_s=3.0) for config in configs]
+    configs[wrong] = replace(configs[wrong], identity=str(tmp_path / "stranger"))
+    with ThreadPoolExecutor(2) as pool:
+        jobs = [pool.submit(Meeting(places[r], configs[r]).connect, WANTED[r]) for r in range(2)]
+    assert said in str(jobs[1].exception())
+    assert "rank 1 did not call" in str(jobs[0].exception())
+
+
+def test_a_member_cannot_pass_for_another(keyed: Any) -> None:
+    """Its certificate may name anybody: the key of its authority tells who it is."""
+    places, configs = keyed
+    swapped = [Place(0, places[0].addresses, places[0].peers)]
+    swapped.append(Place(1, places[0].addresses, places[0].peers))
+    own = Meeting(swapped[0], configs[0])
+    hello = {"rank": 1, "to": 0, "purpose": "p", "way": "up", "part": 0, "parts": 1, "token": ""}
+    peers = places[0].peers
+    assert peers is not None
+    assert own._refusal(hello, tls.authority_of(peers[1])) == ""
+    assert own._refusal(hello, tls.authority_of(peers[0])) == "this is not the identity of rank 1"
+    assert own._refusal({**hello, "to": 1}, "") == "this is rank 0 of another run"
+    for bad in ({**hello, "rank": 0}, {**hello, "part": 1}, {**hello, "parts": 65}, [], {}):
+        assert own._refusal(bad, "") == "this is no hello of a rank"
+
+
+class Opened:
+    """Unpickled, it would make a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (os.mkdir, (str(self.path),))
+
+
+def test_a_pickle_on_a_port_does_nothing_and_the_ranks_still_meet(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A5: torchrun's rendezvous unpickled what came. This sends one to every port that is open."""
+    places = plain(3)
+    bomb = pickle.dumps(Opened(tmp_path / "made"))
+    wanted = {0: [(1, "a"), (2, "a")], 1: [(0, "a"), (2, "b")], 2: [(0, "a"), (1, "b")]}
+    config = PipelineConfig("state", timeout_s=30.0)
+    with ThreadPoolExecutor(3) as pool:
+        jobs = [pool.submit(Meeting(places[r], config).connect, wanted[r]) for r in (0, 1)]
+        hellos = write_head(Kind.HELLO, 0, len(bomb)) + bomb
+        for place in places[:2]:
+            for data in (bomb, hellos, b"", b"GET / HTTP/1.1\r\n\r\n" * 9):
+                for _ in range(100):
+                    try:
+                        caller = socket.create_connection(place.own, 10.0)
+                        break
+                    except ConnectionRefusedError:
+                        time.sleep(0.02)  # it does not listen yet
+                with closing(caller):
+                    caller.sendall(data)
+                    caller.shutdown(socket.SHUT_WR)
+                    with suppress(ConnectionResetError):
+                        while caller.recv(100):  # the port closes the connection, or says no
+                            pass
+        jobs.append(pool.submit(Meeting(places[2], config).connect, wanted[2]))
+        for job in jobs:
+            assert len(job.result()) == 2
+    assert not (tmp_path / "made").exists()
+    assert caplog.text.count("was sent away") == 8
+    assert "bytes that are no message of a pipeline (80 04" in caplog.text
+    for place in places:  # a port is open no longer than ranks meet
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(place.own, 10.0)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (pickle.dumps({}) + bytes(30), "bytes that are no message"),
+        (write_head(Kind.BACK, 0, 8), "kind 4, which cannot come here"),
+        (write_head(Kind.FORWARD, 0, 9), "a forward of 9 bytes, and exactly 8 are allowed"),
+        (write_head(Kind.NOTE, 0, 1 << 40), "a note of 1099511627776 bytes, and at most 16777216"),
+        (write_head(Kind.FORWARD, 1, 8) + bytes(8), "sends forward 1 where forward 0 is due"),
+        (write_head(Kind.FORWARD, 0, 8) + bytes(7), "its end of the connection is closed"),
+    ],
+)
+def test_damaged_bytes_are_one_sentence(data: bytes, said: str) -> None:
+    near, far = socket.socketpair()
+    reader = LinkReader("rank 1", [near], LinkEvents(30.0), {Kind.FORWARD: 8}, print)
+    reader.start()
+    far.sendall(data)
+    far.close()
+    with pytest.raises(LinkError, match=said):
+        reader.take(Kind.FORWARD, 0)
+
+
+@given(
+    head=st.binary(min_size=HEAD_SIZE, max_size=HEAD_SIZE)
+    | st.builds(write_head, st.sampled_from(Kind), st.integers(0, 9), st.integers(0, 1 << 63))
+)
+@settings(max_examples=200, deadline=None)
+def test_a_head_is_within_limits_or_an_error(head: bytes) -> None:
+    try:
+        kind, _, size = read_head(head, {Kind.BACK: 5})
+    except LinkError:
+        return
+    assert size == 5 if kind is Kind.BACK else size <= LIMITS[kind]
+
+
+def test_what_does_not_come_in_time_is_told() -> None:
+    near, _far = socket.socketpair()
+    reader = LinkReader("rank 3", [near], LinkEvents(0.0), {}, print)
+    with pytest.raises(LinkError, match="the note of rank 3 did not come within 0 s"):
+        reader.take(Kind.NOTE)
+
+
+def test_missing_ranks_are_named() -> None:
+    config = PipelineConfig("state", timeout_s=0.0)
+    with pytest.raises(LinkError, match="rank 1 did not call within 0 s: is it started"):
+        Meeting(plain()[0], config).connect(WANTED[0])
+    with pytest.raises(LinkError, match=r"rank 0 at 127\.0\.0\.1:.* does not answer"):
+        Meeting(plain()[1], config).connect(WANTED[1])
+
+
+def test_other_machines_need_keys(tmp_path: Path) -> None:
+    addresses = ["10.0.0.1:29400", "10.0.0.2:29400"]
+    path = write_config(tmp_path, addresses=addresses)
+    config = read_pipeline_config(path)
+    with pytest.raises(PipelineError, match=r"10\.0\.0\.1 is another machine, and identities are"):
+        place_of(config, 0, addresses, "", False)
+    assert place_of(config, 0, addresses, "", True).peers is None
+    public = make_identity_file(tmp_path / "identity", "a", Role.HOST).public
+    lines = [identity_text(public)] * 2
+    known = read_pipeline_config(write_config(tmp_path, addresses=addresses, identities=lines))
+    assert place_of(known, 1, addresses, "", False).peers == [public, public]
+    with pytest.raises(PipelineError, match="say with --host which of them this machine is"):
+        Ranks(config, path)
+    assert own_ranks(config, "10.0.0.2") == [1]
+    for wrong, said in (
+        ({"addresses": addresses[:1]}, "must name one for each of the 2 ranks"),
+        ({"addresses": ["a:1", "b"]}, "write HOST:PORT"),
+        ({"addresses": addresses, "identities": lines[:1]}, "one for each of the hosts 10.0.0.1"),
+        ({"boundary__slow": ["1"]}, 'boundaries are "0" to "0"'),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            read_pipeline_config(write_config(tmp_path, **wrong))
+
+
+def test_where_there_is_no_bbr_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Place(0, ["10.0.0.1:1", "10.0.0.2:1"], None)
+    cubic = Meeting(place, PipelineConfig("state", congestion="cubic")).transport
+    assert cubic == ("cubic, 4 connections, no TLS", 4)
+
+    def without_bbr(connection: socket.socket, _: str) -> None:
+        connection.setsockopt(socket.IPPROTO_TCP, meeting.TCP_CONGESTION, b"reno")
+
+    monkeypatch.setattr(meeting, "_tune", without_bbr)
+    said, parts = Meeting(place, PipelineConfig("state")).transport
+    assert "(this kernel has no bbr: modprobe tcp_bbr), 4 connections" in said
+    assert parts == 4
+
+
+def test_each_rank_is_linked_with_its_neighbours_its_replicas_and_rank_0() -> None:
+    config = PipelineConfig("state", stages=3, replicas=launch_replicas(2))
+    found = {rank: set(wanted_links(config, rank)) for rank in range(6)}
+    assert found[4] == {(0, "control"), (3, "boundary"), (5, "boundary"), (1, "replica")}
+    for rank, wanted in found.items():
+        assert all((rank, purpose) in found[other] for other, purpose in wanted)
+
+
+def launch_replicas(count: int) -> Any:
+    return replace(PipelineConfig("state").replicas, count=count)
 
 
 def test_a_second_start_in_the_same_folder_is_refused(tmp_path: Path) -> None:
@@ -92,17 +284,22 @@ def test_a_folder_that_cannot_be_used_is_one_sentence(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("device", "gpus", "chosen"),
-    [("auto", 0, "cpu"), ("auto", 1, "cpu"), ("auto", 2, "cuda"), ("cpu", 2, "cpu")],
+    [
+        ("auto", 0, "cpu (auto: no GPU here)"),
+        ("auto", 1, "cuda:0 (H100)"),  # ranks take turns
+        ("auto", 2, "cuda:1 (H100)"),
+        ("cpu", 2, "cpu"),
+    ],
 )
-def test_each_rank_has_a_gpu_of_its_own_or_none_has(
+def test_each_rank_chooses_a_device_and_says_which(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, device: str, gpus: int, chosen: str
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "H100")
     config = read_pipeline_config(write_config(tmp_path, device=device))
-    assert choose_device(config, 4).type == chosen
-    if gpus == 1:
-        with pytest.raises(PipelineError, match="this machine has 1 GPUs for 2 ranks"):
-            choose_device(replace(config, device="cuda"), 4)
+    place = Place(3, ["a:1", "a:2", "b:1", "b:2"], None)  # the second rank of its machine
+    assert choose_device(config, place)[1] == chosen
+    if gpus == 0:
+        with pytest.raises(PipelineError, match="torch finds no GPU"):
+            choose_device(replace(config, device="cuda"), place)

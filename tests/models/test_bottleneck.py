@@ -1,6 +1,7 @@
 """Payloads: bytes that are counted, numbers that come back, gradients that go the same way."""
 
 import math
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -20,25 +21,30 @@ from models.transformer import OUTPUTS, TOKENS, Embedding, transformer
 
 SHAPE = Shape(vocabulary=50, width=32, layers=4, heads=2, length=12)
 BATCH = 3
+exact = partial(BottleneckConfig, bits=32, back_bits=32)
 CONFIGS = {
-    "none": BottleneckConfig("none"),
-    "int8": BottleneckConfig("int8"),
-    "topk": BottleneckConfig("topk", latent=4),
-    "resbm": BottleneckConfig("resbm", latent=4),
+    "none": exact("none"),
+    "none16": BottleneckConfig("none"),
+    "int8": exact("int8"),
+    "topk": exact("topk", latent=4),
+    "resbm": exact("resbm", latent=4),
     "resbm4": BottleneckConfig("resbm", latent=4, bits=4),
-    "resbm8": BottleneckConfig("resbm", latent=4, bits=8),
-    "subspace": BottleneckConfig("subspace", latent=4, form="factors"),
-    "rows": BottleneckConfig("subspace", latent=4, form="rows"),
-    "learned": BottleneckConfig("learned", latent=4),
+    "resbm8": BottleneckConfig("resbm", latent=4),  # 8 forward, 4 back
+    "subspace": exact("subspace", latent=4, form="factors"),
+    "rows": exact("subspace", latent=4, form="rows"),
+    "learned": exact("learned", latent=4),
+    "some": BottleneckConfig("learned", latent=4, slow=("1",)),
 }
 # 36 tokens of 32 channels, 6 bits an id: what each method sends forward, and back without the ids.
 BYTES = {
     "none": (36 * 128, 36 * 128),
+    "none16": (36 * 64, 36 * 64),
+    "some": (36 * 64 + 27, 36 * 64),
     "int8": (36 * 34, 36 * 34),
     "topk": (36 * 12, 36 * 12),
     "resbm": (36 * 16, 36 * 16),
     "resbm4": (36 * 4, 36 * 4),
-    "resbm8": (36 * 6, 36 * 6),
+    "resbm8": (36 * 6, 36 * 4),
     "subspace": (36 * 16 + 27, 36 * 16),
     "rows": (36 * 16 + 27, 36 * 16),
     "learned": (36 * 16 + 27, 36 * 16),
@@ -66,9 +72,12 @@ def test_a_payload_has_the_bytes_that_its_method_promises(name: str) -> None:
     assert payload.size == forward
     gradients: list[torch.Tensor] = []
     payload.wire.register_hook(gradients.append)
-    stages[2](*stages[1](*payload.tensors)).sum().backward()
-    assert gradients[0].numel() * 4 == back
+    stages[2](*stages[1](*payload.tensors)).square().sum().backward()
     assert stages[0].exit is not None
+    assert stages[0].exit.sizes(BATCH, SHAPE.length) == (forward, back)
+    data = gradients[0].view(torch.uint8)
+    assert int(data[:back].count_nonzero()) > back / 4
+    assert not data[back:].any()  # what is behind is not sent
     empty = stages[0].exit.empty(BATCH, SHAPE.length, torch.device("cpu"))
     assert [t.shape for t in empty.tensors] == [t.shape for t in payload.tensors]
 
@@ -226,3 +235,31 @@ def test_settings_that_no_code_has_are_refused() -> None:
         code_of(BottleneckConfig("resbm", bits=5))
     with pytest.raises(ValueError, match="latent is 64"):
         made(BottleneckConfig("resbm", latent=64))
+
+
+def test_the_default_sends_an_eighth_of_the_channels() -> None:
+    stages = made(BottleneckConfig())
+    assert stages[0].exit is not None
+    assert stages[0].exit.latent == SHAPE.width // 8
+
+
+def test_a_rank_draws_its_own_layers_as_all_do() -> None:
+    whole, own = transformer(SHAPE, 7), transformer(SHAPE, 7, range(2, 4))
+    for place, (one, other) in enumerate(zip(whole, own, strict=True)):
+        for a, b in zip(one.parameters(), other.parameters(), strict=True):
+            assert torch.equal(a, b) if place in (2, 3) else b.is_meta
+
+
+def test_layers_in_bfloat16_have_boundaries_and_weights_in_float32() -> None:
+    exact_logits = run_stages(made(CONFIGS["none"]), some_tokens())
+    stages = made(CONFIGS["none"])
+    for stage in stages:
+        stage.is_bf16 = True
+    logits = run_stages(stages, some_tokens())
+    error = (logits - exact_logits).detach().norm() / exact_logits.detach().norm()
+    assert logits.dtype == torch.bfloat16
+    assert 0 < float(error) < 0.02
+    logits.float().square().sum().backward()
+    assert {p.grad.dtype for s in stages for p in s.parameters() if p.grad is not None} == {
+        torch.float32
+    }

@@ -39,7 +39,7 @@ def test_stages_of_a_llama_compute_the_same(tmp_path: Path, method: str) -> None
     layers = read_causal(tmp_path, 10)
     tokens = torch.randint(0, 60, (2, 10), generator=torch.Generator().manual_seed(1))
     layout = StageLayout(16, 60, OUTPUTS, TOKENS)
-    config = BottleneckConfig(method, latent=16)
+    config = BottleneckConfig(method, latent=16, bits=32, back_bits=32)
     stages, _ = assemble(layers, layout, config, 3, 2, 10)
     logits = run_stages(stages, tokens)
     if method == "none":

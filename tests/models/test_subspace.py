@@ -10,7 +10,7 @@ from models.bottleneck.assemble import StageLayout, assemble
 from models.bottleneck.codes import Float
 from models.bottleneck.config import BottleneckConfig, OptimizerConfig, Shape
 from models.bottleneck.learned import LearnedBasis
-from models.bottleneck.optimizers import RowAdamW, StiefelDescent
+from models.bottleneck.optimizers import Muon, RowAdamW, StiefelDescent
 from models.bottleneck.payload import BoundaryContext
 from models.bottleneck.shared_subspace import (
     SharedSubspace,
@@ -68,7 +68,7 @@ def fit(linear: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None
 
 @pytest.mark.parametrize("form", ["rows", "factors"])
 def test_the_projection_reconstructs_to_float_precision(form: str) -> None:
-    stages, _ = stages_of(BottleneckConfig("subspace", latent=4, form=form))
+    stages, _ = stages_of(BottleneckConfig("subspace", latent=4, bits=32, form=form))
     x, context = stages[0]._enter((tokens(),))
     for layer in stages[0].layers:
         x = layer(x)
@@ -194,6 +194,46 @@ def test_a_learned_basis_stays_orthonormal_and_finds_the_energy() -> None:
     assert losses[-1] < 0.05
     for basis in boundary.orthonormal():
         assert torch.allclose(basis.T @ basis, torch.eye(4), atol=1e-5)
+
+
+def test_muon_for_all_matrices_of_a_shape_is_torchs_matrix_by_matrix() -> None:
+    """torch computes in bfloat16: hence the tolerance."""
+    shapes = [(8, 16), (16, 8), (8, 16), (12, 12)]
+    ours, theirs = ([nn.Parameter(torch.ones(shape)) for shape in shapes] for _ in range(2))
+    optimizer = Muon(ours, lr=0.1, weight_decay=0.1)
+    other = torch.optim.Muon(theirs, lr=0.1, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(5):
+        for one, two in zip(ours, theirs, strict=True):
+            one.grad = torch.randn(one.shape, generator=generator)
+            two.grad = one.grad.clone()
+        optimizer.step()
+        other.step()
+    for one, two in zip(ours, theirs, strict=True):
+        assert torch.allclose(one, two, atol=0.005)
+        assert float((one.detach() - 1).abs().mean()) > 0.05
+
+
+def test_a_basis_lies_row_by_row() -> None:
+    """NCCL and numpy take it as it is; Q of a decomposition lies column by column."""
+    assert make_basis(32, 4, 0).is_contiguous()
+    assert grassmann_step(make_basis(32, 4, 0), torch.eye(32), 0.1).is_contiguous()
+
+
+def test_the_norm_of_the_whole_model_is_clipped() -> None:
+    config = BottleneckConfig("none", bits=32)
+    layers = transformer(SHAPE, seed=0)
+    layout = StageLayout(32, 30, OUTPUTS, TOKENS)
+    stages, _ = assemble(layers, layout, config, 2, 2, SHAPE.length)
+    settings = OptimizerConfig("adamw", warmup_steps=0)
+    trainers = [StageOptimizer(s, None, config, settings) for s in stages]
+    (100 * run_stages(stages, tokens()).square().sum()).backward()
+    norm = sum(trainer.square() for trainer in trainers) ** 0.5
+    assert norm > 2.0
+    for trainer in trainers:
+        trainer.step(0, 10, norm)
+    assert sum(trainer.square() for trainer in trainers) ** 0.5 == pytest.approx(1.0, rel=1e-4)
+    assert all(0.01 < trainer.square() < 0.99 for trainer in trainers)
 
 
 def test_layers_that_cannot_be_confined_say_so() -> None:
