@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -91,7 +92,7 @@ def test_nothing_is_lost_over_twenty_kills(tmp_path: Path, eventually: Eventuall
 def kill_and_compare(tmp_path: Path, eventually: Eventually, kills: int) -> None:
     """Ranks are killed after checkpoints; all are started again, with the same losses."""
     steps = 60 * (kills + 1)
-    changes = {"steps": steps, "checkpoint_steps": 10, "report_steps": 10}
+    changes: dict[str, Any] = {"steps": steps, "checkpoint_steps": 10, "report_steps": 10}
     path = write_config(tmp_path, **changes)
     config = read_pipeline_config(path)
     ranks, stop, seen = Ranks(config, path), threading.Event(), list[int]()
@@ -100,6 +101,12 @@ def kill_and_compare(tmp_path: Path, eventually: Eventually, kills: int) -> None
     def newest() -> int:
         return min(max([0, *each.steps()]) for each in checkpoints)
 
+    def is_newer(step: int) -> bool:
+        return newest() > step
+
+    def has_restarted(kill: int) -> bool:
+        return ranks._restarts > kill
+
     ranks.start()
     following = threading.Thread(
         target=lambda: seen.extend(row["step"] for row in ranks.reports(stop))
@@ -107,10 +114,9 @@ def kill_and_compare(tmp_path: Path, eventually: Eventually, kills: int) -> None
     following.start()
     try:
         for kill in range(kills):
-            before = newest()
-            eventually(lambda before=before: newest() > before, 120.0)
+            eventually(partial(is_newer, newest()), 120.0)
             os.kill(ranks._processes[kill % 2].pid, signal.SIGKILL)
-            eventually(lambda kill=kill: ranks._restarts > kill, 120.0)
+            eventually(partial(has_restarted, kill), 120.0)
         following.join(300.0)
     finally:
         stop.set()

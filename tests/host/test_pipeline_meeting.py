@@ -17,12 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from host.pipeline import meeting, tls
-from host.pipeline.config import ConfigError, PipelineConfig, PipelineError, read_pipeline_config
+from host.pipeline.config import PipelineConfig, PipelineError, read_pipeline_config
 from host.pipeline.launch import Ranks, hold, own_ranks
 from host.pipeline.links import LinkEvents, LinkReader, LinkWriter, Wires
 from host.pipeline.meeting import Meeting, Place, place_of
 from host.pipeline.rank import choose_device, wanted_links
 from host.pipeline.wire import HEAD_SIZE, LIMITS, Kind, LinkError, read_head, write_head
+from ternmesh.config import ConfigError
 from ternmesh.security.identity import Role, identity_text
 from ternmesh_service.identity_file import make_identity_file
 from tests.host.pipeline_ranks import free_addresses, write_config
@@ -113,7 +114,14 @@ def test_a_member_cannot_pass_for_another(keyed: Any) -> None:
     assert own._refusal(hello, tls.authority_of(peers[1])) == ""
     assert own._refusal(hello, tls.authority_of(peers[0])) == "this is not the identity of rank 1"
     assert own._refusal({**hello, "to": 1}, "") == "this is rank 0 of another run"
-    for bad in ({**hello, "rank": 0}, {**hello, "part": 1}, {**hello, "parts": 65}, [], {}):
+    wrong: list[object] = [
+        {**hello, "rank": 0},
+        {**hello, "part": 1},
+        {**hello, "parts": 65},
+        [],
+        {},
+    ]
+    for bad in wrong:
         assert own._refusal(bad, "") == "this is no hello of a rank"
 
 
@@ -226,12 +234,13 @@ def test_other_machines_need_keys(tmp_path: Path) -> None:
     with pytest.raises(PipelineError, match="say with --host which of them this machine is"):
         Ranks(config, path)
     assert own_ranks(config, "10.0.0.2") == [1]
-    for wrong, said in (
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"addresses": addresses[:1]}, "must name one for each of the 2 ranks"),
         ({"addresses": ["a:1", "b"]}, "write HOST:PORT"),
         ({"addresses": addresses, "identities": lines[:1]}, "one for each of the hosts 10.0.0.1"),
         ({"boundary__slow": ["1"]}, 'boundaries are "0" to "0"'),
-    ):
+    ]
+    for wrong, said in cases:
         with pytest.raises(ConfigError, match=said):
             read_pipeline_config(write_config(tmp_path, **wrong))
 
