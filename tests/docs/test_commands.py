@@ -71,7 +71,6 @@ ELSEWHERE = {
     ".venv/bin/python -m pip wheel": ".ci/run makes one",
     "./run test": "runs this test",
     "./run python -m pip": "downloads a package",
-    ".venv/bin/torchrun": "two machines: tests/host/test_pipeline.py starts ranks the same way",
     ".venv/bin/python -m pytest": "`./run test` runs it",
     ".venv/bin/python -m ruff": "`./run test` runs it",
     ".venv/bin/python -m mypy": "`./run test` runs it",

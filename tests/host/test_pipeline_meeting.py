@@ -102,7 +102,7 @@ def test_a_peer_with_another_identity_is_refused(
     assert "rank 1 did not call" in str(jobs[0].exception())
 
 
-def test_a_member_cannot_pass_for_another(keyed: Any) -> None:
+def test_a_member_cannot_pass_for_another(keyed: Any) -> None:  # R11-1
     """Its certificate may name anybody: the key of its authority tells who it is."""
     places, configs = keyed
     swapped = [Place(0, places[0].addresses, places[0].peers)]
@@ -182,7 +182,7 @@ def test_a_pickle_on_a_port_does_nothing_and_the_ranks_still_meet(
         (write_head(Kind.FORWARD, 0, 8) + bytes(7), "its end of the connection is closed"),
     ],
 )
-def test_damaged_bytes_are_one_sentence(data: bytes, said: str) -> None:
+def test_damaged_bytes_are_one_sentence(data: bytes, said: str) -> None:  # R11-2
     near, far = socket.socketpair()
     reader = LinkReader("rank 1", [near], LinkEvents(30.0), {Kind.FORWARD: 8}, print)
     reader.start()

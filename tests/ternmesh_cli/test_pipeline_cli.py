@@ -31,8 +31,10 @@ class FakeRanks:
     refusal = ""
     stopped = False
 
-    def __init__(self, config: PipelineConfig, path: Path) -> None:
-        assert (config.stages, path.is_absolute()) == (2, True)
+    def __init__(
+        self, config: PipelineConfig, path: Path, host: str | None, is_insecure: bool
+    ) -> None:
+        assert (config.stages, path.is_absolute(), host, is_insecure) == (2, True, None, False)
 
         self._config = config
 
@@ -79,6 +81,31 @@ def test_a_refusal_is_one_sentence(
     assert main(["pipeline", "train", "--config", str(config)]) == ExitCode.REFUSED
     assert capsys.readouterr().err == "ternmesh: rank 1: a payload is broken\n"
     assert FakeRanks.stopped
+
+
+def test_a_plan_takes_the_computing_time_of_the_last_report(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = ["pipeline", "plan", "--config", str(config), "--mbit", "80", "--rtt-ms", "50"]
+    assert main(plan) == ExitCode.REFUSED
+    assert "nothing was trained here yet" in capsys.readouterr().err
+    assert main([*plan, "--micro-batch-ms", "100"]) == 0
+    given = capsys.readouterr().out
+    assert "<- the least that keeps stages busy" in given
+    (config.parent / "state").mkdir()
+    report = {**REPORT, "micro_batch_ms": [20.0, 100.0]}
+    (config.parent / "state" / "progress.jsonl").write_text(json.dumps(report) + "\n")
+    assert main(plan) == 0
+    assert capsys.readouterr().out == given
+
+
+def test_an_identity_is_made_once(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["pipeline", "identity", "--config", str(config)]
+    assert [main(command), main(command)] == [0, 0]
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == second
+    assert first.startswith("TM1:")
+    assert (config.parent / "state" / "identity").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_history_forgets_what_was_done_again_and_stays_small(tmp_path: Path) -> None:
