@@ -224,7 +224,8 @@ class Engine:
         link.writer.send(kind, body, number, copied.synchronize)
 
     def _send_tensor(self, link: RankLink, tensor: Tensor) -> None:
-        data = tensor.detach().cpu().contiguous().view(torch.uint8).flatten()
+        # A copy: the caller may change the tensor before it is sent.
+        data = tensor.detach().to("cpu", copy=True).contiguous().view(torch.uint8).flatten()
         link.writer.send(Kind.NUMBERS, data)
 
     def _tensor(self, link: RankLink, like: Tensor) -> Tensor:
