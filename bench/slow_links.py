@@ -31,6 +31,7 @@ VNET_SIZE = 10  # the checksum and segments that the sender has left to do
 FRAME_MAX = 1 << 17
 PACKETS_MAX = 100_000  # on their way; further ones are lost
 POLL_S = 1.0
+TAKEN_MAX = 64  # packets of an interface in a turn
 BUFFER_S = 0.1  # how much a relay's link holds
 Waiting = Queue[tuple[float, bytes]]  # when bytes are due, and the bytes
 
@@ -276,7 +277,14 @@ class Switch:
                     self.lost += 1
 
     def _take(self, port: socket.socket) -> None:
-        packet = port.recv(FRAME_MAX)
+        for _ in range(TAKEN_MAX):  # `select` for each packet would be slower than the links
+            try:
+                packet = port.recv(FRAME_MAX, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            self._keep(port, packet)
+
+    def _keep(self, port: socket.socket, packet: bytes) -> None:
         to, sender = packet[VNET_SIZE : VNET_SIZE + 6], packet[VNET_SIZE + 6 : VNET_SIZE + 12]
         self._known[sender] = port
         if self._rng.random() < self._loss or len(self._queue) >= PACKETS_MAX:
