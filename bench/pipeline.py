@@ -72,7 +72,7 @@ def measure(*, quick: bool, resume: Path | None = None) -> Result:
     notes.append(f"links used {rows['resbm_home'][0]['links']}")
     sweep: dict[str, Speeds] = {}
     if not quick:
-        rows["resbm_home_cubic"] = runs.rows("resbm", home, congestion="cubic", connections=1)
+        rows["resbm_home_cubic"] = runs.rows("resbm", home, congestion="cubic")
         rows["none_filled"] = runs.rows("none", bound, micro_batches=FILLED)
         for mbit in SWEEP_MBIT:
             sweep[f"{mbit:g}"] = {arm: runs.speed(arm, Link(mbit)) for arm in ARMS}

@@ -18,7 +18,7 @@ DATA_VARIABLE = "TERNMESH_DATA"
 # Settings that may differ between ranks: paths and hardware.
 LOCAL = (
     *("state_dir", "data", "device", "threads", "model_folder", "trace"),
-    *("identity", "listen", "congestion", "connections"),
+    *("identity", "listen", "congestion"),
 )
 SIZES = (  # the names of a model's sizes in config.json, by family of Hugging Face
     ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"),
@@ -72,8 +72,8 @@ class PipelineConfig:
 
     `addresses` names host and port of each rank (none: all on this machine), and `identities` the
     keys of these hosts, in the order in which they first appear; `identity` is the file with this
-    machine's own. It listens on `listen` where its address leads to a router. `connections` is how
-    many carry each message: 0 for one with BBR and 4 without.
+    machine's own. It listens on `listen` where its address leads to a router. `congestion` is TCP's
+    congestion control.
     """
 
     state_dir: str = field(metadata=PATH)
@@ -100,7 +100,6 @@ class PipelineConfig:
     identity: str = field(default="", metadata=PATH)
     listen: str = ""
     congestion: str = field(default="bbr", metadata=choices("bbr", "cubic"))
-    connections: int = field(default=0, metadata=limits(0, 64))
     model: Shape = field(default_factory=Shape)
     model_folder: str = field(default="", metadata=PATH)
     boundary: BottleneckConfig = field(default_factory=BottleneckConfig)

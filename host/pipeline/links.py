@@ -1,15 +1,14 @@
 """Links between ranks: one-way messages over sockets, which threads send and read ahead.
 
-A link is two ways, each over `parts` connections that carry one part of every long message. No
-message waits for an answer. So a link carries as much as its bandwidth lets through, whatever
-its round trip takes.
+A link is two connections, one for each way. No message waits for an answer. So a link carries as
+much as its bandwidth lets through, whatever its round trip takes.
 """
 
 import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -20,15 +19,15 @@ from torch import Tensor
 from host.pipeline.wire import HEAD_SIZE, Kind, LinkError, read_head, write_head
 
 QUEUE_MAX = 16  # messages that were read ahead; the senders of more wait
-PART_MIN = 1 << 14  # bytes; a shorter message is not divided
+SHORT = 1 << 14  # bytes of a message that is sent together with its head
 
 
 @dataclass(frozen=True, slots=True)
 class Wires:
-    """The connections between two ranks: those that come in, those that go out, the round trip."""
+    """The connections between two ranks: what comes in, what goes out, and the round trip."""
 
-    incoming: Sequence[socket.socket]
-    outgoing: Sequence[socket.socket]
+    incoming: socket.socket
+    outgoing: socket.socket
     rtt_s: float  # 0 on the side that was called
 
 
@@ -89,14 +88,14 @@ class LinkReader:
     def __init__(
         self,
         peer: str,
-        connections: Sequence[socket.socket],
+        connection: socket.socket,
         events: LinkEvents,
         exact: Mapping[Kind, int],
         on_refusal: Callable[[str], None],
         is_pinned: bool = False,
     ) -> None:
         self._peer = peer
-        self._connections = connections
+        self._connection = connection
         self._events = events
         self._exact = exact
         self._on_refusal = on_refusal
@@ -144,28 +143,24 @@ class LinkReader:
             with self._events.changed:
                 self._error = LinkError(f"{self._peer} is gone ({reason})")
                 self._events.changed.notify_all()
-            _close(self._connections)
+            _close(self._connection)
 
     def _read(self) -> Message:
-        first, *others = self._connections
-        kind, number, size = read_head(receive(first, bytearray(HEAD_SIZE)), self._exact)
+        head = receive(self._connection, bytearray(HEAD_SIZE))
+        kind, number, size = read_head(head, self._exact)
         is_pinned = self._is_pinned and kind in self._exact
         body = torch.empty(size, dtype=torch.uint8, pin_memory=is_pinned)
-        view = memoryview(body.numpy().data)
-        for connection, (start, end) in zip(
-            (first, *others), parts_of(size, 1 + len(others)), strict=False
-        ):
-            receive(connection, view[start:end])
+        receive(self._connection, memoryview(body.numpy().data))
         return Message(kind, number, body)
 
 
 class LinkWriter:
     """Sends messages to one peer from a thread of its own."""
 
-    def __init__(self, peer: str, connections: Sequence[socket.socket], events: LinkEvents) -> None:
+    def __init__(self, peer: str, connection: socket.socket, events: LinkEvents) -> None:
         self.sent_bytes = 0
         self._peer = peer
-        self._connections = connections
+        self._connection = connection
         self._events = events
         # As long as micro-batches are in flight; the schedule limits those.
         self._queue: SimpleQueue[tuple[Kind, int, Tensor, Callable[[], None]] | None] = (
@@ -192,7 +187,7 @@ class LinkWriter:
         """Send what is waiting, then close."""
         self._queue.put(None)
         self._thread.join(timeout_s)
-        _close(self._connections)
+        _close(self._connection)
 
     def _run(self) -> None:
         try:
@@ -202,16 +197,11 @@ class LinkWriter:
                 view = body.numpy().data.cast("B")
                 head = write_head(kind, number, len(view))
                 self.sent_bytes += len(head) + len(view)
-                for connection, (start, end) in zip(
-                    self._connections, parts_of(len(view), len(self._connections)), strict=False
-                ):
-                    # One call for a short message: TLS and TCP would send two packets.
-                    if start or end > PART_MIN:
-                        connection.sendall(head)
-                        connection.sendall(view[start:end])
-                    else:
-                        connection.sendall(head + view[start:end])
-                    head = b""
+                if len(view) <= SHORT:
+                    self._connection.sendall(head + view)
+                else:
+                    self._connection.sendall(head)
+                    self._connection.sendall(view)
         except OSError as error:
             self._events.fail(LinkError(f"{self._peer} is gone ({error})"))
 
@@ -225,18 +215,6 @@ class RankLink:
     rtt_s: float
 
 
-def parts_of(size: int, connections: int) -> list[tuple[int, int]]:
-    """Where the parts of a body begin and end, one for each connection that carries any.
-
-    >>> from host.pipeline.links import parts_of
-    >>> parts_of(100, 4), parts_of(100_000, 2)
-    ([(0, 100)], [(0, 50000), (50000, 100000)])
-    """
-    count = max(1, min(connections, size // PART_MIN))
-    ends = [size * (part + 1) // count for part in range(count)]
-    return list(zip([0, *ends[:-1]], ends, strict=True))
-
-
 def receive(connection: socket.socket, view: bytearray | memoryview) -> bytearray | memoryview:
     """`view`, filled from a socket; OSError where its peer is gone."""
     rest = memoryview(view)
@@ -248,8 +226,7 @@ def receive(connection: socket.socket, view: bytearray | memoryview) -> bytearra
     return view
 
 
-def _close(connections: Sequence[socket.socket]) -> None:
-    for connection in connections:
-        with suppress(OSError):
-            connection.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads
-        connection.close()
+def _close(connection: socket.socket) -> None:
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads
+    connection.close()

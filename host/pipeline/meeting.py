@@ -32,7 +32,6 @@ CALL_S = 10.0  # for a connection, its TLS and its hello
 RETRY_S = 0.2
 PENDING_MAX = 64  # callers that have not said hello yet; further ones are sent away
 SAID_MAX = 10  # refused callers that are logged
-WITHOUT_BBR, PARTS_MAX = 4, 64  # connections of a way
 TCP_CONGESTION, TCP_USER_TIMEOUT = 13, 18  # linux/tcp.h
 DEAD_MS = 60_000  # a peer whose machine is gone
 
@@ -80,8 +79,7 @@ class Meeting:
         self._place = place
         self._config = config
         self._identity = None if place.peers is None else read_identity_file(config.identity_path)
-        self._found: dict[Way, dict[int, socket.socket]] = {}
-        self._parts: dict[Way, int] = {}  # connections of each way, as its caller says
+        self._found: dict[Way, socket.socket] = {}
         self._changed = threading.Condition()
         self._pending = threading.BoundedSemaphore(PENDING_MAX)
         self._refused = 0
@@ -105,44 +103,37 @@ class Meeting:
         return made
 
     @property
-    def transport(self) -> tuple[str, int]:
-        """What links use, for people, and how many connections a way has."""
+    def transport(self) -> str:
+        """What links use, for people."""
         if tls.is_loopback(self._place.own[0]):
-            return "loopback", self._config.connections or 1
+            return "loopback"
         wanted = self._config.congestion
         with socket.socket() as probe:
             _tune(probe, wanted)
             used = probe.getsockopt(socket.IPPROTO_TCP, TCP_CONGESTION, 16).rstrip(b"\0").decode()
-        parts = self._config.connections or (1 if used == "bbr" else WITHOUT_BBR)
         missing = "" if used == wanted else f" (this kernel has no {wanted}: modprobe tcp_{wanted})"
         sealed = "no TLS" if self._place.peers is None else "TLS"
-        return f"{used}{missing}, {parts} connections, {sealed}", parts
+        return f"{used}{missing}, {sealed}"
 
     def _await(self, other: int, purpose: str, deadline: float) -> Wires:
         ways = [(other, purpose, way) for way in ("up", "down")]
-
-        def is_complete() -> bool:
-            return all(len(self._found.get(w, ())) == self._parts.get(w, 1) for w in ways)
-
         with self._changed:
-            if not self._changed.wait_for(is_complete, deadline - time.monotonic()):
+            left_s = deadline - time.monotonic()
+            if not self._changed.wait_for(lambda: self._found.keys() >= {*ways}, left_s):
                 raise LinkError(
                     f"rank {other} did not call within {self._config.timeout_s:.0f} s: is it "
                     f"started, and does it reach {self._place.addresses[self._place.rank]}?"
                 )
-            up, down = ([self._found[way][p] for p in sorted(self._found[way])] for way in ways)
-        return Wires(up, down, 0.0)
+            return Wires(self._found[ways[0]], self._found[ways[1]], 0.0)
 
     def _call(self, other: int, purpose: str, deadline: float) -> Wires:
-        parts, said_s = range(self.transport[1]), time.monotonic() + CALL_S
+        said_s = time.monotonic() + CALL_S
         while True:
             try:
-                up, down = (
-                    [self._dial(other, purpose, way, part, len(parts)) for part in parts]
-                    for way in ("up", "down")
+                (up, up_s), (down, down_s) = (
+                    self._dial(other, purpose, way) for way in ("up", "down")
                 )
-                rtt_s = min(took_s for _, took_s in (*up, *down))
-                return Wires([each for each, _ in down], [each for each, _ in up], rtt_s)
+                return Wires(down, up, min(up_s, down_s))
             except ssl.SSLCertVerificationError as error:
                 raise PipelineError(
                     f"{self._place.addresses[other]} does not have the identity that `identities` "
@@ -159,9 +150,7 @@ class Meeting:
                     said_s = deadline
                 time.sleep(RETRY_S)
 
-    def _dial(
-        self, other: int, purpose: str, way: str, part: int, parts: int
-    ) -> tuple[socket.socket, float]:
+    def _dial(self, other: int, purpose: str, way: str) -> tuple[socket.socket, float]:
         """One connection, and its round trip in seconds."""
         place = self._place
         connection = socket.create_connection(host_and_port(place.addresses[other]), CALL_S)
@@ -173,7 +162,7 @@ class Meeting:
                     connection, server_hostname=tls.name_of(peer)
                 )
             hello = {"rank": place.rank, "to": other, "purpose": purpose, "way": way}
-            body = write_json(hello | {"part": part, "parts": parts, "token": place.token})
+            body = write_json(hello | {"token": place.token})
             began = time.monotonic()
             connection.sendall(write_head(Kind.HELLO, 0, len(body)) + body)
             if answer := _read(connection, Kind.ANSWER).decode("utf-8", "replace"):
@@ -213,9 +202,7 @@ class Meeting:
                 raise LinkError(refusal)
             connection.settimeout(None)
             with self._changed:
-                way = (hello["rank"], hello["purpose"], hello["way"])
-                self._parts[way] = hello["parts"]
-                self._found.setdefault(way, {})[hello["part"]] = connection
+                self._found[hello["rank"], hello["purpose"], hello["way"]] = connection
                 self._changed.notify_all()
         except (OSError, LinkError, ValueError) as error:
             connection.close()
@@ -234,10 +221,8 @@ class Meeting:
                 "to": int(to),
                 "purpose": str(),
                 "way": "up" | "down",
-                "part": int(part),
-                "parts": int(parts),
                 "token": str(token),
-            } if place.rank < rank < len(place.addresses) and 0 <= part < parts <= PARTS_MAX:
+            } if place.rank < rank < len(place.addresses):
                 if (to, token) != (place.rank, place.token):
                     return f"this is rank {place.rank} of another run"
                 if place.peers is not None and name != tls.authority_of(place.peers[rank]):

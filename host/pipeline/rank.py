@@ -41,14 +41,15 @@ def run_rank(config: PipelineConfig, place: Place) -> None:
         control.decide("settings", config.shared(), check_agreement)
         with hold(config.folder, rank):
             device, took = choose_device(config, place)
-            transport, _ = meeting.transport
-            _log.info("rank %d: %s; links: %s", rank, took, transport)
+            _log.info("rank %d: %s; links: %s", rank, took, meeting.transport)
             peers = None
             if config.replicas.count > 1:
                 others = [other for other, why in wires if why == REPLICA]
                 links = {o // config.stages: make(o, wires[o, REPLICA], {}) for o in others}
                 peers = Peers(links, replica, config.replicas.count)
-            context = RankContext(rank, stage, control, events, device, took, transport, peers)
+            context = RankContext(
+                rank, stage, control, events, device, took, meeting.transport, peers
+            )
             trainer = build(config, context)
             neighbours = {
                 other: make(other, wires[other, why], trainer.exact(other), device.type == "cuda")
