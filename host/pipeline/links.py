@@ -16,19 +16,10 @@ from queue import SimpleQueue
 import torch
 from torch import Tensor
 
-from host.pipeline.wire import HEAD_SIZE, Kind, LinkError, read_head, write_head
+from host.pipeline.wire import HEAD_SIZE, Kind, LinkError, read_head, receive, write_head
 
 QUEUE_MAX = 16  # messages that were read ahead; the senders of more wait
 SHORT = 1 << 14  # bytes of a message that is sent together with its head
-
-
-@dataclass(frozen=True, slots=True)
-class Wires:
-    """The connections between two ranks: what comes in, what goes out, and the round trip."""
-
-    incoming: socket.socket
-    outgoing: socket.socket
-    rtt_s: float  # 0 on the side that was called
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,17 +204,6 @@ class RankLink:
     writer: LinkWriter
     reader: LinkReader
     rtt_s: float
-
-
-def receive(connection: socket.socket, view: bytearray | memoryview) -> bytearray | memoryview:
-    """`view`, filled from a socket; OSError where its peer is gone."""
-    rest = memoryview(view)
-    while rest:
-        count = connection.recv_into(rest)
-        if not count:
-            raise ConnectionResetError("its end of the connection is closed")
-        rest = rest[count:]
-    return view
 
 
 def _close(connection: socket.socket) -> None:

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 
 from host.pipeline import tls
 from host.pipeline.config import PipelineConfig, PipelineError, host_and_port
-from host.pipeline.links import Wires, receive
 from host.pipeline.wire import (
     HEAD_SIZE,
     Kind,
     LinkError,
     read_head,
     read_json,
+    receive,
     write_head,
     write_json,
 )
@@ -53,6 +53,15 @@ class Place:
     def own(self) -> tuple[str, int]:
         """The host and port of this rank."""
         return host_and_port(self.addresses[self.rank])
+
+
+@dataclass(frozen=True, slots=True)
+class Wires:
+    """The connections between two ranks: what comes in, what goes out, and the round trip."""
+
+    incoming: socket.socket
+    outgoing: socket.socket
+    rtt_s: float  # 0 on the side that was called
 
 
 def place_of(

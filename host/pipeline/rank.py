@@ -10,8 +10,8 @@ import torch
 from host.pipeline.agreement import Control, check_agreement
 from host.pipeline.config import PipelineConfig, PipelineError, host_and_port
 from host.pipeline.launch import hold
-from host.pipeline.links import LinkEvents, LinkReader, LinkWriter, RankLink, Wires
-from host.pipeline.meeting import Meeting, Place
+from host.pipeline.links import LinkEvents, LinkReader, LinkWriter, RankLink
+from host.pipeline.meeting import Meeting, Place, Wires
 from host.pipeline.replicas import Peers
 from host.pipeline.train import RankContext, StageTrainer
 from host.pipeline.wire import Kind, LinkError

@@ -4,6 +4,7 @@ A header is checked before anything of its length is allocated.
 """
 
 import json
+import socket
 import struct
 from collections.abc import Mapping
 from enum import IntEnum
@@ -82,3 +83,14 @@ def read_json(data: bytes) -> Any:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
         raise LinkError("a note that is not JSON") from error
+
+
+def receive(connection: socket.socket, view: bytearray | memoryview) -> bytearray | memoryview:
+    """`view`, filled from a socket; OSError where its peer is gone."""
+    rest = memoryview(view)
+    while rest:
+        count = connection.recv_into(rest)
+        if not count:
+            raise ConnectionResetError("its end of the connection is closed")
+        rest = rest[count:]
+    return view

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from host.pipeline import meeting, tls
 from host.pipeline.config import PipelineConfig, PipelineError, read_pipeline_config
 from host.pipeline.launch import Ranks, hold, own_ranks
-from host.pipeline.links import LinkEvents, LinkReader, LinkWriter, Wires
-from host.pipeline.meeting import Meeting, Place, place_of
+from host.pipeline.links import LinkEvents, LinkReader, LinkWriter
+from host.pipeline.meeting import Meeting, Place, Wires, place_of
 from host.pipeline.rank import choose_device, wanted_links
 from host.pipeline.wire import HEAD_SIZE, LIMITS, Kind, LinkError, read_head, write_head
 from ternmesh.config import ConfigError
