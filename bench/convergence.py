@@ -1,244 +1,414 @@
-"""What compressed boundaries cost in validation loss: same tokens, same optimiser, three seeds.
+"""What compressed boundaries cost in loss, and what they bring: ten arms, two optimisers.
 
-All stages of an arm run in one process on one thread: the same payloads as between ranks, without
-the links. `python -m bench.convergence ARM SEED EXTENT` runs one arm and prints one JSON line. So
-short a training hardly needs its depth: some arms are trained four times as long, until a model of
-one layer is worse than the whole.
+Eight layers in four stages, in one process: the same payloads as between ranks, without links. On a
+GPU the model has width 512 and 1024, without one 128. `python -m bench.convergence RUN SEED EXTENT
+TEXT` trains one arm and prints one JSON line. A rate is chosen on held-out text that is not judged.
+The time to a loss is arithmetic: tokens until then, measured speed, and bytes over the link's rate.
 """
 
 import json
+import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from bench.jobs import Finished, Job, finish
-from bench.result import Result, mean_figure
-from experiments.data import find_data
-from host.pipeline.engine import next_token_loss
-from host.pipeline.texts import Texts, read_texts
-from models.bottleneck.assemble import StageLayout, assemble
-from models.bottleneck.codes import TRITS
+from bench.corpus import VOCABULARY, Corpus, books, load, sources
+from bench.jobs import AT_ONCE, Finished, Job, finish
+from bench.result import Figure, Result, mean_figure
+from models.bottleneck.assemble import StageLayout, assemble, code_of
 from models.bottleneck.config import BottleneckConfig, OptimizerConfig, Shape
-from models.bottleneck.payload import Bottleneck
-from models.bottleneck.shared_subspace import SharedSubspace
 from models.bottleneck.training import StageOptimizer
+from models.errors import BottleneckError
 from models.stages import Stage, run_stages
 from models.transformer import OUTPUTS, TOKENS, transformer
 
-QUICK, FULL, LONG = "quick", "full", "long"
-SEEDS = {QUICK: 1, FULL: 3, LONG: 1}
-SHAPE, SHAPE_QUICK = (
-    Shape(width=128, layers=4, heads=4, length=64),
-    Shape(width=32, layers=4, heads=2, length=16),
-)
-STAGES, BATCH = 4, 16
-STEPS, STEPS_QUICK, STEPS_LONG = 1500, 20, 6000
-EXTENTS = {QUICK: (SHAPE_QUICK, STEPS_QUICK), FULL: (SHAPE, STEPS), LONG: (SHAPE, STEPS_LONG)}
-RATIOS = (8, 32, 100)
-ID_BYTES, SCALE_BYTES = 1, 2
-TABLE_STD = 0.02
-JUDGED_PARTS = 16
-NONE = "none"
-# The learned basis at full width loses nothing: only its token tables remain. Its loss is the
-# stricter base of comparison, since such tables help a small model by themselves.
-TABLES = "tables"
-# The first layer alone, in one stage. Where it does as well as all layers, a boundary that passes
-# nothing costs nothing either, and gaps show optimisation rather than loss of information.
-ONE_LAYER = "one_layer"
-# Name: method, bits of a number, form, and the ratios at which it runs.
-METHODS = {
-    "subspace": ("subspace", 32, "rows", RATIOS),
-    "subspace_factors": ("subspace", 32, "factors", RATIOS),
-    "subspace_deployed": ("subspace", 32, "deployed", (8,)),
-    "resbm": ("resbm", 32, "factors", RATIOS),
-    "resbm_8bit": ("resbm", 8, "factors", RATIOS),
-    "learned": ("learned", 32, "factors", (32,)),
-    "learned_8bit": ("learned", 8, "factors", RATIOS),
-    "learned_4bit": ("learned", 4, "factors", RATIOS),
-    "learned_ternary": ("learned", 2, "factors", (32, 100)),
-    "topk": ("topk", 32, "factors", (8,)),
-}
-ARMS_QUICK = (NONE, TABLES, ONE_LAYER, "subspace_8x", "learned_8bit_8x")
-ARMS_LONG = (
-    NONE,
-    ONE_LAYER,
-    TABLES,
-    "learned_8bit_8x",
-    "learned_4bit_8x",
-    "learned_8bit_32x",
-    "learned_4bit_32x",
-    "subspace_factors_8x",
-    "subspace_factors_32x",
-    "subspace_factors_100x",
-    "resbm_8bit_8x",
-)
-NOTES = (
-    f"a small transformer: width {SHAPE.width}, {SHAPE.layers} layers in {STAGES} stages, bytes of "
-    f"four books, {STEPS} steps of {BATCH * SHAPE.length} tokens, AdamW; Muon was not tried",
-    "gap: per cent of validation loss above the uncompressed run's, paired by seed",
-    "one_layer: the first layer alone, uncompressed: the result of boundaries that pass nothing",
-    f"long: {STEPS_LONG} steps and one seed; resbm was trained long at 8x and 8 bits alone",
-    "ratios count payload bytes both ways, token ids included, against float32 activations",
-)
-Rows = Mapping[str, Sequence[Mapping[str, Any]]]
+STAGES, MUON, ADAMW = 4, "muon", "adamw"
+MBITS = (10, 50, 80, 200)
+NONE, HALF, TWO_LAYERS = "none", "none_half_rate", "two_layers"
+UNCOMPRESSED = (NONE, HALF)
+LOOKS, LOOK_PARTS, JUDGED_PARTS = 20, 4, 12  # looks at held-out text, and batches of each
+SPEED_STEPS, AT_ONCE_GPU = 30, 7
+TABLE_STD, GAP_MAX = 0.02, "<=0.10"
+AIMED = "resbm_8x_8bit"
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One kind of boundary; `ratio` is how many times fewer payload bytes it may take."""
+    """A boundary: `share` of the width crosses it, in `bits` forward and `back_bits` back."""
 
-    name: str
-    boundary: BottleneckConfig
-    ratio: int = 1
+    method: str = NONE
+    share: float = 1.0
+    bits: int = 32
+    back_bits: int = 32
     layers: int | None = None
+    rate: float = 1.0  # times the rate of the others
+
+    def boundary(self, width: int, optimizer: str) -> BottleneckConfig:
+        """The product's settings of it; with AdamW a subspace has its own optimiser of rows."""
+        return BottleneckConfig(
+            method=self.method,
+            latent=max(1, round(width * self.share)),
+            bits=self.bits,
+            back_bits=self.back_bits,
+            form="factors" if optimizer == MUON else "rows",
+            basis_steps=0,
+            table_std=TABLE_STD,
+        )
 
 
-def arms(width: int) -> dict[str, Arm]:
-    """All arms for a model's width, the uncompressed ones first."""
-    tables = BottleneckConfig("learned", latent=width, table_std=TABLE_STD)
-    made = [
-        Arm(NONE, BottleneckConfig()),
-        Arm(TABLES, tables),
-        Arm(ONE_LAYER, BottleneckConfig(), layers=1),
-    ]
-    for ratio in RATIOS:
-        for name, (method, bits, form, ratios) in METHODS.items():
-            latent = latent_of(name, ratio, width)
-            if ratio in ratios and latent >= 1:
-                boundary = BottleneckConfig(
-                    method, latent, bits, form, basis_steps=500, table_std=TABLE_STD
-                )
-                made.append(Arm(f"{name}_{ratio}x", boundary, ratio))
-    return {arm.name: arm for arm in made}
+ARMS = {
+    NONE: Arm(),
+    HALF: Arm(rate=0.5),
+    TWO_LAYERS: Arm(layers=2),  # what one machine of four can train alone
+    AIMED: Arm("resbm", 1 / 8, 8, 8),
+    "resbm_8x_8bit_4back": Arm("resbm", 1 / 8, 8, 4),
+    "resbm_32x_8bit": Arm("resbm", 1 / 32, 8, 8),
+    "resbm_128x": Arm("resbm", 1 / 128),
+    "resbm_128x_4bit": Arm("resbm", 1 / 128, 4, 4),
+    "subspace_8x": Arm("subspace", 1 / 8),
+    "subspace_100x": Arm("subspace", 1 / 100),
+}
 
 
-def latent_of(name: str, ratio: int, width: int) -> int:
-    """The most numbers whose payloads, both ways and with ids, take a `ratio`-th of float32's."""
-    method, bits, _, _ = METHODS[name]
-    ids = ID_BYTES if method in ("subspace", "learned") else 0
-    one_way = int((2 * 4 * width / ratio - ids) / 2)
-    if method == "topk":
-        return one_way // 3  # a byte for the place and two for the number
-    scale = SCALE_BYTES if bits <= 8 else 0
-    per_byte = TRITS if bits == 2 else 8 / bits
-    return min(width, int((one_way - scale) * per_byte))
+@dataclass(frozen=True, slots=True)
+class Run:
+    """An arm with an optimiser and its rate, for some seeds."""
+
+    arm: str
+    optimizer: str
+    rate: float
+    seeds: int = 2
+
+    @property
+    def name(self) -> str:
+        return f"{self.arm}/{self.optimizer}/{self.rate:g}"
 
 
-def run(arm: Arm, seed: int, shape: Shape, steps: int) -> dict[str, Any]:
-    """Train to the end: validation loss, and payload bytes of a token."""
-    began = time.monotonic()
-    shape = replace(shape, layers=arm.layers or shape.layers)
-    layers = transformer(shape, seed)
-    positions = layers[0].get_buffer("positions")
-    layout = StageLayout(shape.width, shape.vocabulary, OUTPUTS, TOKENS, positions)
-    stages, frame = assemble(
-        layers, layout, arm.boundary, min(STAGES, shape.layers), BATCH, shape.length
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """A model, its training, and the runs in the order of their weight."""
+
+    shape: Shape
+    steps: int
+    batch: int
+    device: str
+    runs: tuple[Run, ...]
+
+
+def runs(muon: float, adamw: float, seeds: int = 2) -> tuple[Run, ...]:
+    """All arms with Muon, and with AdamW those where it matters; the aimed one has a third seed."""
+    others = [name for name in ARMS if name not in (*UNCOMPRESSED, TWO_LAYERS, AIMED)]
+    with_adamw = (NONE, TWO_LAYERS, AIMED, "resbm_128x", "subspace_8x")
+    return (
+        Run(NONE, MUON, muon, seeds + 1),
+        Run(HALF, MUON, muon, seeds + 1),
+        Run(NONE, ADAMW, adamw, seeds),
+        Run(TWO_LAYERS, MUON, muon, seeds),
+        Run(AIMED, MUON, muon, seeds + 1),
+        *(Run(name, MUON, muon, seeds) for name in others),
+        *(Run(name, MUON, muon / 3, seeds) for name in (AIMED, "subspace_8x", "subspace_100x")),
+        *(Run(name, ADAMW, adamw, seeds) for name in with_adamw[1:]),
     )
-    settings = OptimizerConfig(learning_rate=2e-3, warmup_steps=steps // 15, stiefel_rate=1e-3)
-    trainers = [StageOptimizer(s, frame, arm.boundary, settings) for s in stages]
-    texts = read_texts(find_data("text") / "text", shape.length)
-    for step in range(steps):
-        batch = torch.from_numpy(texts.batch(step, seed, BATCH, shape.length))
-        _learn(stages, trainers, frame, batch, step, steps)
+
+
+EXTENTS = {
+    "quick": Extent(
+        Shape(width=32, layers=8, heads=2, length=16),
+        10,
+        8,
+        "cpu",
+        tuple(Run(name, MUON, 3e-3, 1) for name in (NONE, HALF, TWO_LAYERS, AIMED, "subspace_8x")),
+    ),
+    "w128": Extent(
+        Shape(width=128, layers=8, heads=4, length=64), 800, 16, "cpu", runs(3e-3, 2e-3)
+    ),
+    "w512": Extent(Shape(VOCABULARY, 512, 8, 8, 256), 2000, 32, "cuda", runs(3e-3, 1e-3)),
+    "w1024": Extent(
+        Shape(VOCABULARY, 1024, 8, 16, 256),
+        1600,
+        32,
+        "cuda",
+        tuple(Run(name, MUON, 2e-3, 1) for name in (NONE, HALF, TWO_LAYERS, AIMED)),
+    ),
+}
+
+
+class Trained:
+    """The stages of an arm with their optimisers, on the extent's device."""
+
+    def __init__(self, run: Run, seed: int, extent: Extent) -> None:
+        arm, shape = ARMS[run.arm], extent.shape
+        shape = replace(shape, layers=arm.layers or shape.layers)
+        boundary = arm.boundary(shape.width, run.optimizer)
+        layers = transformer(shape, seed)
+        positions = layers[0].get_buffer("positions")
+        layout = StageLayout(shape.width, shape.vocabulary, OUTPUTS, TOKENS, positions)
+        stages = STAGES if shape.layers > 2 else 1
+        self.stages, frame = assemble(layers, layout, boundary, stages, extent.batch, shape.length)
+        settings = OptimizerConfig(
+            name=run.optimizer, learning_rate=run.rate * arm.rate, warmup_steps=extent.steps // 15
+        )
+        for stage in self.stages:
+            stage.to(extent.device)
+            stage.is_bf16 = extent.device == "cuda"
+        self.trainers = [StageOptimizer(s, frame, boundary, settings) for s in self.stages]
+        self.bytes_per_token = _bytes(self.stages[0], boundary, extent)
+
+    def learn(self, batch: Tensor, step: int, steps: int) -> Tensor:
+        """One step; the loss before it, still on the device."""
+        for trainer in self.trainers:
+            trainer.zero_grad()
+        loss = self.loss(batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        norm = math.sqrt(sum(trainer.square() for trainer in self.trainers))
+        for trainer in self.trainers:
+            trainer.step(step, steps, norm)
+        return loss.detach()
+
+    def loss(self, batch: Tensor) -> Tensor:
+        """Mean nats a token of a batch [rows, length + 1]."""
+        logits = run_stages(self.stages, batch[:, :-1])
+        return functional.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())
+
+    @torch.no_grad()
+    def judge(self, batches: Sequence[Tensor]) -> float:
+        """The mean loss of batches."""
+        return float(np.mean([float(self.loss(batch)) for batch in batches]))
+
+
+def _bytes(stage: Stage, boundary: BottleneckConfig, extent: Extent) -> dict[str, float]:
+    """Payload bytes of a token forward and back, at a boundary."""
+    if stage.exit is None:
+        return {"forward": 0.0, "back": 0.0}
+    tokens = extent.batch * extent.shape.length
+    forward = stage.exit.empty(extent.batch, extent.shape.length, torch.device("cpu")).size / tokens
+    back = code_of(boundary, is_back=True).size(stage.exit.latent)
+    return {"forward": round(forward, 2), "back": float(back)}
+
+
+def train(run: Run, seed: int, extent: Extent, text: Corpus) -> dict[str, Any]:
+    """Train to the end: chosen and judged loss, and the curve of chosen loss over tokens."""
+    began, rows, length = time.monotonic(), extent.batch, extent.shape.length
+
+    def on_device(batches: Sequence[Any]) -> list[Tensor]:
+        return [torch.from_numpy(batch).to(extent.device) for batch in batches]
+
+    made = Trained(run, seed, extent)
+    looked_at = on_device(text.held_out("chosen", LOOK_PARTS, rows, length))
+    curve, every = [], max(1, extent.steps // LOOKS)
+    for step in range(extent.steps):
+        batch = on_device([text.batch(step, seed, rows, length)])[0]
+        try:
+            loss = made.learn(batch, step, extent.steps)
+        except BottleneckError:  # the training has diverged
+            curve.append([(step + 1) * rows * length, math.inf, math.inf])
+            break
+        if (step + 1) % every == 0:
+            at = (step + 1) * rows * length
+            curve.append([at, round(made.judge(looked_at), 4), round(float(loss), 4)])
+            if not math.isfinite(curve[-1][1]):
+                break
+    if not math.isfinite(curve[-1][1]):
+        chosen = judged = math.inf
+    else:
+        chosen, judged = (
+            made.judge(on_device(text.held_out(name, JUDGED_PARTS, rows, length)))
+            for name in ("chosen", "judged")
+        )
     return {
-        "loss": judge(stages, texts, shape.length),
-        "bytes_per_token": _bytes(stages[0].exit, shape.length),
+        "chosen": chosen,
+        "judged": judged,
+        "curve": curve,
+        "bytes_per_token": made.bytes_per_token,
         "train_s": round(time.monotonic() - began, 1),
     }
 
 
-def _learn(
-    stages: list[Stage],
-    trainers: list[StageOptimizer],
-    frame: SharedSubspace | None,
-    batch: Tensor,
-    step: int,
-    steps: int,
-) -> None:
-    is_basis_step = trainers[0].is_basis_step(step)
-    if frame is not None:
-        frame.collecting = is_basis_step
-    for trainer in trainers:
-        trainer.zero_grad()
-    loss = next_token_loss(run_stages(stages, batch[:, :-1]), batch[:, 1:])
-    loss.backward()  # type: ignore[no-untyped-call]
-    for trainer in trainers:
-        trainer.step(step, steps)
-    if is_basis_step and frame is not None:
-        basis = trainers[0].next_basis()
-        for trainer in trainers:
-            trainer.change_basis(basis)
-        frame.basis.copy_(basis)
-
-
-@torch.no_grad()
-def judge(stages: list[Stage], texts: Texts, length: int) -> float:
-    """The mean loss on held-out text, in nats a byte."""
-    losses = []
-    for part in range(JUDGED_PARTS):
-        batch = torch.from_numpy(texts.validation_batch(part, BATCH, length))
-        losses.append(float(next_token_loss(run_stages(stages, batch[:, :-1]), batch[:, 1:])))
-    return sum(losses) / len(losses)
-
-
-def _bytes(boundary: Bottleneck | None, length: int) -> float:
-    if boundary is None:
-        return 0.0
-    empty = boundary.empty(BATCH, length, torch.device("cpu"))
-    return (empty.size + empty.wire.numel() * empty.wire.element_size()) / (BATCH * length)
+def speeds(extent: Extent, text: Corpus) -> dict[str, Any]:
+    """Tokens a second of each run in a process that is alone, and what it ran on."""
+    made = {}
+    for run in {run.arm: run for run in reversed(extent.runs)}.values():
+        trained = Trained(run, 0, extent)
+        for step in range(SPEED_STEPS + 3):
+            batch = torch.from_numpy(text.batch(step, 0, extent.batch, extent.shape.length))
+            loss = trained.learn(batch.to(extent.device), step, extent.steps)
+            if step == 2:
+                float(loss)
+                began = time.perf_counter()
+        float(loss)
+        tokens = SPEED_STEPS * extent.batch * extent.shape.length
+        made[run.arm] = tokens / (time.perf_counter() - began)
+    name = torch.cuda.get_device_name() if extent.device == "cuda" else "cpu, one thread"
+    return {"tokens_per_s": made, "device": name, "torch": torch.__version__}
 
 
 def measure(*, quick: bool, resume: Path | None = None) -> Result:
-    """All arms over all seeds; `quick` trains a few arms for 20 steps: its gaps mean nothing."""
+    """All runs of the extents for this machine; `quick` trains ten steps: its gaps mean nothing."""
+    has_gpu = torch.cuda.is_available()
+    names = ("quick",) if quick else ("w512", "w1024") if has_gpu else ("w128",)
     finished = Finished(resume)
-    grid = arms(EXTENTS[QUICK if quick else FULL][0].width)
-    if quick:
-        chosen = {name: grid[name] for name in ARMS_QUICK}
-        return _result(chosen, _train(finished, QUICK, chosen), {}, quick=True)
-    rows = _train(finished, FULL, grid)
-    long = _train(finished, LONG, {name: grid[name] for name in ARMS_LONG})
-    return _result(grid, rows, long, quick=False)
+    is_gpu = EXTENTS[names[0]].device == "cuda"
+    text = sources() if is_gpu else books(EXTENTS[names[0]].shape.length)
+    path = Path(mkdtemp(prefix="ternmesh-bench-"), "text.npz")
+    text.save(path)
+    sizes = {name: len(getattr(text, name)) for name in ("train", "chosen", "judged")}
+    print(f"text: {sizes} tokens", flush=True)
+    for name in names:
+        _finish(finished, name, path, AT_ONCE_GPU if is_gpu else AT_ONCE)
+    figures: dict[str, Figure] = {}
+    details: dict[str, Any] = {"text": sizes | {"digest": text.digest}}
+    for name in names:
+        found, table = summary(EXTENTS[name], finished.values, name)
+        prefix = "" if name == names[0] else f"{name}_"
+        figures |= {f"{prefix}{key}": figure for key, figure in found.items()}
+        details[name] = table
+    return Result("convergence", figures, {}, _notes(names), details, quick)
 
 
-def _train(finished: Finished, extent: str, grid: Mapping[str, Arm]) -> Rows:
-    seeds = range(SEEDS[extent])
-    jobs = [
-        Job(f"{extent}/{name}/{seed}", ("bench.convergence", name, str(seed), extent))
-        for seed in seeds
-        for name in grid
+def _finish(finished: Finished, name: str, text: Path, at_once: int) -> None:
+    extent = EXTENTS[name]
+    trained = [
+        Job(part_of(name, run, seed), ("bench.convergence", run.name, str(seed), name, str(text)))
+        for run in extent.runs
+        for seed in range(run.seeds)
     ]
-    finish(finished, jobs, lambda value: f"{value['loss']:.4f}, {value['train_s']:.0f} s")
-    return {name: [finished.values[f"{extent}/{name}/{s}"] for s in seeds] for name in grid}
+
+    def describe(value: Mapping[str, Any]) -> str:
+        return f"{value['judged']:.4f}, {value['train_s']:.0f} s"
+
+    speed = Job(f"{name}/speed", ("bench.convergence", "speed", "0", name, str(text)))
+    finish(finished, [speed], lambda value: f"on {value['device']}", at_once=1)
+    finish(finished, trained, describe, at_once=at_once)
 
 
-def _result(grid: Mapping[str, Arm], rows: Rows, long: Rows, *, quick: bool) -> Result:
-    figures = {f"gap_{name}": mean_figure(gaps(rows, name)) for name in grid if name != NONE}
-    figures |= {f"long_gap_{name}": mean_figure(gaps(long, name)) for name in long if name != NONE}
-    peers = {f"bytes_per_token_{name}": row[0]["bytes_per_token"] for name, row in rows.items()}
-    for word, some in (("loss", rows), ("long_loss", long)):
-        peers |= {f"{word}_{n}": float(np.mean([r["loss"] for r in w])) for n, w in some.items()}
-    return Result("convergence", figures, peers, NOTES, {"runs": rows, "long": long}, quick)
+def part_of(extent: str, run: Run, seed: int) -> str:
+    """The name of a finished part."""
+    return f"{extent}/{run.name}/{seed}"
 
 
-def gaps(rows: Rows, name: str) -> list[float]:
-    """Per cent above the uncompressed run, for each seed."""
-    pairs = zip(rows[name], rows[NONE], strict=True)
-    return [100 * (ours["loss"] / theirs["loss"] - 1) for ours, theirs in pairs]
+def summary(
+    extent: Extent, values: Mapping[str, Any], name: str
+) -> tuple[dict[str, Figure], dict[str, Any]]:
+    """Figures and details of an extent from its finished parts."""
+    rows = {run: [values[part_of(name, run, s)] for s in range(run.seeds)] for run in extent.runs}
+    best = {}  # of each arm and optimiser, the run whose rate is best on the text that chooses
+    for run in extent.runs:
+        before = best.get((run.arm, run.optimizer), run)
+        is_better = _mean(rows[run], "chosen") <= _mean(rows[before], "chosen")
+        best[run.arm, run.optimizer] = run if is_better else before
+    whole = [run for run in best.values() if run.arm in UNCOMPRESSED]
+    base = min(whole, key=lambda run: _mean(rows[run], "chosen"))
+    figures = {}
+    for (arm, optimizer), run in best.items():
+        pairs = zip(rows[run], rows[base], strict=False)
+        gaps = [ours["judged"] - theirs["judged"] for ours, theirs in pairs]
+        if run != base:
+            is_aim = (name, arm, optimizer) == ("w512", AIMED, MUON)
+            figures[f"gap_{arm}_{optimizer}"] = mean_figure(gaps, GAP_MAX if is_aim else None)
+    times, breaks = times_to_loss(best, rows, values[f"{name}/speed"]["tokens_per_s"])
+    figures |= {f"break_mbit_{arm}": Figure(rate) for arm, rate in breaks.items()}
+    return figures, {
+        "uncompressed": base.name,
+        "chosen_rates": {f"{arm}/{opt}": run.rate for (arm, opt), run in best.items()},
+        "hours_to_loss": times,
+        "speed": values[f"{name}/speed"],
+        "runs": {run.name: made for run, made in rows.items()},
+    }
+
+
+def times_to_loss(
+    best: Mapping[tuple[str, str], Run],
+    rows: Mapping[Run, Sequence[Mapping[str, Any]]],
+    speed: Mapping[str, float],
+) -> tuple[dict[str, Any], dict[str, float]]:
+    """Hours to the loss that two layers alone end with, by link; and below which link an arm wins.
+
+    Stages compute at once, each a quarter of the model, and the link is full: the best that a
+    schedule can reach. Two layers need no link.
+    """
+    target = _mean(rows[best[TWO_LAYERS, MUON]], "chosen", curve=True)
+    needs: dict[str, tuple[float, float, float]] = {}
+    for (arm, optimizer), run in best.items():
+        tokens = [tokens_to(row["curve"], target) for row in rows[run]]
+        size = max(rows[run][0]["bytes_per_token"].values())
+        if optimizer == MUON:
+            stages = 1 if arm == TWO_LAYERS else STAGES
+            needs[arm] = (float(np.mean(tokens)), speed[arm] * stages, size)
+    times: dict[str, Any] = {"loss": target}
+    for arm, need in needs.items():
+        hours = {f"{rate}": hours_to(need, rate) for rate in MBITS}
+        times[arm] = {rate: round(h, 4) if math.isfinite(h) else None for rate, h in hours.items()}
+    whole = needs[NONE]
+    # The arm computes all the time, and the uncompressed run waits for its link.
+    breaks = {
+        arm: whole[2] * 8e-6 * whole[0] / (tokens / rate)
+        for arm, (tokens, rate, size) in needs.items()
+        if 0 < size < whole[2] and math.isfinite(tokens)
+    }
+    return times, breaks
+
+
+def hours_to(need: tuple[float, float, float], mbits: float) -> float:
+    """Hours for tokens, at a computing rate in tokens a second and bytes a token over a link."""
+    tokens, rate, size = need
+    return tokens / min(rate, mbits * 1e6 / 8 / size if size else math.inf) / 3600
+
+
+def tokens_to(curve: Sequence[Sequence[float]], loss: float) -> float:
+    """The tokens at which a curve of (tokens, loss, ...) first is at `loss`; inf if never."""
+    before: Sequence[float] | None = None
+    for point in curve:
+        if point[1] <= loss:
+            if before is None:
+                return point[0]
+            share = (before[1] - loss) / (before[1] - point[1])
+            return before[0] + share * (point[0] - before[0])
+        before = point
+    return math.inf
+
+
+def _mean(rows: Sequence[Mapping[str, Any]], key: str, *, curve: bool = False) -> float:
+    """The mean over the first two seeds, which all runs have; of the curve, its last point."""
+    found = [row["curve"][-1][1] if curve else row[key] for row in rows[:2]]
+    mean = float(np.mean(found))
+    return mean if math.isfinite(mean) else math.inf
+
+
+def _notes(names: Sequence[str]) -> tuple[str, ...]:
+    shown = ", ".join(
+        f"{name}: width {e.shape.width}, {e.steps} steps of {e.batch * e.shape.length} tokens"
+        for name, e in EXTENTS.items()
+        if name in names
+    )
+    return (
+        f"eight layers in {STAGES} stages, in one process ({shown}); 8x: an eighth of the width",
+        "gap: nats of judged loss above the best uncompressed run of any optimiser, paired by seed",
+        "rates and the best uncompressed run are chosen on held-out text that is not judged",
+        "two_layers: two of the eight layers, uncompressed: what one machine of four trains alone",
+        "hours_to_loss: to the loss at which two layers end, by arithmetic: four stages at once, a "
+        "full link, no latency; break_mbit: the link below which the arm is there before none",
+    )
 
 
 def main() -> None:
     """Run the command in the module's docstring."""
-    name, seed, extent = sys.argv[1:4]
+    name, seed, extent_name, path = sys.argv[1:5]
     torch.set_num_threads(1)
-    shape, steps = EXTENTS[extent]
-    print(json.dumps(run(arms(shape.width)[name], int(seed), shape, steps)))
+    extent, text = EXTENTS[extent_name], load(Path(path))
+    if name == "speed":
+        print(json.dumps(speeds(extent, text)))
+        return
+    run = next(run for run in extent.runs if run.name == name)
+    print(json.dumps(train(run, int(seed), extent, text)))
 
 
 if __name__ == "__main__":

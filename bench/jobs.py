@@ -1,4 +1,4 @@
-"""The parts of a long benchmark: processes of their own, two at a time, each kept when it ends."""
+"""The parts of a long benchmark: processes of their own, some at a time, each kept when it ends."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-AT_ONCE, POLL_S = 2, 0.2  # processes, and how often they are looked at
+AT_ONCE, POLL_S = 2, 0.2  # processes unless told otherwise, and how often they are looked at
 
 
 class Finished:
@@ -44,7 +44,10 @@ class Job:
 
 
 def finish(
-    finished: Finished, jobs: Sequence[Job], describe: Callable[[Mapping[str, Any]], str]
+    finished: Finished,
+    jobs: Sequence[Job],
+    describe: Callable[[Mapping[str, Any]], str],
+    at_once: int = AT_ONCE,
 ) -> None:
     """Run what is missing, in order; prints `describe` of each value and the time that is left.
 
@@ -54,7 +57,7 @@ def finish(
     running: dict[subprocess.Popen[str], Job] = {}
     began, ended, total = time.monotonic(), 0, len(missing)
     while missing or running:
-        while missing and len(running) < AT_ONCE:
+        while missing and len(running) < at_once:
             job = missing.pop(0)
             running[_start(job)] = job
         for process in [p for p in running if p.poll() is not None]:
