@@ -253,19 +253,14 @@ def speeds(extent: Extent, text: Corpus) -> dict[str, Any]:
 
 def measure(*, quick: bool, resume: Path | None = None) -> Result:
     """All runs of the extents for this machine; `quick` trains ten steps: its gaps mean nothing."""
-    has_gpu = torch.cuda.is_available()
-    names = ("quick",) if quick else ("w512", "w1024") if has_gpu else ("w128",)
     finished = Finished(resume)
-    is_gpu = EXTENTS[names[0]].device == "cuda"
-    text = sources() if is_gpu else books(EXTENTS[names[0]].shape.length)
+    has_gpu = torch.cuda.is_available() or "w512/text" in finished.values
+    names = ("quick",) if quick else ("w512", "w1024") if has_gpu else ("w128",)
     path = Path(mkdtemp(prefix="ternmesh-bench-"), "text.npz")
-    text.save(path)
-    sizes = {name: len(getattr(text, name)) for name in ("train", "chosen", "judged")}
-    print(f"text: {sizes} tokens", flush=True)
     for name in names:
-        _finish(finished, name, path, AT_ONCE_GPU if is_gpu else AT_ONCE)
+        _finish(finished, name, path)
     figures: dict[str, Figure] = {}
-    details: dict[str, Any] = {"text": sizes | {"digest": text.digest}}
+    details: dict[str, Any] = {}
     for name in names:
         found, table = summary(EXTENTS[name], finished.values, name)
         prefix = "" if name == names[0] else f"{name}_"
@@ -274,20 +269,29 @@ def measure(*, quick: bool, resume: Path | None = None) -> Result:
     return Result("convergence", figures, {}, _notes(names), details, quick)
 
 
-def _finish(finished: Finished, name: str, text: Path, at_once: int) -> None:
+def _finish(finished: Finished, name: str, path: Path) -> None:
+    """Train what is missing of an extent; the text is made only if something is."""
     extent = EXTENTS[name]
+    is_gpu = extent.device == "cuda"
     trained = [
-        Job(part_of(name, run, seed), ("bench.convergence", run.name, str(seed), name, str(text)))
+        Job(part_of(name, run, seed), ("bench.convergence", run.name, str(seed), name, str(path)))
         for run in extent.runs
         for seed in range(run.seeds)
     ]
+    speed = Job(f"{name}/speed", ("bench.convergence", "speed", "0", name, str(path)))
+    if all(job.part in finished.values for job in (*trained, speed)):
+        return
+    if not path.exists():
+        text = sources() if is_gpu else books(extent.shape.length)
+        text.save(path)
+        finished.add(f"{name}/text", text.sizes)
+        print(f"text: {text.sizes}", flush=True)
 
     def describe(value: Mapping[str, Any]) -> str:
         return f"{value['judged']:.4f}, {value['train_s']:.0f} s"
 
-    speed = Job(f"{name}/speed", ("bench.convergence", "speed", "0", name, str(text)))
     finish(finished, [speed], lambda value: f"on {value['device']}", at_once=1)
-    finish(finished, trained, describe, at_once=at_once)
+    finish(finished, trained, describe, at_once=AT_ONCE_GPU if is_gpu else AT_ONCE)
 
 
 def part_of(extent: str, run: Run, seed: int) -> str:
@@ -320,6 +324,7 @@ def summary(
         "uncompressed": base.name,
         "chosen_rates": {f"{arm}/{opt}": run.rate for (arm, opt), run in best.items()},
         "hours_to_loss": times,
+        "text": values.get(f"{name}/text"),
         "speed": values[f"{name}/speed"],
         "runs": {run.name: made for run, made in rows.items()},
     }

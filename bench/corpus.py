@@ -31,9 +31,11 @@ class Corpus:
     vocabulary: int
 
     @property
-    def digest(self) -> str:
-        """16 hex digits that identify the training text."""
-        return hashlib.sha256(self.train.tobytes()).hexdigest()[:16]
+    def sizes(self) -> dict[str, int | str]:
+        """Tokens of each set, and 16 hex digits that identify the training text."""
+        digest = hashlib.sha256(self.train.tobytes()).hexdigest()[:16]
+        sizes = {name: len(getattr(self, name)) for name in ("train", "chosen", "judged")}
+        return {**sizes, "train_sha256": digest}
 
     def save(self, path: Path) -> None:
         """Write it where `load` finds it."""
