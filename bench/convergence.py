@@ -24,11 +24,11 @@ from torch.nn import functional
 from bench.corpus import VOCABULARY, Corpus, books, load, sources
 from bench.jobs import AT_ONCE, Finished, Job, finish
 from bench.result import Figure, Result, mean_figure
-from models.bottleneck.assemble import StageLayout, assemble, code_of
+from models.bottleneck.assemble import StageLayout, assemble
 from models.bottleneck.config import BottleneckConfig, OptimizerConfig, Shape
 from models.bottleneck.training import StageOptimizer
 from models.errors import BottleneckError
-from models.stages import Stage, run_stages
+from models.stages import run_stages
 from models.transformer import OUTPUTS, TOKENS, transformer
 
 STAGES, MUON, ADAMW = 4, "muon", "adamw"
@@ -104,19 +104,23 @@ class Extent:
     runs: tuple[Run, ...]
 
 
-def runs(muon: float, adamw: float, seeds: int = 2) -> tuple[Run, ...]:
-    """All arms with Muon, and with AdamW those where it matters; the aimed one has a third seed."""
+def runs(muon: float, adamw: float, *, is_long: bool) -> tuple[Run, ...]:
+    """All arms with Muon, and with AdamW those where it matters; what matters most comes first.
+
+    Where `is_long` is set, the aimed arm and its bases have a third seed, and some a second rate.
+    """
+    seeds = 3 if is_long else 2
     others = [name for name in ARMS if name not in (*UNCOMPRESSED, TWO_LAYERS, AIMED)]
-    with_adamw = (NONE, TWO_LAYERS, AIMED, "resbm_128x", "subspace_8x")
+    slower = (AIMED, "subspace_8x", "subspace_100x") if is_long else ()
+    with_adamw = (TWO_LAYERS, AIMED, "resbm_128x", "subspace_8x") if is_long else (AIMED,)
     return (
-        Run(NONE, MUON, muon, seeds + 1),
-        Run(HALF, MUON, muon, seeds + 1),
-        Run(NONE, ADAMW, adamw, seeds),
-        Run(TWO_LAYERS, MUON, muon, seeds),
-        Run(AIMED, MUON, muon, seeds + 1),
-        *(Run(name, MUON, muon, seeds) for name in others),
-        *(Run(name, MUON, muon / 3, seeds) for name in (AIMED, "subspace_8x", "subspace_100x")),
-        *(Run(name, ADAMW, adamw, seeds) for name in with_adamw[1:]),
+        *(Run(name, MUON, muon, seeds) for name in UNCOMPRESSED),
+        Run(NONE, ADAMW, adamw),
+        Run(TWO_LAYERS, MUON, muon),
+        Run(AIMED, MUON, muon, seeds),
+        *(Run(name, MUON, muon) for name in others),
+        *(Run(name, MUON, muon / 3) for name in slower),
+        *(Run(name, ADAMW, adamw) for name in with_adamw),
     )
 
 
@@ -129,9 +133,15 @@ EXTENTS = {
         tuple(Run(name, MUON, 3e-3, 1) for name in (NONE, HALF, TWO_LAYERS, AIMED, "subspace_8x")),
     ),
     "w128": Extent(
-        Shape(width=128, layers=8, heads=4, length=64), 800, 16, "cpu", runs(3e-3, 2e-3)
+        Shape(width=128, layers=8, heads=4, length=64),
+        500,
+        16,
+        "cpu",
+        runs(3e-3, 2e-3, is_long=False),
     ),
-    "w512": Extent(Shape(VOCABULARY, 512, 8, 8, 256), 2000, 32, "cuda", runs(3e-3, 1e-3)),
+    "w512": Extent(
+        Shape(VOCABULARY, 512, 8, 8, 256), 2000, 32, "cuda", runs(3e-3, 1e-3, is_long=True)
+    ),
     "w1024": Extent(
         Shape(VOCABULARY, 1024, 8, 16, 256),
         1600,
@@ -143,25 +153,26 @@ EXTENTS = {
 
 
 class Trained:
-    """The stages of an arm with their optimisers, on the extent's device."""
+    """The stages of a transformer with their optimisers, in one process on one device."""
 
-    def __init__(self, run: Run, seed: int, extent: Extent) -> None:
-        arm, shape = ARMS[run.arm], extent.shape
-        shape = replace(shape, layers=arm.layers or shape.layers)
-        boundary = arm.boundary(shape.width, run.optimizer)
+    def __init__(
+        self,
+        shape: Shape,
+        boundary: BottleneckConfig,
+        settings: OptimizerConfig,
+        seed: int,
+        batch: int,
+        device: str = "cpu",
+    ) -> None:
         layers = transformer(shape, seed)
         positions = layers[0].get_buffer("positions")
         layout = StageLayout(shape.width, shape.vocabulary, OUTPUTS, TOKENS, positions)
-        stages = STAGES if shape.layers > 2 else 1
-        self.stages, frame = assemble(layers, layout, boundary, stages, extent.batch, shape.length)
-        settings = OptimizerConfig(
-            name=run.optimizer, learning_rate=run.rate * arm.rate, warmup_steps=extent.steps // 15
-        )
+        stages = STAGES if shape.layers >= STAGES else 1
+        self.stages, self.frame = assemble(layers, layout, boundary, stages, batch, shape.length)
         for stage in self.stages:
-            stage.to(extent.device)
-            stage.is_bf16 = extent.device == "cuda"
-        self.trainers = [StageOptimizer(s, frame, boundary, settings) for s in self.stages]
-        self.bytes_per_token = _bytes(self.stages[0], boundary, extent)
+            stage.to(device)
+            stage.is_bf16 = device == "cuda"
+        self.trainers = [StageOptimizer(s, self.frame, boundary, settings) for s in self.stages]
 
     def learn(self, batch: Tensor, step: int, steps: int) -> Tensor:
         """One step; the loss before it, still on the device."""
@@ -185,14 +196,15 @@ class Trained:
         return float(np.mean([float(self.loss(batch)) for batch in batches]))
 
 
-def _bytes(stage: Stage, boundary: BottleneckConfig, extent: Extent) -> dict[str, float]:
-    """Payload bytes of a token forward and back, at a boundary."""
-    if stage.exit is None:
-        return {"forward": 0.0, "back": 0.0}
-    tokens = extent.batch * extent.shape.length
-    forward = stage.exit.empty(extent.batch, extent.shape.length, torch.device("cpu")).size / tokens
-    back = code_of(boundary, is_back=True).size(stage.exit.latent)
-    return {"forward": round(forward, 2), "back": float(back)}
+def start(run: Run, seed: int, extent: Extent) -> Trained:
+    """A run before its first step."""
+    arm, shape = ARMS[run.arm], extent.shape
+    settings = OptimizerConfig(
+        name=run.optimizer, learning_rate=run.rate * arm.rate, warmup_steps=extent.steps // 15
+    )
+    boundary = arm.boundary(shape.width, run.optimizer)
+    shape = replace(shape, layers=arm.layers or shape.layers)
+    return Trained(shape, boundary, settings, seed, extent.batch, extent.device)
 
 
 def train(run: Run, seed: int, extent: Extent, text: Corpus) -> dict[str, Any]:
@@ -202,7 +214,8 @@ def train(run: Run, seed: int, extent: Extent, text: Corpus) -> dict[str, Any]:
     def on_device(batches: Sequence[Any]) -> list[Tensor]:
         return [torch.from_numpy(batch).to(extent.device) for batch in batches]
 
-    made = Trained(run, seed, extent)
+    made = start(run, seed, extent)
+    exit_, tokens = made.stages[0].exit, rows * length
     looked_at = on_device(text.held_out("chosen", LOOK_PARTS, rows, length))
     curve, every = [], max(1, extent.steps // LOOKS)
     for step in range(extent.steps):
@@ -210,11 +223,12 @@ def train(run: Run, seed: int, extent: Extent, text: Corpus) -> dict[str, Any]:
         try:
             loss = made.learn(batch, step, extent.steps)
         except BottleneckError:  # the training has diverged
-            curve.append([(step + 1) * rows * length, math.inf, math.inf])
+            curve.append([(step + 1) * tokens, math.inf, math.inf])
             break
         if (step + 1) % every == 0:
-            at = (step + 1) * rows * length
-            curve.append([at, round(made.judge(looked_at), 4), round(float(loss), 4)])
+            curve.append(
+                [(step + 1) * tokens, round(made.judge(looked_at), 4), round(float(loss), 4)]
+            )
             if not math.isfinite(curve[-1][1]):
                 break
     if not math.isfinite(curve[-1][1]):
@@ -228,7 +242,9 @@ def train(run: Run, seed: int, extent: Extent, text: Corpus) -> dict[str, Any]:
         "chosen": chosen,
         "judged": judged,
         "curve": curve,
-        "bytes_per_token": made.bytes_per_token,
+        "bytes_per_token": [size / tokens for size in exit_.sizes(rows, length)]
+        if exit_
+        else [0, 0],
         "train_s": round(time.monotonic() - began, 1),
     }
 
@@ -237,7 +253,7 @@ def speeds(extent: Extent, text: Corpus) -> dict[str, Any]:
     """Tokens a second of each run in a process that is alone, and what it ran on."""
     made = {}
     for run in {run.arm: run for run in reversed(extent.runs)}.values():
-        trained = Trained(run, 0, extent)
+        trained = start(run, 0, extent)
         for step in range(SPEED_STEPS + 3):
             batch = torch.from_numpy(text.batch(step, 0, extent.batch, extent.shape.length))
             loss = trained.learn(batch.to(extent.device), step, extent.steps)
@@ -304,7 +320,8 @@ def summary(
 ) -> tuple[dict[str, Figure], dict[str, Any]]:
     """Figures and details of an extent from its finished parts."""
     rows = {run: [values[part_of(name, run, s)] for s in range(run.seeds)] for run in extent.runs}
-    best = {}  # of each arm and optimiser, the run whose rate is best on the text that chooses
+    # Of each arm and optimiser, the run whose rate is best on the text that chooses.
+    best: dict[tuple[str, str], Run] = {}
     for run in extent.runs:
         before = best.get((run.arm, run.optimizer), run)
         is_better = _mean(rows[run], "chosen") <= _mean(rows[before], "chosen")
@@ -344,7 +361,7 @@ def times_to_loss(
     needs: dict[str, tuple[float, float, float]] = {}
     for (arm, optimizer), run in best.items():
         tokens = [tokens_to(row["curve"], target) for row in rows[run]]
-        size = max(rows[run][0]["bytes_per_token"].values())
+        size = max(rows[run][0]["bytes_per_token"])
         if optimizer == MUON:
             stages = 1 if arm == TWO_LAYERS else STAGES
             needs[arm] = (float(np.mean(tokens)), speed[arm] * stages, size)

@@ -122,4 +122,5 @@ def _first(documents: Sequence[str], characters: int) -> list[str]:
 def _windows(
     tokens: NDArray[np.int32], places: NDArray[np.int64], length: int
 ) -> NDArray[np.int64]:
-    return tokens[places[:, None] + np.arange(length + 1)].astype(np.int64)
+    windows: NDArray[np.int64] = tokens[places[:, None] + np.arange(length + 1)].astype(np.int64)
+    return windows
