@@ -1,4 +1,4 @@
-"""What the pipeline and convergence benchmarks rest on: budgets, gaps, links and their bytes."""
+"""What the benchmark of the pipeline rests on: a run's figures, links and their bytes."""
 
 import hashlib
 import random
@@ -9,14 +9,9 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
-import torch
 
-from bench.convergence import BATCH, METHODS, NONE, RATIOS, SHAPE, STAGES, TABLES, arms, gaps
 from bench.pipeline import _summary
 from bench.slow_links import DEVICE, Link, Namespaces, why_not
-from models.bottleneck.assemble import StageLayout, assemble
-from models.bottleneck.config import Shape
-from models.transformer import OUTPUTS, TOKENS, transformer
 
 LISTEN = """
 import hashlib, socket
@@ -31,30 +26,6 @@ end = socket.create_connection(("10.99.0.1", 4040)); began = time.monotonic()
 end.sendall(b"?"); end.recv(1); print(time.monotonic() - began)
 end.sendall(sys.stdin.buffer.read())
 """
-
-
-def test_no_arm_takes_more_bytes_than_its_ratio_allows() -> None:
-    grid = arms(SHAPE.width)
-    assert {arm.ratio for arm in grid.values()} == {1, *RATIOS}
-    assert {name.rpartition("_")[0] for name, arm in grid.items() if arm.ratio > 1} == set(METHODS)
-    whole = 2 * 4 * SHAPE.width
-    del grid[TABLES]  # whole, and ids besides
-    for arm in grid.values():
-        shape = Shape(width=SHAPE.width, layers=4, heads=4, length=SHAPE.length)
-        layers = transformer(shape, 0)
-        layout = StageLayout(
-            shape.width, shape.vocabulary, OUTPUTS, TOKENS, layers[0].get_buffer("positions")
-        )
-        stages, _ = assemble(layers, layout, arm.boundary, STAGES, BATCH, shape.length)
-        assert stages[0].exit is not None
-        empty = stages[0].exit.empty(BATCH, shape.length, torch.device("cpu"))
-        both_ways = (empty.size + empty.wire.numel() * 4) / (BATCH * shape.length)
-        assert whole / both_ways >= arm.ratio, arm.name
-
-
-def test_gaps_are_paired_by_seed() -> None:
-    rows = {NONE: [{"loss": 2.0}, {"loss": 4.0}], "resbm_8x": [{"loss": 2.1}, {"loss": 4.4}]}
-    assert gaps(rows, "resbm_8x") == pytest.approx([5.0, 10.0])
 
 
 def test_a_run_is_measured_between_its_first_report_and_its_last() -> None:
