@@ -41,14 +41,25 @@ TABLE_STD, GAP_MAX = 0.02, "<=0.10"
 AIMED = "resbm_8x_8bit"
 
 
+NOTES = (
+    f"eight layers in {STAGES} stages, in one process; 8x: an eighth of the width; bytes of books "
+    "at width 128; at 512 and 1024 Python sources of installed packages",
+    "gap: nats of judged loss above the best uncompressed run of any optimiser, paired by seed",
+    "rates and the best uncompressed run are chosen on held-out text that is not judged",
+    "two_layers: two of the eight layers, uncompressed: what one machine of four trains alone",
+    "hours_to_loss: to the loss at which two layers end, by arithmetic: four stages at once, "
+    "a link without pauses; break_mbit: below it the arm is there before none (bfloat16)",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Arm:
     """A boundary: `share` of the width crosses it, in `bits` forward and `back_bits` back."""
 
     method: str = NONE
     share: float = 1.0
-    bits: int = 32
-    back_bits: int = 32
+    bits: int = 16
+    back_bits: int = 16
     layers: int | None = None
     rate: float = 1.0  # times the rate of the others
 
@@ -72,10 +83,10 @@ ARMS = {
     AIMED: Arm("resbm", 1 / 8, 8, 8),
     "resbm_8x_8bit_4back": Arm("resbm", 1 / 8, 8, 4),
     "resbm_32x_8bit": Arm("resbm", 1 / 32, 8, 8),
-    "resbm_128x": Arm("resbm", 1 / 128),
+    "resbm_128x": Arm("resbm", 1 / 128, 32, 32),
     "resbm_128x_4bit": Arm("resbm", 1 / 128, 4, 4),
-    "subspace_8x": Arm("subspace", 1 / 8),
-    "subspace_100x": Arm("subspace", 1 / 100),
+    "subspace_8x": Arm("subspace", 1 / 8, 32, 32),
+    "subspace_100x": Arm("subspace", 1 / 100, 32, 32),
 }
 
 
@@ -124,31 +135,18 @@ def runs(muon: float, adamw: float, *, is_long: bool) -> tuple[Run, ...]:
     )
 
 
+def one_seed(rate: float) -> tuple[Run, ...]:
+    """The arms that matter most, with Muon."""
+    return tuple(Run(name, MUON, rate, 1) for name in (*UNCOMPRESSED, TWO_LAYERS, AIMED))
+
+
 EXTENTS = {
-    "quick": Extent(
-        Shape(width=32, layers=8, heads=2, length=16),
-        10,
-        8,
-        "cpu",
-        tuple(Run(name, MUON, 3e-3, 1) for name in (NONE, HALF, TWO_LAYERS, AIMED, "subspace_8x")),
-    ),
-    "w128": Extent(
-        Shape(width=128, layers=8, heads=4, length=64),
-        500,
-        16,
-        "cpu",
-        runs(3e-3, 2e-3, is_long=False),
-    ),
+    "quick": Extent(Shape(256, 32, 8, 2, 16), 10, 8, "cpu", one_seed(3e-3)),
+    "w128": Extent(Shape(256, 128, 8, 4, 64), 500, 16, "cpu", runs(3e-3, 2e-3, is_long=False)),
     "w512": Extent(
         Shape(VOCABULARY, 512, 8, 8, 256), 2000, 32, "cuda", runs(3e-3, 1e-3, is_long=True)
     ),
-    "w1024": Extent(
-        Shape(VOCABULARY, 1024, 8, 16, 256),
-        1600,
-        32,
-        "cuda",
-        tuple(Run(name, MUON, 2e-3, 1) for name in (NONE, HALF, TWO_LAYERS, AIMED)),
-    ),
+    "w1024": Extent(Shape(VOCABULARY, 1024, 8, 16, 256), 1600, 32, "cuda", one_seed(2e-3)),
 }
 
 
@@ -211,40 +209,31 @@ def train(run: Run, seed: int, extent: Extent, text: Corpus) -> dict[str, Any]:
     """Train to the end: chosen and judged loss, and the curve of chosen loss over tokens."""
     began, rows, length = time.monotonic(), extent.batch, extent.shape.length
 
-    def on_device(batches: Sequence[Any]) -> list[Tensor]:
-        return [torch.from_numpy(batch).to(extent.device) for batch in batches]
+    def held_out(name: str, parts: int) -> float:
+        found = text.held_out(name, parts, rows, length)
+        return made.judge([torch.from_numpy(part).to(extent.device) for part in found])
 
     made = start(run, seed, extent)
-    exit_, tokens = made.stages[0].exit, rows * length
-    looked_at = on_device(text.held_out("chosen", LOOK_PARTS, rows, length))
-    curve, every = [], max(1, extent.steps // LOOKS)
+    exit_, tokens, every = made.stages[0].exit, rows * length, max(1, extent.steps // LOOKS)
+    curve, last = [], math.inf
     for step in range(extent.steps):
-        batch = on_device([text.batch(step, seed, rows, length)])[0]
+        batch = torch.from_numpy(text.batch(step, seed, rows, length)).to(extent.device)
         try:
             loss = made.learn(batch, step, extent.steps)
         except BottleneckError:  # the training has diverged
-            curve.append([(step + 1) * tokens, math.inf, math.inf])
             break
         if (step + 1) % every == 0:
-            curve.append(
-                [(step + 1) * tokens, round(made.judge(looked_at), 4), round(float(loss), 4)]
-            )
-            if not math.isfinite(curve[-1][1]):
+            last = held_out("chosen", LOOK_PARTS)
+            if not math.isfinite(last):
                 break
-    if not math.isfinite(curve[-1][1]):
-        chosen = judged = math.inf
-    else:
-        chosen, judged = (
-            made.judge(on_device(text.held_out(name, JUDGED_PARTS, rows, length)))
-            for name in ("chosen", "judged")
-        )
+            curve.append([(step + 1) * tokens, round(last, 4), round(float(loss), 4)])
+    sizes = exit_.sizes(rows, length) if exit_ else (0, 0)
+    is_whole = len(curve) == extent.steps // every and math.isfinite(last)
     return {
-        "chosen": chosen,
-        "judged": judged,
+        "chosen": held_out("chosen", JUDGED_PARTS) if is_whole else math.inf,
+        "judged": held_out("judged", JUDGED_PARTS) if is_whole else math.inf,
         "curve": curve,
-        "bytes_per_token": [size / tokens for size in exit_.sizes(rows, length)]
-        if exit_
-        else [0, 0],
+        "bytes_per_token": [size / tokens for size in sizes],
         "train_s": round(time.monotonic() - began, 1),
     }
 
@@ -278,11 +267,10 @@ def measure(*, quick: bool, resume: Path | None = None) -> Result:
     figures: dict[str, Figure] = {}
     details: dict[str, Any] = {}
     for name in names:
-        found, table = summary(EXTENTS[name], finished.values, name)
+        found, details[name] = summary(EXTENTS[name], finished.values, name)
         prefix = "" if name == names[0] else f"{name}_"
         figures |= {f"{prefix}{key}": figure for key, figure in found.items()}
-        details[name] = table
-    return Result("convergence", figures, {}, _notes(names), details, quick)
+    return Result("convergence", figures, {}, NOTES, details, quick)
 
 
 def _finish(finished: Finished, name: str, path: Path) -> None:
@@ -320,14 +308,10 @@ def summary(
 ) -> tuple[dict[str, Figure], dict[str, Any]]:
     """Figures and details of an extent from its finished parts."""
     rows = {run: [values[part_of(name, run, s)] for s in range(run.seeds)] for run in extent.runs}
-    # Of each arm and optimiser, the run whose rate is best on the text that chooses.
-    best: dict[tuple[str, str], Run] = {}
-    for run in extent.runs:
-        before = best.get((run.arm, run.optimizer), run)
-        is_better = _mean(rows[run], "chosen") <= _mean(rows[before], "chosen")
-        best[run.arm, run.optimizer] = run if is_better else before
-    whole = [run for run in best.values() if run.arm in UNCOMPRESSED]
-    base = min(whole, key=lambda run: _mean(rows[run], "chosen"))
+    best: dict[tuple[str, str], Run] = {}  # the rate of each arm with an optimiser
+    for run in sorted(extent.runs, key=lambda run: _mean(rows[run], "chosen")):
+        best.setdefault((run.arm, run.optimizer), run)
+    base = next(run for run in best.values() if run.arm in UNCOMPRESSED)
     figures = {}
     for (arm, optimizer), run in best.items():
         pairs = zip(rows[run], rows[base], strict=False)
@@ -357,18 +341,18 @@ def times_to_loss(
     Stages compute at once, each a quarter of the model, and the link is full: the best that a
     schedule can reach. Two layers need no link.
     """
-    target = _mean(rows[best[TWO_LAYERS, MUON]], "chosen", curve=True)
+    ends = [row["curve"][-1][1] for row in rows[best[TWO_LAYERS, MUON]]]
+    target = float(np.mean(ends))
     needs: dict[str, tuple[float, float, float]] = {}
-    for (arm, optimizer), run in best.items():
-        tokens = [tokens_to(row["curve"], target) for row in rows[run]]
-        size = max(rows[run][0]["bytes_per_token"])
-        if optimizer == MUON:
-            stages = 1 if arm == TWO_LAYERS else STAGES
-            needs[arm] = (float(np.mean(tokens)), speed[arm] * stages, size)
     times: dict[str, Any] = {"loss": target}
-    for arm, need in needs.items():
-        hours = {f"{rate}": hours_to(need, rate) for rate in MBITS}
-        times[arm] = {rate: round(h, 4) if math.isfinite(h) else None for rate, h in hours.items()}
+    for (arm, optimizer), run in best.items():
+        if optimizer == MUON:
+            tokens = float(np.mean([tokens_to(row["curve"], target) for row in rows[run]]))
+            stages = 1 if arm == TWO_LAYERS else STAGES
+            needs[arm] = (tokens, speed[arm] * stages, max(rows[run][0]["bytes_per_token"]))
+            hours = [hours_to(needs[arm], mbits) for mbits in MBITS]
+            shown = [round(h, 4) if math.isfinite(h) else None for h in hours]
+            times[arm] = dict(zip(map(str, MBITS), shown, strict=True))
     whole = needs[NONE]
     # The arm computes all the time, and the uncompressed run waits for its link.
     breaks = {
@@ -387,38 +371,16 @@ def hours_to(need: tuple[float, float, float], mbits: float) -> float:
 
 def tokens_to(curve: Sequence[Sequence[float]], loss: float) -> float:
     """The tokens at which a curve of (tokens, loss, ...) first is at `loss`; inf if never."""
-    before: Sequence[float] | None = None
-    for point in curve:
-        if point[1] <= loss:
-            if before is None:
-                return point[0]
-            share = (before[1] - loss) / (before[1] - point[1])
-            return before[0] + share * (point[0] - before[0])
-        before = point
-    return math.inf
+    losses = np.minimum.accumulate([math.inf, *(point[1] for point in curve)])[1:]
+    if not curve or losses[-1] > loss:
+        return math.inf
+    return float(np.interp(-loss, -losses, [point[0] for point in curve]))
 
 
-def _mean(rows: Sequence[Mapping[str, Any]], key: str, *, curve: bool = False) -> float:
-    """The mean over the first two seeds, which all runs have; of the curve, its last point."""
-    found = [row["curve"][-1][1] if curve else row[key] for row in rows[:2]]
-    mean = float(np.mean(found))
+def _mean(rows: Sequence[Mapping[str, Any]], key: str) -> float:
+    """The mean over the first two seeds, which all runs have."""
+    mean = float(np.mean([row[key] for row in rows[:2]]))
     return mean if math.isfinite(mean) else math.inf
-
-
-def _notes(names: Sequence[str]) -> tuple[str, ...]:
-    shown = ", ".join(
-        f"{name}: width {e.shape.width}, {e.steps} steps of {e.batch * e.shape.length} tokens"
-        for name, e in EXTENTS.items()
-        if name in names
-    )
-    return (
-        f"eight layers in {STAGES} stages, in one process ({shown}); 8x: an eighth of the width",
-        "gap: nats of judged loss above the best uncompressed run of any optimiser, paired by seed",
-        "rates and the best uncompressed run are chosen on held-out text that is not judged",
-        "two_layers: two of the eight layers, uncompressed: what one machine of four trains alone",
-        "hours_to_loss: to the loss at which two layers end, by arithmetic: four stages at once, a "
-        "full link, no latency; break_mbit: the link below which the arm is there before none",
-    )
 
 
 def main() -> None:

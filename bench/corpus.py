@@ -80,15 +80,13 @@ def sources() -> Corpus:
     model = ByteLevelBPETokenizer()
     fitted = _first(documents["train"], FITTED_CHARACTERS)
     model.train_from_iterator(fitted, vocab_size=VOCABULARY, show_progress=False)
-    sets = {}
-    for name, limit in (
-        ("train", TRAIN_CHARACTERS_MAX),
-        ("chosen", HELD_OUT_CHARACTERS_MAX),
-        ("judged", HELD_OUT_CHARACTERS_MAX),
-    ):
+    sets = []
+    for name in ("train", *SHARES):
+        limit = TRAIN_CHARACTERS_MAX if name == "train" else HELD_OUT_CHARACTERS_MAX
         encoded = model.encode_batch(_first(documents[name], limit))
-        sets[name] = np.concatenate([np.array(each.ids, np.int32) for each in encoded])
-    return Corpus(sets["train"], sets["chosen"], sets["judged"], VOCABULARY)
+        sets.append(np.concatenate([np.array(each.ids, np.int32) for each in encoded]))
+    train, chosen, judged = sets
+    return Corpus(train, chosen, judged, VOCABULARY)
 
 
 def _documents(folder: Path) -> Mapping[str, Sequence[str]]:

@@ -6,7 +6,7 @@ what turning the basis brings, and how it moves; what the projection and a turn 
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -33,17 +33,15 @@ KINDS = ("transformer", "mlp", "cnn", "vit", "mixer")
 WORDS, POSITIONS, WINDOW = 10, 25, 5
 WRITERS = (*OUTPUTS, "o", "down")  # the layers that write into the residual stream
 NOTES = (
-    f"width {SHAPE.width}, {SHAPE.layers} layers, {STEPS} steps, one thread, one seed, AdamW; the "
-    "transformer reads bytes of books, the other networks log-mel pictures of spoken digits",
-    "rank: stable rank (||W||_F^2 / ||W||_2^2) at the end: mean of the layers that write into the "
-    "stream, the centred stream, its gradients; details have the start. Source: they collapse",
-    "reconstruction_error, drift: relative, the largest on the way. Source: machine zero; stays 0",
-    f"turn_gain: nats of held-out loss that a basis (k = {RANK}) wins by turning every N steps, "
-    "against one that never turns. Source: turning every 500 is critical",
-    "turn_overlap: of the bases of turns i and i + 2, the least (1: the same); a basis that swings "
-    "to and fro has it above that of i and i + 1. Source: asks whether it does",
-    f"cost: of the boundary in forward and backward, and of a turn, to a step of width "
-    f"{SHAPE_COST.width}, k = 5. Source: about 1 %, and negligible",
+    f"width {SHAPE.width}, {SHAPE.layers} layers, {STEPS} steps, one seed, AdamW; the transformer "
+    "reads bytes of books, the other networks log-mel pictures of spoken digits",
+    "rank: stable rank at the end of layers that write into the stream, of the centred stream, of "
+    "its gradients; details have the start. Source: the ranks collapse",
+    "reconstruction_error, drift: relative, the largest on the way. Source: zero",
+    f"turn_gain: nats of held-out loss that a basis (k = {RANK}) wins by turning every N steps, by "
+    "a rate, against one that stays. Source: turning every 500 steps is critical",
+    "turn_overlap: of the bases of turns i and i + 2, the least (1: the same)",
+    f"cost: of boundaries and of a turn, to a step of width {SHAPE_COST.width}. Source: about 1 %",
 )
 
 
@@ -59,47 +57,49 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [batch, positions, width] to the same shape."""
-        y: Tensor = self.norm(x)
-        y = y.mT if self.is_across else y
+        y = self.norm(x).mT if self.is_across else self.norm(x)
         beside = functional.pad(y, (0, 0, self.window // 2, self.window // 2))
         near = beside.unfold(1, self.window, 1).flatten(2)
-        y = self.feed_out(functional.gelu(self.feed_in(near)))
-        return x + (y.mT if self.is_across else y)
+        out: Tensor = self.feed_out(functional.gelu(self.feed_in(near)))
+        return x + (out.mT if self.is_across else out)
 
 
 def network(kind: str) -> tuple[nn.Sequential, nn.Module]:
     """Layers, whose output is the stream [batch, positions, width], and the head."""
     torch.manual_seed(0)
-    width = SHAPE.width
     if kind == "transformer":
-        *layers, head = transformer(SHAPE, 0)
-        return nn.Sequential(*layers), head
-    makers: Mapping[str, Callable[[], list[nn.Module]]] = {
-        "mlp": lambda: [Residual(width)],
-        "cnn": lambda: [Residual(width, WINDOW)],
-        "vit": lambda: [Layer(width, SHAPE.heads)],
-        "mixer": lambda: [Residual(POSITIONS, is_across=True), Residual(width)],
-    }
-    layers = [layer for _ in range(SHAPE.layers) for layer in makers[kind]()]
-    size = next(_samples(kind, 1))[0].shape[2]
-    return nn.Sequential(nn.Linear(size, width), *layers), nn.Linear(width, WORDS)
+        *most, head = transformer(SHAPE, 0)
+        return nn.Sequential(*most), head
+    size, width = next(_samples(kind, 1))[0].shape[2], SHAPE.width
+    layers: list[nn.Module] = [nn.Linear(size, width)]
+    for _ in range(SHAPE.layers):
+        if kind == "mixer":
+            layers.append(Residual(POSITIONS, is_across=True))
+        is_vit, window = kind == "vit", WINDOW if kind == "cnn" else 1
+        layers.append(Layer(width, SHAPE.heads) if is_vit else Residual(width, window))
+    return nn.Sequential(*layers), nn.Linear(width, WORDS)
 
 
 def _samples(kind: str, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Bytes and the next ones; or pieces of pictures with their places, and digits."""
     if kind == "transformer":
-        text = books(SHAPE.length)
-        for step in range(steps):
-            batch = torch.from_numpy(text.batch(step, 0, BATCH, SHAPE.length))
+        for batch in _texts(steps):
             yield batch[:, :-1], batch[:, 1:]
         return
     x, y = load_clips(fsdd_path("train"), SPEAKERS)
     positions = 1 if kind == "mlp" else POSITIONS
-    pieces = x.reshape(len(x), positions, -1)
     places = torch.eye(positions).expand(len(x), -1, -1)
+    pieces = torch.cat((x.reshape(len(x), positions, -1), places), 2)
     for _ in range(steps):
         some = torch.randint(len(x), (PICTURES,))
-        yield torch.cat((pieces[some], places[some]), 2), y[some]
+        yield pieces[some], y[some]
+
+
+def _texts(steps: int) -> Iterator[Tensor]:
+    """Bytes [BATCH, length + 1] for each step."""
+    text = books(SHAPE.length)
+    for step in range(steps):
+        yield torch.from_numpy(text.batch(step, 0, BATCH, SHAPE.length))
 
 
 def stable_rank(matrix: Tensor) -> float:
@@ -133,17 +133,11 @@ def ranks(kind: str, steps: int) -> dict[int, dict[str, float]]:
     return history
 
 
-def start(shape: Shape, form: str, turns: tuple[int, float], latent: int) -> Trained:
+def start(shape: Shape, form: str, turns: tuple[int, float] = (0, 0.1), k: int = RANK) -> Trained:
     """A transformer in four stages whose weights are confined to S."""
+    every, rate = turns
     boundary = BottleneckConfig(
-        method="subspace",
-        latent=latent,
-        bits=32,
-        back_bits=32,
-        form=form,
-        basis_steps=turns[0],
-        basis_rate=turns[1],
-        table_std=0.02,
+        "subspace", k, 32, form, back_bits=32, basis_steps=every, basis_rate=rate, table_std=0.02
     )
     settings = OptimizerConfig(name="adamw", learning_rate=2 * RATE, warmup_steps=50)
     return Trained(shape, boundary, settings, 0, BATCH)
@@ -176,11 +170,10 @@ def drift_and_error(made: Trained, tokens: Tensor) -> tuple[float, float]:
 
 def confinement(steps: int, *, is_plain: bool) -> tuple[float, float]:
     """The largest drift and error on the way, of the row-wise AdamW or of a plain one."""
-    made, text, worst = start(SHAPE, "rows", (0, 0.1), RANK), books(SHAPE.length), (0.0, 0.0)
+    made, worst = start(SHAPE, "rows"), (0.0, 0.0)
     weights = [weight for stage in made.stages for weight in stage.parameters()]
     plain = torch.optim.AdamW(weights, lr=2 * RATE, betas=(0.9, 0.95), weight_decay=0.01)
-    for step in range(steps):
-        batch = torch.from_numpy(text.batch(step, 0, BATCH, SHAPE.length))
+    for step, batch in enumerate(_texts(steps)):
         if is_plain:
             plain.zero_grad()
             made.loss(batch).backward()  # type: ignore[no-untyped-call]
@@ -188,26 +181,25 @@ def confinement(steps: int, *, is_plain: bool) -> tuple[float, float]:
         else:
             made.learn(batch, step, steps)
         if (step + 1) % LOOK_STEPS == LOOK_STEPS - 1:
-            found = drift_and_error(made, batch[:, :-1])
-            worst = max(worst[0], found[0]), max(worst[1], found[1])
+            drift, error = drift_and_error(made, batch[:, :-1])
+            worst = max(worst[0], drift), max(worst[1], error)
     return worst
 
 
 def turning(turns: tuple[int, float], steps: int) -> dict[str, Any]:
     """Held-out loss with a basis that turns, overlaps of its bases, and the gradients' spectrum."""
-    made, text = start(SHAPE, "factors", turns, RANK), books(SHAPE.length)
+    made = start(SHAPE, "factors", turns)
     assert made.frame is not None
     bases, spectrum = [made.frame.basis.clone()], []
-    for step in range(steps):
+    for step, batch in enumerate(_texts(steps)):
         made.frame.collecting = is_turn = made.trainers[0].is_basis_step(step)
-        batch = torch.from_numpy(text.batch(step, 0, BATCH, SHAPE.length))
         made.learn(batch, step, steps)
         if is_turn:
             values = torch.linalg.eigvalsh(made.frame.gram.double()).flip(0)[: 2 * RANK]
             spectrum = [round(float(v / made.frame.gram.trace()), 4) for v in values]
             turn(made)
             bases.append(made.frame.basis.clone())
-    judged = text.held_out("judged", 16, BATCH, SHAPE.length)
+    judged = books(SHAPE.length).held_out("judged", 16, BATCH, SHAPE.length)
     return {
         "loss": made.judge([torch.from_numpy(part) for part in judged]),
         "overlap_first": _overlap(bases[0], bases[-1]),
@@ -227,47 +219,43 @@ def costs(times: int) -> tuple[float, float]:
     assert made.frame is not None
     layers = nn.Sequential(*(layer for stage in made.stages for layer in stage.layers))
     batch = torch.randint(256, (BATCH, SHAPE_COST.length + 1))
-
-    def bare() -> Tensor:
-        return functional.cross_entropy(layers(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
-
+    x, y = batch[:, :-1], batch[:, 1:].flatten()
     seconds: dict[str, list[float]] = {"layers": [], "stages": [], "gram": [], "turn": []}
     for _ in range(times):
         for name, row in seconds.items():  # one after the other: a busy machine slows all alike
             made.frame.collecting = name == "gram"
             began = time.process_time()
-            if name == "turn":
+            if name == "layers":
+                functional.cross_entropy(layers(x).flatten(0, 1), y).backward()  # type: ignore[no-untyped-call]
+            elif name == "turn":
                 turn(made)
             else:
-                (bare() if name == "layers" else made.loss(batch)).backward()  # type: ignore[no-untyped-call]
+                made.loss(batch).backward()  # type: ignore[no-untyped-call]
             row.append(time.process_time() - began)
-    middle = {name: statistics.median(row) for name, row in seconds.items()}
-    turned = middle["gram"] - middle["stages"] + middle["turn"]
-    return middle["stages"] / middle["layers"] - 1, turned / middle["stages"]
+    layers_s, stages_s, gram_s, turn_s = map(statistics.median, seconds.values())
+    return stages_s / layers_s - 1, (gram_s - stages_s + turn_s) / stages_s
 
 
 def measure(*, quick: bool) -> Result:
     """All of it; `quick` trains 100 steps, and its figures mean nothing."""
     torch.set_num_threads(1)
     steps = STEPS_QUICK if quick else STEPS
-    drift, error = confinement(steps, is_plain=False)
-    drift_plain, error_plain = confinement(steps, is_plain=True)
+    plain, own = (confinement(steps, is_plain=is_plain) for is_plain in (True, False))
     projection, turned = costs(3 if quick else 15)
+    found = {kind: ranks(kind, steps) for kind in KINDS}
+    rows = {f"{every}_{rate:g}": turning((every, rate), steps) for every, rate in TURNS}
     figures = {
-        "reconstruction_error": Figure(error, "<=1e-6"),
-        "reconstruction_error_plain_adamw": Figure(error_plain),
-        "drift_row_adamw": Figure(drift, "<=1e-6"),
-        "drift_plain_adamw": Figure(drift_plain),
+        "drift_row_adamw": Figure(own[0], "<=1e-6"),
+        "drift_plain_adamw": Figure(plain[0]),
+        "reconstruction_error": Figure(own[1], "<=1e-6"),
+        "reconstruction_error_plain_adamw": Figure(plain[1]),
         "cost_projection": Figure(projection, "<=0.02"),
         "cost_turn": Figure(turned),
     }
-    found = {kind: ranks(kind, steps) for kind in KINDS}
     for kind, history in found.items():
         last = history[max(history)]
         figures |= {f"rank_{kind}_{what}": Figure(value) for what, value in last.items()}
-    rows = {f"{every}_{rate:g}": turning((every, rate), steps) for every, rate in TURNS}
-    never = rows["0_0.1"]["loss"]
-    for name, row in list(rows.items())[1:]:
-        figures[f"turn_gain_{name}"] = Figure(never - row["loss"])
+    for name, row in rows.items():
+        figures[f"turn_gain_{name}"] = Figure(rows["0_0.1"]["loss"] - row["loss"])
         figures[f"turn_overlap_{name}"] = Figure(row["overlap_2"])
     return Result("subspace", figures, {}, NOTES, {"ranks": found, "turning": rows}, quick)

@@ -29,6 +29,7 @@ from bench.convergence import (
     train,
 )
 from bench.corpus import Corpus
+from bench.jobs import Finished
 from models.bottleneck.config import Shape
 
 TINY = Shape(vocabulary=16, width=16, layers=8, heads=2, length=8)
@@ -148,8 +149,6 @@ def test_finished_parts_make_a_result_without_the_text(
     monkeypatch.setattr("bench.convergence.EXTENTS", {"quick": Extent(TINY, 1, 1, "cpu", RUNS)})
     path = tmp_path / "parts.jsonl"
     parts = {name.replace("w512", "quick"): value for name, value in finished().items()}
-    from bench.jobs import Finished
-
     kept = Finished(path)
     for name, value in parts.items():
         kept.add(name, value)
@@ -157,12 +156,18 @@ def test_finished_parts_make_a_result_without_the_text(
     assert result.figures["gap_two_layers_muon"].value == pytest.approx(0.05)
 
 
-def test_sets_of_books_do_not_overlap() -> None:
+def test_sets_of_books_do_not_overlap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "text").mkdir()
+    for number in range(2):
+        book = np.random.default_rng(number).bytes(20_000)
+        (tmp_path / "text" / f"{number}.txt").write_bytes(book)
+    monkeypatch.setenv("TERNMESH_DATA", str(tmp_path))
     made = corpus.books(64)
-    held = np.concatenate((made.chosen, made.judged))
-    assert len(held) < len(made.train) / 15
-    assert made.judged[:200].tobytes() not in made.train.tobytes()
-    assert made.judged[:200].tobytes() not in made.chosen.tobytes()
+    assert (len(made.train), len(made.chosen), len(made.judged)) == (38_000, 1000, 1000)
+    whole = [s.astype(np.uint8).tobytes() for s in (made.train, made.chosen, made.judged)]
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        starts = range(0, 990, 10)
+        assert all(whole[other][at : at + 8] not in whole[one] for at in starts)
 
 
 def test_folders_of_sources_are_held_out_whole_and_a_file_counts_once(tmp_path: Path) -> None:
