@@ -35,7 +35,7 @@ STAGES, MUON, ADAMW = 4, "muon", "adamw"
 MBITS = (10, 50, 80, 200)
 NONE, HALF, TWO_LAYERS = "none", "none_half_rate", "two_layers"
 UNCOMPRESSED = (NONE, HALF)
-LOOKS, LOOK_PARTS, JUDGED_PARTS = 20, 4, 12  # looks at held-out text, and batches of each
+LOOKS, LOOK_PARTS, JUDGED_PARTS = 20, 2, 12  # looks at held-out text, and batches of each
 SPEED_STEPS, AT_ONCE_GPU = 30, 7
 TABLE_STD, GAP_MAX = 0.02, "<=0.10"
 AIMED = "resbm_8x_8bit"
@@ -142,7 +142,7 @@ def one_seed(rate: float) -> tuple[Run, ...]:
 
 EXTENTS = {
     "quick": Extent(Shape(256, 32, 8, 2, 16), 10, 8, "cpu", one_seed(3e-3)),
-    "w128": Extent(Shape(256, 128, 8, 4, 64), 500, 16, "cpu", runs(3e-3, 2e-3, is_long=False)),
+    "w128": Extent(Shape(256, 128, 8, 4, 64), 440, 16, "cpu", runs(3e-3, 2e-3, is_long=False)),
     "w512": Extent(
         Shape(VOCABULARY, 512, 8, 8, 256), 2000, 32, "cuda", runs(3e-3, 1e-3, is_long=True)
     ),
