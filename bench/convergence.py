@@ -358,7 +358,7 @@ def times_to_loss(
     breaks = {
         arm: whole[2] * 8e-6 * whole[0] / (tokens / rate)
         for arm, (tokens, rate, size) in needs.items()
-        if 0 < size < whole[2] and math.isfinite(tokens)
+        if 0 < size < whole[2] and math.isfinite(tokens + whole[0])
     }
     return times, breaks
 
