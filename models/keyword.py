@@ -1,13 +1,10 @@
-"""The keyword models: from one second of log-mel features to one of ten words.
+"""The keyword model: from one second of log-mel features to one of ten words.
 
-A small transformer, a convolutional network over time, and a multilayer perceptron. The shipped
-transformer was trained on the clips of three speakers; the other three are new to it.
+A small transformer. The shipped one was trained on the clips of three speakers; the other three
+are new to it.
 """
 
-from collections.abc import Callable, Mapping
-from itertools import pairwise
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 import torch
@@ -19,7 +16,6 @@ from models.adapters.lora import add_lora
 
 FRAMES, MELS, WORDS = 50, 32, 10
 FRAMES_PER_TOKEN = 2
-TAPS = 3  # frames that a convolution sees
 TOKEN_SIZE = FRAMES_PER_TOKEN * MELS
 CENTRE, SPREAD = 0.4, 4.0  # give the features nearly zero mean and unit variance
 SPEAKERS = ("george", "jackson", "lucas")  # whose clips the shipped model was trained on
@@ -83,62 +79,6 @@ class KeywordTransformer(nn.Module):
         return normed.mean(1)
 
 
-class KeywordCNN(nn.Module):
-    """The same with convolutions over time, each a linear layer over three frames."""
-
-    def __init__(self, width: int = 64, words: int = WORDS) -> None:
-        super().__init__()
-        widths = (MELS, width, width, width, 2 * width)
-        sizes = pairwise(widths)
-        self.layers = nn.ModuleList(nn.Linear(TAPS * size, out) for size, out in sizes)
-        self.pooled = nn.Linear(2 * widths[-1], width)
-        self.head = nn.Linear(width, words)
-
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """features: float32 [batch, 50, 32] to logits [batch, words]."""
-        logits: torch.Tensor = self.head(self.hidden(features))
-        return logits
-
-    def hidden(self, features: torch.Tensor) -> torch.Tensor:
-        """features: float32 [batch, 50, 32] to what the head gets, [batch, width]."""
-        x = (features - CENTRE) * SPREAD
-        for number, layer in enumerate(self.layers):
-            x = functional.relu(layer(_taps(x, stride=1 + (number > 0))))
-        return functional.relu(self.pooled(torch.cat([x.mean(1), x.amax(1)], -1)))
-
-
-def _taps(x: torch.Tensor, stride: int) -> torch.Tensor:
-    """x [batch, frames, size] to windows of three frames, [batch, frames / stride, 3 size]."""
-    frames = x.shape[1]
-    padded = functional.pad(x, (0, 0, TAPS // 2, TAPS // 2))
-    return torch.cat([padded[:, tap : tap + frames : stride] for tap in range(TAPS)], -1)
-
-
-class KeywordMLP(nn.Module):
-    """The same with two layers over the whole clip, whose frames are averaged in pairs."""
-
-    def __init__(self, width: int = 128, words: int = WORDS) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(
-            nn.Linear(size, width) for size in (FRAMES // FRAMES_PER_TOKEN * MELS, width)
-        )
-        self.head = nn.Linear(width, words)
-
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """features: float32 [batch, 50, 32] to logits [batch, words]."""
-        logits: torch.Tensor = self.head(self.hidden(features))
-        return logits
-
-    def hidden(self, features: torch.Tensor) -> torch.Tensor:
-        """features: float32 [batch, 50, 32] to what the head gets, [batch, width]."""
-        scaled = (features - CENTRE) * SPREAD
-        pairs = scaled.reshape(len(features), -1, FRAMES_PER_TOKEN, MELS)
-        x: torch.Tensor = pairs.mean(2).flatten(1)
-        for layer in self.layers:
-            x = functional.relu(layer(x))
-        return x
-
-
 def to_tokens(features: torch.Tensor, embed: nn.Linear, position: torch.Tensor) -> torch.Tensor:
     """features [batch, 50, 32] to x [batch, 25, width]; `position` is [25, width]."""
     tokens = ((features - CENTRE) * SPREAD).reshape(-1, len(position), TOKEN_SIZE)
@@ -156,16 +96,9 @@ def load_clips(path: Path, speakers: tuple[str, ...]) -> tuple[torch.Tensor, tor
 
 
 def add_keyword_lora(model: nn.Module) -> Adapter:
-    """Rank-8 LoRA on all linear layers of a keyword model, or on q, k, v, o and the head.
+    """Rank-8 LoRA on q, k, v, o and the head of the transformer, or on all of another's layers.
 
-    D is 15,312 for the transformer, 11,088 for the CNN and 10,576 for the MLP.
+    D is 15,312 for the transformer.
     """
     patterns = LORA_PATTERNS if isinstance(model, KeywordTransformer) else "*"
     return add_lora(model, patterns, rank=LORA_RANK, alpha=LORA_ALPHA)
-
-
-ARCHITECTURES: Final[Mapping[str, Callable[..., nn.Module]]] = {
-    "keyword": KeywordTransformer,
-    "keyword-cnn": KeywordCNN,
-    "keyword-mlp": KeywordMLP,
-}

@@ -22,8 +22,9 @@ try:
 except ImportError as error:
     raise ImportError(f"pre-training needs torch: {how_to_install('train')}") from error
 
+from examples.voice.architectures import ARCHITECTURES
 from models.export import export
-from models.keyword import ARCHITECTURES, SPEAKERS, WORDS, add_keyword_lora, load_clips
+from models.keyword import SPEAKERS, WORDS, add_keyword_lora, load_clips
 from models.zoo import fsdd_path
 
 NAME = "keyword"
@@ -97,7 +98,7 @@ def pretrain(
 ) -> nn.Module:
     """A model of `words` classes trained on augmented clips [n, 50, 32] and their digits [n].
 
-    `architecture` is one of `models.keyword.ARCHITECTURES`.
+    `architecture` is one of `ARCHITECTURES`.
 
     The same seed and thread count give the same weights. `report` gets each step and its loss.
     """
