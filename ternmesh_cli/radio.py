@@ -11,7 +11,6 @@ from pathlib import Path
 from ternmesh.config import ConfigError
 from ternmesh.link.airtime import BANDWIDTHS_KHZ, CODING_RATES, SPREADING_FACTORS, LoraSetting
 from ternmesh.link.estimate import Estimate, estimate
-from ternmesh.link.ledger import Entry, Ledger
 from ternmesh.link.regions import REGIONS, RadioChannel, SubBand, check, longest_frame
 from ternmesh_cli import process
 from ternmesh_cli.process import add_option, number, real
@@ -61,10 +60,7 @@ def _add_estimate_arguments(parser: argparse.ArgumentParser) -> None:
     _add_modulation(parser, 7, 125)
     add_option(parser, "--preamble", number(6, PREAMBLE_MAX), 8, "symbols")
     add_option(parser, "--power", real(-30, 60), 14.0, "dBm")
-    what = "the radio hops over at least 50 channels"
-    parser.add_argument("--hopping", action="store_true", help=what)
     add_option(parser, "--loss", real(0, LOSS_MAX), 0.0, "fraction of frames that are lost")
-    add_option(parser, "--spent", real(0, 3600), 0.0, "seconds of airtime used just before")
     process.add_json(parser)
 
 
@@ -94,15 +90,10 @@ def _estimate(arguments: argparse.Namespace) -> int:
     setting = LoraSetting(
         arguments.sf, arguments.bandwidth, arguments.coding_rate, arguments.preamble
     )
-    channel = RadioChannel(
-        round(arguments.frequency * 1e6), setting, arguments.power, arguments.hopping
-    )
+    channel = RadioChannel(round(arguments.frequency * 1e6), setting, arguments.power)
     band = check(REGIONS[arguments.region], channel)
-    ledger = None
-    if band.budget_us is not None:
-        ledger = Ledger(band.budget_us, [Entry(0.0, round(arguments.spent * 1e6))])
     frame = longest_frame(band, setting)
-    cost = estimate(arguments.bytes, setting, frame, arguments.loss, ledger)
+    cost = estimate(arguments.bytes, setting, frame, arguments.loss, band.budget_us)
     if arguments.json:
         print(json.dumps(_summary(arguments.bytes, arguments.region, band, cost)))
     else:

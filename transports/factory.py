@@ -211,7 +211,9 @@ def profile_of(link: LinkConfig) -> BearerProfile:
         return reliable
     from transports.serial_lora.transport import SerialLoraTransport
 
-    modems = [SerialLoraTransport(r.settings, frame_us_max=_frame_us_max(r)).mtu for r in radios]
+    modems = [
+        SerialLoraTransport(r.settings, frame_us_max=frame_limit_us(r.band)).mtu for r in radios
+    ]
     frame_mtu = min(modems, default=NETWORK_PROFILE.frame_mtu)
     return replace(reliable, frame_mtu=frame_mtu, manifest_repeats=1)
 
@@ -247,13 +249,8 @@ def _bearer(name: str, link: LinkConfig, role: str, stores: Stores) -> Bearer:
     radio = radio_of(link, role)
     log = stores.airtime("" if name == MAIN else name)
     budget = AirtimeBudget(log, radio.band, hold_s=HOLD_S, speed=radio.settings.speed)
-    raw = SerialLoraTransport(radio.settings, budget, frame_us_max=_frame_us_max(radio))
+    raw = SerialLoraTransport(radio.settings, budget, frame_us_max=frame_limit_us(radio.band))
     return Bearer(name, raw, frozenset(radio.settings.peers), metered=True)
-
-
-def _frame_us_max(radio: Radio) -> int | None:
-    """How long a frame may be on the air by law; None: without a limit."""
-    return frame_limit_us(radio.band, radio.settings.radio)
 
 
 def _ble(name: str, link: LinkConfig, role: str) -> Bearer:

@@ -39,12 +39,12 @@ def estimate(
     setting: LoraSetting,
     frame_max: int = FRAME_MAX,
     loss: float = 0.0,
-    ledger: Ledger | None = None,
+    budget_us: int | None = None,
 ) -> Estimate:
     """Return the cost of `size` bytes in frames of up to `frame_max`; a fraction `loss` is lost.
 
-    `ledger` (None: no duty cycle) is not changed; sending begins at 0 on its clock. ValueError for
-    an object of no bytes, frames too short for an offer, or a loss outside 0 to below 1.
+    `budget_us` is the airtime of an hour (None: no duty cycle), and all of it is left. ValueError
+    for an object of no bytes, frames too short for an offer, or a loss outside 0 to below 1.
     """
     if size < 1 or frame_max < OFFER_FRAME or not 0 <= loss < 1:
         raise ValueError(
@@ -66,7 +66,7 @@ def estimate(
         statuses=statuses,
         airtime_us=sum(sent),
         reply_airtime_us=replies_us,
-        wall_s=_dry_run_s(sent, ledger) + replies_us / 1e6,
+        wall_s=_dry_run_s(sent, budget_us) + replies_us / 1e6,
     )
 
 
@@ -80,10 +80,10 @@ def _rounds(symbols: int, loss: float) -> int:
     return rounds
 
 
-def _dry_run_s(airtimes_us: list[int], ledger: Ledger | None) -> float:
-    if ledger is None:
+def _dry_run_s(airtimes_us: list[int], budget_us: int | None) -> float:
+    if budget_us is None:
         return sum(airtimes_us) / 1e6
-    trial = ledger.copy()
+    trial = Ledger(budget_us)
     at = 0.0
     for airtime in airtimes_us:
         at = trial.next_free_s(at, airtime)

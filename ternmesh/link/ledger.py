@@ -117,10 +117,6 @@ class Ledger:
             free_s = entry.end_s + HOUR_S
         return free_s
 
-    def copy(self) -> "Ledger":
-        """Return a copy, to try reservations without an effect."""
-        return Ledger(self.budget_us, self._entries)
-
     def _enter(self, entry: Entry) -> None:
         end_s = entry.end_s
         airtime_us = entry.airtime_us

@@ -25,7 +25,7 @@ class SubBand:
     """Frequencies under one rule. `duty_cycle` 1.0 is none.
 
     `power_max_dbm` is radiated (e.r.p.) in EU868 and conducted in US915. A channel narrower than
-    `fixed_bandwidth_min_khz` must hop, and each of its frames ends within `dwell_us`.
+    `fixed_bandwidth_min_khz` would have to hop, which no radio of ours does.
     """
 
     name: str
@@ -34,7 +34,6 @@ class SubBand:
     duty_cycle: float
     power_max_dbm: float
     fixed_bandwidth_min_khz: int = 0
-    dwell_us: int = HOUR_US
 
     @property
     def budget_us(self) -> int | None:
@@ -53,12 +52,11 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class RadioChannel:
-    """Where and how a radio sends. `is_hopping`: the radio itself hops over 50 channels or more."""
+    """Where and how a radio sends."""
 
     frequency_hz: int
     setting: LoraSetting
     power_dbm: float = 14.0
-    is_hopping: bool = False
 
     @property
     def edges_hz(self) -> tuple[int, int]:
@@ -89,7 +87,6 @@ US915 = Region(
             duty_cycle=1.0,
             power_max_dbm=30,
             fixed_bandwidth_min_khz=500,
-            dwell_us=400_000,
         ),
     ),
 )
@@ -108,33 +105,31 @@ def check(region: Region, channel: RadioChannel) -> SubBand:
             f"{channel.power_dbm:g} dBm is too strong for {band.name} in {region.name}: "
             f"at most {band.power_max_dbm:g} dBm is allowed"
         )
-    if setting.bandwidth_khz < band.fixed_bandwidth_min_khz and not channel.is_hopping:
+    if setting.bandwidth_khz < band.fixed_bandwidth_min_khz:
         raise ChannelError(
             f"a fixed channel of {setting.bandwidth_khz} kHz is not allowed in {region.name} "
-            f"(47 CFR 15.247): use {band.fixed_bandwidth_min_khz} kHz, or a radio that hops over "
-            "at least 50 channels"
+            f"(47 CFR 15.247): use {band.fixed_bandwidth_min_khz} kHz"
         )
     if longest_frame(band, setting) < SHORTEST_FRAME:
         raise ChannelError(
             f"spreading factor {setting.spreading_factor} at {setting.bandwidth_khz} kHz takes "
             f"{airtime_us(setting, SHORTEST_FRAME) / 1000:g} ms for the shortest frame, and "
-            f"{band.name} in {region.name} allows {frame_limit_us(band, setting) / 1000:g} ms: "
+            f"{band.name} in {region.name} allows {frame_limit_us(band) / 1000:g} ms: "
             "use a smaller spreading factor"
         )
     return band
 
 
 def longest_frame(band: SubBand, setting: LoraSetting) -> int:
-    """The bytes of the longest frame within dwell time and hourly budget, up to 255; 0 for none."""
-    limit = frame_limit_us(band, setting)
+    """The bytes of the longest frame within the hourly budget, up to 255; 0 for none."""
+    limit = frame_limit_us(band)
     sizes = range(FRAME_MAX, 0, -1)
     return next((size for size in sizes if airtime_us(setting, size) <= limit), 0)
 
 
-def frame_limit_us(band: SubBand, setting: LoraSetting) -> int:
-    """Return the longest time on air of a frame, by dwell time and hourly budget."""
-    dwell = band.dwell_us if setting.bandwidth_khz < band.fixed_bandwidth_min_khz else HOUR_US
-    return min(dwell, band.budget_us or HOUR_US)
+def frame_limit_us(band: SubBand) -> int:
+    """Return the longest time on air of a frame, by the hourly budget."""
+    return band.budget_us or HOUR_US
 
 
 def _find(region: Region, channel: RadioChannel) -> SubBand:
