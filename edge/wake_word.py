@@ -21,20 +21,16 @@ from edge.errors import DataError
 from edge.predict.predictor import Predictor
 from ternmesh import __version__
 from ternmesh.config import ConfigError
-from ternmesh.extras import how_to_install
+from ternmesh.extras import installed
 from ternmesh.timers import RateLimiter
 from ternmesh_service.fair_listener import FairListener
 from transports.base import MissingExtra
 
-try:
+with installed("wake-word", "a wake-word service needs the package wyoming", MissingExtra):
     from wyoming.audio import AudioChunk, AudioStart, AudioStop
     from wyoming.event import Event, async_read_event, async_write_event
     from wyoming.info import Attribution, Describe, Info, WakeModel, WakeProgram
     from wyoming.wake import Detect, Detection, NotDetected
-except ImportError as error:
-    raise MissingExtra(
-        f"a wake-word service needs the package wyoming: {how_to_install('wake-word')}"
-    ) from error
 
 PROGRAM: Final = "ternmesh"
 CLIENTS_MAX = 32  # at once; a further one ends another

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ternmesh.errors import TernmeshError
-from ternmesh.extras import how_to_install
+from ternmesh.extras import installed
 
 OUTPUTS = ("o_proj", "down_proj")  # the layers that write into the residual stream
 TOKENS = "tokens"
@@ -80,12 +80,8 @@ def read_causal(folder: Path, length: int) -> list[nn.Module]:
 
     They are checked against the model itself on a sequence of `length` tokens.
     """
-    try:
+    with installed("pipeline,text", "transformers is not installed", CausalError):
         from transformers import AutoModelForCausalLM
-    except ImportError as error:
-        raise CausalError(
-            f"transformers is not installed: {how_to_install('pipeline,text')}"
-        ) from error
     try:
         model = AutoModelForCausalLM.from_pretrained(
             folder,

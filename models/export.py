@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # see edge.onnx.session
-from ternmesh.extras import how_to_install
+from ternmesh.extras import installed
 
-try:
+with installed("train", "export needs torch, onnx and onnxruntime"):
     import onnx_ir as ir
     import onnx_ir.passes.common as common
     import onnxruntime
@@ -29,10 +29,6 @@ try:
     from torch._decomp import core_aten_decompositions
     from torch.fx.experimental.proxy_tensor import make_fx
     from torch.nn.attention import SDPBackend, sdpa_kernel
-except ImportError as error:
-    raise ImportError(
-        f"export needs torch, onnx and onnxruntime: {how_to_install('train')}"
-    ) from error
 
 from models.adapters.base import Adapter
 from models.errors import ExportError, one_sentence

@@ -11,20 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from ternmesh.extras import how_to_install
+from ternmesh.extras import installed
 
-try:
+with installed("peft", "PEFT files need the packages onnx and safetensors"):
     import onnx
     from onnx import numpy_helper
-except ImportError as error:
-    raise ImportError(f"PEFT files need the package onnx: {how_to_install('peft')}") from error
-try:
     from safetensors import SafetensorError
     from safetensors.numpy import load_file, save_file
-except ImportError as error:
-    raise ImportError(
-        f"PEFT files need the package safetensors: {how_to_install('peft')}"
-    ) from error
 
 from ternmesh.errors import ModelPackageError
 from ternmesh.model_package import FORWARD, ModelPackage

@@ -3,8 +3,19 @@
 import json
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from urllib.parse import unquote, urlsplit
+
+
+@contextmanager
+def installed(extra: str, what: str, kind: type[Exception] = ImportError) -> Iterator[None]:
+    """For imports of the packages of an extra: `what` needs them, said by an error of a `kind`."""
+    try:
+        yield
+    except ImportError as error:
+        raise kind(f"{what}: {how_to_install(extra)}") from error
 
 
 def how_to_install(extra: str) -> str:

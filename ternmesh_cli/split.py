@@ -6,7 +6,7 @@ from importlib import import_module
 from types import ModuleType
 
 from ternmesh.config import ConfigError
-from ternmesh.extras import how_to_install
+from ternmesh.extras import installed
 from ternmesh_cli import process
 from ternmesh_service.status import to_json
 
@@ -55,13 +55,8 @@ def _host(arguments: argparse.Namespace) -> int:
 
 def _stage() -> ModuleType:
     """The module that needs torch; ConfigError where torch is not installed."""
-    try:
+    with installed("host,train,pipeline", "the host of a split training needs torch", ConfigError):
         return import_module("host.split.stage")
-    except ImportError as error:
-        raise ConfigError(
-            f"the host of a split training needs torch ({error}): "
-            f"{how_to_install('host,train,pipeline')}"
-        ) from error
 
 
 def _board(arguments: argparse.Namespace) -> int:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ternmesh.config import ConfigError, limits
-from ternmesh.extras import how_to_install
+from ternmesh.extras import installed
 from ternmesh_service.control_socket import ControlError, NotServed
 from ternmesh_service.fair_listener import FairListener
 from ternmesh_service.status import (
@@ -89,12 +89,8 @@ def served_metrics(config: MetricsConfig, socket: Path) -> Iterator[None]:
     if config.port == 0:
         yield
         return
-    try:
+    with installed("metrics", "[metrics] needs the package prometheus-client", ConfigError):
         from prometheus_client import CollectorRegistry, MetricsHandler
-    except ImportError as error:
-        raise ConfigError(
-            f"[metrics] needs the package prometheus-client: {how_to_install('metrics')}"
-        ) from error
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Collector(socket))
     handler = type("Handler", (MetricsHandler,), {"registry": registry, "timeout": CLIENT_S})

@@ -21,7 +21,7 @@ from edge.errors import MissingEdgeExtra, ModelError, OutOfMemory
 from edge.files import entry_of, read_file
 from edge.onnx.check import check_file
 from ternmesh.errors import ModelPackageError
-from ternmesh.extras import how_to_install
+from ternmesh.extras import installed
 from ternmesh.model_package import (
     ADAPTER,
     FILES,
@@ -34,11 +34,9 @@ from ternmesh_store.files import PRIVATE, open_regular, unfinished_file
 
 # Read at the import: without it, onnxruntime keeps a device id and reports to its maker.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
-try:
+with installed("node", "a node needs onnxruntime", MissingEdgeExtra):
     import onnxruntime
     from onnxruntime.capi import onnxruntime_pybind11_state as _state
-except ImportError as error:
-    raise MissingEdgeExtra(f"a node needs onnxruntime: {how_to_install('node')}") from error
 
 DESCRIPTION = "model.json"
 DESCRIPTION_BYTES_MAX = 4 << 20

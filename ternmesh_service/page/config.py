@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ternmesh.config import ConfigError, limits
-from ternmesh.extras import how_to_install
+from ternmesh.extras import installed
 from ternmesh_service.config_file import PATH
 from ternmesh_store.files import create_private_file
 
@@ -81,12 +81,8 @@ def served_page(config: PageConfig, socket: Path, folder: Path) -> Iterator[None
     if config.port == 0:
         yield
         return
-    try:
+    with installed("page", "[page] needs the packages starlette and uvicorn", ConfigError):
         from ternmesh_service.page.server import serving
-    except ImportError as error:
-        raise ConfigError(
-            f"[page] needs the packages starlette and uvicorn: {how_to_install('page')}"
-        ) from error
     with serving(config, socket, folder):
         yield
 

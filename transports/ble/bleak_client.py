@@ -6,7 +6,7 @@ and a radio. It is kept thin, so that the tested parts around it handle the fail
 
 from collections.abc import Callable
 
-from ternmesh.extras import how_to_install
+from ternmesh.extras import installed
 from transports.base import MissingExtra
 from transports.ble.gatt import (
     ATT_HEADER,
@@ -18,12 +18,10 @@ from transports.ble.gatt import (
     value_max,
 )
 
-try:
+with installed("ble", "BLE needs the package bleak", MissingExtra):
     from bleak import BleakClient, BleakScanner
     from bleak.backends.characteristic import BleakGATTCharacteristic
     from bleak.exc import BleakError
-except ImportError as error:
-    raise MissingExtra(f"BLE needs the package bleak: {how_to_install('ble')}") from error
 
 SCAN_S = 10.0
 CONNECT_S = 20.0

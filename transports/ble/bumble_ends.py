@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from ternmesh.extras import how_to_install
+from ternmesh.extras import installed
 from transports.base import MissingExtra
 from transports.ble.gatt import (
     ADVERTISED_MAX,
@@ -21,7 +21,7 @@ from transports.ble.gatt import (
     value_max,
 )
 
-try:
+with installed("ble-bridge", "a BLE bridge or virtual link needs the package bumble", MissingExtra):
     from bumble.att import Attribute
     from bumble.controller import Controller
     from bumble.core import UUID, AdvertisingData, BaseBumbleError, PhysicalTransport
@@ -33,10 +33,6 @@ try:
     from bumble.ll import TerminateInd
     from bumble.transport import open_transport
     from bumble.transport.common import StreamPacketSink, StreamPacketSource
-except ImportError as error:
-    raise MissingExtra(
-        f"a BLE bridge or virtual link needs the package bumble: {how_to_install('ble-bridge')}"
-    ) from error
 
 __all__ = [
     "Address",

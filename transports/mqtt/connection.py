@@ -8,20 +8,18 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ternmesh.extras import how_to_install
+from ternmesh.extras import installed
 from transports.base import Busy, MissingExtra, NotConnected
 from transports.mqtt.settings import INBOUND_MESSAGE_MAX, BrokerLimits, MqttSettings, packet_max
 from transports.mqtt.tls import NO_PASSPHRASE, doubt
 
-try:
+with installed("mqtt", "MQTT needs the package paho-mqtt", MissingExtra):
     from paho.mqtt import client as paho
     from paho.mqtt.client import DisconnectFlags
     from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
     from paho.mqtt.packettypes import PacketTypes
     from paho.mqtt.properties import Properties
     from paho.mqtt.reasoncodes import ReasonCode
-except ImportError as error:
-    raise MissingExtra(f"MQTT needs the package paho-mqtt: {how_to_install('mqtt')}") from error
 
 LOOP_S = 1.0  # longest sleep of the network thread; arrivals and sends wake it
 GOODBYE_S = 1.0  # time-out of `close` for a broker that takes no more bytes

@@ -8,17 +8,13 @@ import logging
 from contextlib import suppress
 from typing import Any
 
-from ternmesh.extras import how_to_install
+from ternmesh.extras import installed
 from transports.base import MissingExtra, TransportError
 from transports.loop_thread import LoopThread
 
-try:
+with installed("demo", "the embedded broker needs the package amqtt", MissingExtra):
     from amqtt.adapters import StreamWriterAdapter
     from amqtt.broker import Broker
-except ImportError as error:
-    raise MissingExtra(
-        f"the embedded broker needs the package amqtt: {how_to_install('demo')}"
-    ) from error
 
 ADDRESS = "127.0.0.1"  # it admits every client
 START_S = 30.0  # how long a start may take on a slow board

@@ -9,17 +9,13 @@ import socket
 import termios
 import time
 
-from ternmesh.extras import how_to_install
+from ternmesh.extras import installed
 from transports.base import MissingExtra, TransportError
 from transports.serial_lora.send_queue import Waker
 from transports.serial_lora.settings import tcp_address
 
-try:
+with installed("serial", "serial radios need the package pyserial", MissingExtra):
     import serial
-except ImportError as error:
-    raise MissingExtra(
-        f"serial radios need the package pyserial: {how_to_install('serial')}"
-    ) from error
 
 READ_MAX = 4096  # bytes at once
 Lines = tuple[bool, bool]  # DTR and RTS
