@@ -16,7 +16,7 @@ class EdgeError(TernmeshError):
     """
 
 
-class MissingEdgeExtra(EdgeError):
+class MissingEdgeExtra(EdgeError, ImportError):
     """An optional dependency is not installed; the message names the extra."""
 
 

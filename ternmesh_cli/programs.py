@@ -1,13 +1,11 @@
 """`ternmesh host`, `node` and `gateway`: the programs of a fleet. Each runs until a signal."""
 
 import argparse
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ternmesh.config import ConfigError
-from ternmesh.extras import how_to_install
+from ternmesh.extras import installed
 from ternmesh_cli import keys, process
 from ternmesh_service.control_socket import RETURN, ControlError
 
@@ -77,20 +75,9 @@ def _add_arguments(parser: argparse.ArgumentParser, kind: str) -> None:
     process.add_insecure(parser)
 
 
-@contextmanager
-def _needing_onnxruntime(setting: str) -> Iterator[None]:
-    """ConfigError, which names the setting, where the imports of the block lack onnxruntime."""
-    from edge.errors import MissingEdgeExtra
-
-    try:
-        yield
-    except MissingEdgeExtra as error:
-        raise ConfigError(f"{setting} needs onnxruntime: {how_to_install('edge')}") from error
-
-
 def _open_samples(model: Path, config: "OwnSamplesConfig", plan: "Plan") -> "Root":
     """The host's own training; ConfigError, also where onnxruntime is not installed."""
-    with _needing_onnxruntime("[own_samples]"):
+    with installed("edge", "[own_samples] needs onnxruntime", ConfigError):
         from edge.data.sources import NpzSettings
         from edge.own_samples import open_own_samples
     settings = NpzSettings(config.arrays, config.where, config.divide_by)
@@ -99,7 +86,7 @@ def _open_samples(model: Path, config: "OwnSamplesConfig", plan: "Plan") -> "Roo
 
 def _open_predictions(model: Path, config: "HostKnowledgeConfig") -> "Predictions":
     """What a group's model says of the probe set; ConfigError, also without onnxruntime."""
-    with _needing_onnxruntime("run.groups"):
+    with installed("edge", "run.groups needs onnxruntime", ConfigError):
         from edge.data.sources import NpzSettings
         from edge.knowledge import open_probe_predictions
     settings = NpzSettings(config.arrays, config.where, config.divide_by)
