@@ -75,14 +75,6 @@ class VirtualControllers:
         self._loop.call(self._close)
         self._loop.stop()
 
-    def unplug(self, index: int) -> None:
-        """Disconnect the program at controller `index`; it may connect again."""
-        self._loop.call(lambda: self._hang_up(index))
-
-    def _hang_up(self, index: int) -> None:
-        for end in [end for end in self._sockets if end.index == index]:
-            end.close()
-
     def _close(self) -> None:
         for server in self._servers:
             server.close()

@@ -129,7 +129,8 @@ def test_a_controller_that_is_pulled_out_and_in_again(
 ) -> None:
     with VirtualControllers(4) as air:
         near = new_neighbourhood(air)
-        air.unplug(index)
+        [end] = [end for end in air._sockets if end.index == index]
+        air._loop.call(end.close)
         eventually(lambda: not near.boards["ada"].connected or not near.bridge_connected("ada"))
         eventually(lambda: near.connected)
         near.boards["ada"].send(HOST, [b"up"])
