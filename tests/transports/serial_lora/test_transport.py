@@ -336,7 +336,8 @@ def test_a_modem_that_restarts_when_its_port_is_opened_is_opened_once(
         assert opened == radios.paths
 
 
-@pytest.mark.parametrize("dialect", QUICK)
+# An answer of a REYAX modem names no command: a late one may pass for that to the next.
+@pytest.mark.parametrize("dialect", [name for name in QUICK if name != "reyax"])
 def test_a_modem_that_answers_later_than_it_should_is_set_up(
     monkeypatch, eventually, dialect
 ) -> None:
