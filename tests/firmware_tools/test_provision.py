@@ -24,9 +24,11 @@ from firmware_tools.radios.modems import BY_DIALECT
 from firmware_tools.radios.provision import probe, provision
 from ternmesh.config import ConfigError
 from ternmesh_cli import main
+from tests.faulty_radios import FaultyRadios
 from tests.transports.serial_lora.test_transport import boots_slowly, restarts_when_opened
 from transports.serial_lora.emulator.ebyte import EbyteModem
-from transports.serial_lora.emulator.radios import EmulatedRadios, new_modem
+from transports.serial_lora.emulator.modem import Action, Output
+from transports.serial_lora.emulator.radios import new_modem
 
 DIALECTS = tuple(BY_DIALECT)
 
@@ -44,15 +46,32 @@ def fleet(dialect: str = "reyax", **radio: object):
     return read_radio_fleet(fleet_text(dialect, **radio))
 
 
+class EbyteInConfiguration(EbyteModem):
+    """An EBYTE modem whose M1 is high: it takes commands."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.baud = 9600
+        self.registers = bytearray.fromhex("0000006200120300")[:7]  # as it comes from the factory
+
+    def receive_bytes(self, data: bytes) -> list[Action]:
+        """Read or write registers; a command comes in one piece."""
+        first, count = data[1:2], data[2:3]
+        if len(data) < 3 or first[0] + count[0] > len(self.registers):
+            return [Output(b"\xff\xff\xff")]
+        at = slice(first[0], first[0] + count[0])
+        if data[0] == 0xC0 and len(data) == 3 + count[0] and not self.fail_next:
+            self.registers[at] = data[3:]
+        elif data[0] != 0xC1 or len(data) != 3:
+            return [Output(b"\xff\xff\xff")]
+        return [Output(b"\xc1" + first + count + bytes(self.registers[at]))]
+
+
 def new(dialect: str, index: int = 0):
-    modem = new_modem(dialect, index)
-    if isinstance(modem, EbyteModem):
-        modem.is_configured = True
-        modem.baud = 9600
-    return modem
+    return EbyteInConfiguration() if dialect == "ebyte" else new_modem(dialect, index)
 
 
-def set_up(radios: EmulatedRadios, index: int, dialect: str = "reyax", **radio: object):
+def set_up(radios: FaultyRadios, index: int, dialect: str = "reyax", **radio: object):
     return provision(radios.paths[index], "board-1", fleet(dialect, **radio), is_dry=False)
 
 
@@ -64,7 +83,7 @@ def no_board_restarts(monkeypatch) -> None:
 
 @pytest.fixture
 def radios():
-    with EmulatedRadios([new(dialect) for dialect in DIALECTS], speed=50) as found:
+    with FaultyRadios([new(dialect) for dialect in DIALECTS], speed=50) as found:
         yield found
 
 
@@ -113,8 +132,7 @@ def test_a_modem_that_restarts_when_its_port_is_opened_is_found(
 
 def test_a_modem_that_answers_slowly_is_found(monkeypatch, radios) -> None:
     monkeypatch.setattr("firmware_tools.radios.provision.BOOT_S", 2.0)
-    write = radios._lines[0].write
-    radios._lines[0].write = lambda data, now: write(data, now + 0.8)
+    radios.lines[0].late_s = 0.8
     assert probe(radios.paths[0]).dialect == "reyax"
 
 

@@ -22,6 +22,7 @@ from ternmesh.link.airtime import LoraSetting
 from ternmesh.link.settings import LinkSettings
 from ternmesh.wire.frame import FRAME_OVERHEAD, Header, seal_open
 from ternmesh_store.state_file import StateFile
+from tests.faulty_radios import FaultyRadios
 from tests.virtual_ble import VirtualBle
 from transports import loop_thread
 from transports.base import (
@@ -42,7 +43,7 @@ from transports.mqtt.settings import MqttSettings
 from transports.mqtt.transport import MqttTransport
 from transports.multipath import Bearer, MultipathTransport
 from transports.reliable import ReliableTransport
-from transports.serial_lora.emulator.radios import LONG_FAST, EmulatedRadios, new_modem
+from transports.serial_lora.emulator.radios import LONG_FAST, new_modem
 from transports.serial_lora.port import SerialPort
 from transports.serial_lora.settings import DIALECTS, SerialLoraSettings
 from transports.serial_lora.transport import SerialLoraTransport
@@ -148,7 +149,7 @@ def mqtt_fleet(url: str, cut: Callable, mend: Callable, **options: Any) -> Fleet
 
 def serial(dialect: str) -> Callable[[ExitStack, pytest.FixtureRequest], Fleet]:
     def make(stack: ExitStack, request: pytest.FixtureRequest) -> Fleet:
-        radios = EmulatedRadios([new_modem(dialect, i) for i in range(3)], speed=SPEED, seed=7)
+        radios = FaultyRadios([new_modem(dialect, i) for i in range(3)], speed=SPEED, seed=7)
         stack.callback(radios.close)
         radios.start()
         radio = LONG_FAST if dialect == "meshtastic" else LoraSetting(7, 125, 1, 12)

@@ -16,11 +16,12 @@ from serial import serialposix
 
 from ternmesh import protobuf
 from ternmesh.link.airtime import LoraSetting
+from tests.faulty_radios import FaultyRadios
 from transports.base import HOST
 from transports.serial_lora import meshtastic, modem_link
 from transports.serial_lora.emulator.ebyte import EbyteModem
 from transports.serial_lora.emulator.modem import Action, EmulatedModem, Output, Pause, Transmit
-from transports.serial_lora.emulator.radios import LONG_FAST, EmulatedRadios, new_modem
+from transports.serial_lora.emulator.radios import LONG_FAST, new_modem
 from transports.serial_lora.port import PortError, SerialPort
 from transports.serial_lora.send_queue import Waker
 from transports.serial_lora.settings import DIALECTS, SerialLoraSettings
@@ -30,14 +31,14 @@ SPEED = 400.0
 WAIT_S = 10.0
 ROLES = (HOST, "ada", "bob")
 EVERY_BYTE = bytes(range(150)) + b"+OK\r\n,\r\n"
-Fleet = tuple[EmulatedRadios, list[SerialLoraTransport]]
+Fleet = tuple[FaultyRadios, list[SerialLoraTransport]]
 NewFleet = Callable[..., Fleet]
 
 
 @pytest.fixture
 def new_fleet(eventually) -> Iterator[NewFleet]:
     """A function that plugs in modems and opens an end on each: the host, ada, bob."""
-    started: list[EmulatedRadios] = []
+    started: list[FaultyRadios] = []
     opened: list[SerialLoraTransport] = []
 
     def make(dialect: str, ends: int = 2, *, speed: float = SPEED, **options: Any) -> Fleet:
@@ -45,7 +46,7 @@ def new_fleet(eventually) -> Iterator[NewFleet]:
         for_air = {key: options.pop(key) for key in ("loss",) if key in options}
         budget = options.pop("budget", None)
         modems = [new_modem(dialect, index, **for_modem) for index in range(ends)]
-        radios = EmulatedRadios(modems, speed=speed, seed=7, **for_air)
+        radios = FaultyRadios(modems, speed=speed, seed=7, **for_air)
         started.append(radios)
         radios.start()
         made = [
@@ -262,7 +263,7 @@ def test_a_port_is_opened_once_only(new_fleet, eventually) -> None:
 
 
 def test_closing_a_port_does_not_reset_the_modem(tmp_path) -> None:
-    with EmulatedRadios([new_modem("reyax", 0)], folder=tmp_path) as radios, closing(Waker()) as w:
+    with FaultyRadios([new_modem("reyax", 0)], folder=tmp_path) as radios, closing(Waker()) as w:
         # Not as our terminal: with it would go whoever leads the session, when it is unplugged.
         handle = os.open(radios.paths[0], os.O_RDONLY | os.O_NOCTTY)
         with open(handle, "rb", buffering=0) as device:
@@ -304,7 +305,7 @@ def boots_slowly(modem: EmulatedModem, pause_s: float) -> None:
     )
 
 
-def restarts_when_opened(radios: EmulatedRadios, opened: list[str]) -> type[SerialPort]:
+def restarts_when_opened(radios: FaultyRadios, opened: list[str]) -> type[SerialPort]:
     """A port whose modem restarts each time that it is opened, as DTR makes many boards do."""
 
     class Restarting(SerialPort):
@@ -325,7 +326,7 @@ def test_a_modem_that_restarts_when_its_port_is_opened_is_opened_once(
         monkeypatch.setattr(f"transports.serial_lora.{name}", seconds)
     modem = new_modem(dialect, 0)
     boots_slowly(modem, SPEED)  # a second: much longer than the dialect's patience
-    with EmulatedRadios([modem], speed=SPEED) as radios:
+    with FaultyRadios([modem], speed=SPEED) as radios:
         opened: list[str] = []
         port = restarts_when_opened(radios, opened)
         monkeypatch.setattr("transports.serial_lora.transport.SerialPort", port)
@@ -344,9 +345,8 @@ def test_a_modem_that_answers_later_than_it_should_is_set_up(
     for name in QUICK[dialect]:
         wait_s = 0.03 if name.endswith(("QUIET_S", "WAKE_S")) else 0.3
         monkeypatch.setattr(f"transports.serial_lora.{name}", wait_s)
-    with EmulatedRadios([new_modem(dialect, 0)], speed=SPEED) as radios:
-        write = radios._lines[0].write
-        monkeypatch.setattr(radios._lines[0], "write", lambda data, now: write(data, now + 0.36))
+    with FaultyRadios([new_modem(dialect, 0)], speed=SPEED) as radios:
+        radios.lines[0].late_s = 0.36
         with closing(SerialLoraTransport(settings_for(dialect, radios.paths[0], HOST))) as host:
             host.open()
             eventually(lambda: host.connected)
@@ -365,7 +365,7 @@ def test_the_control_lines_of_the_port_are_set(monkeypatch, eventually, dtr, rts
         return real(descriptor, request, content)
 
     monkeypatch.setattr(serialposix.fcntl, "ioctl", ioctl)
-    with EmulatedRadios([new_modem("ebyte", 0)]) as radios:
+    with FaultyRadios([new_modem("ebyte", 0)]) as radios:
         settings = settings_for("ebyte", radios.paths[0], HOST, dtr=dtr, rts=rts)
         with closing(SerialLoraTransport(settings)) as host:
             host.open()
@@ -380,8 +380,7 @@ def test_a_modem_whose_line_ends_are_changed_is_understood(
 ) -> None:
     """As adapters and bridges do that translate line ends."""
     radios, (host, ada) = new_fleet("reyax", binary="yes")
-    write = radios._lines[0].write
-    radios._lines[0].write = lambda data, now: write(data.removesuffix(b"\r\n") + end, now)
+    radios.lines[0].end = end
     radios.shape(0, shape)
     radios.unplug(0)
     radios.replug(0)
@@ -403,7 +402,7 @@ def test_the_airtime_of_an_ebyte_modem_is_counted_in_full(eventually, packet_byt
         return actions
 
     modems[1]._transmit = counted  # type: ignore[method-assign]
-    with EmulatedRadios(list(modems), speed=SPEED) as radios:
+    with FaultyRadios(list(modems), speed=SPEED) as radios:
         host, ada = (
             SerialLoraTransport(
                 settings_for("ebyte", path, role, speed=SPEED, packet_bytes=packet_bytes)
@@ -475,7 +474,7 @@ def test_ports_work_beside_many_open_files(new_fleet) -> None:
 def test_a_wait_for_bytes_can_be_ended(tmp_path) -> None:
     with (
         closing(Waker()) as waker,
-        EmulatedRadios([new_modem("ebyte", 0)], folder=tmp_path) as radios,
+        FaultyRadios([new_modem("ebyte", 0)], folder=tmp_path) as radios,
         closing(SerialPort(radios.paths[0], 9600, 1.0, waker)) as port,
     ):
         waker.wake()

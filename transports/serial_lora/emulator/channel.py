@@ -54,11 +54,6 @@ class EmulatedChannel:
             return heapq.heappop(self._under_way)
         return None
 
-    def abort(self, sender: int) -> None:
-        """Drop the transmission of a sender that lost its power."""
-        self._under_way = [each for each in self._under_way if each.sender != sender]
-        heapq.heapify(self._under_way)
-
     def arrives(self) -> bool:
         """Whether a receiver of equal tuning can decode a frame; draws a random number."""
         return self._rng.random() >= self.loss

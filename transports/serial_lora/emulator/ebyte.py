@@ -28,8 +28,6 @@ class EbyteModem(EmulatedModem):
         self._packet_bytes = packet_bytes
         self._air_rate_bps = air_rate_bps
         self._buffer = bytearray()
-        self.is_configured = False  # whether M1 is high: the modem then takes commands
-        self.registers = bytearray.fromhex("0000006200120300")[:7]  # as it comes from the factory
 
     @property
     def tuning(self) -> object:
@@ -41,8 +39,6 @@ class EbyteModem(EmulatedModem):
         return super().power_up()
 
     def receive_bytes(self, data: bytes) -> list[Action]:
-        if self.is_configured:
-            return self._command(data)
         self._buffer += data[: BUFFER_MAX - len(self._buffer)]
         if len(self._buffer) >= self._packet_bytes:
             return self._transmit()
@@ -58,18 +54,6 @@ class EbyteModem(EmulatedModem):
     def paused(self) -> list[Action]:
         """Send the packet, because no bytes came for `GAP_S`."""
         return self._transmit()
-
-    def _command(self, data: bytes) -> list[Action]:
-        """Read or write registers; a command comes in one piece."""
-        first, count = data[1:2], data[2:3]
-        if len(data) < 3 or first[0] + count[0] > len(self.registers):
-            return [Output(b"\xff\xff\xff")]
-        at = slice(first[0], first[0] + count[0])
-        if data[0] == 0xC0 and len(data) == 3 + count[0] and not self.fail_next:
-            self.registers[at] = data[3:]
-        elif data[0] != 0xC1 or len(data) != 3:
-            return [Output(b"\xff\xff\xff")]
-        return [Output(b"\xc1" + first + count + bytes(self.registers[at]))]
 
     def _transmit(self) -> list[Action]:
         if self._sending or not self._buffer:

@@ -1,37 +1,26 @@
-"""The serial line of one emulated modem: a pseudo-terminal with faults behind a constant path.
+"""The serial line of one emulated modem: a pseudo-terminal behind a constant path.
 
-One thread makes all calls. `now` is in seconds of the wall clock.
+One thread makes all calls.
 """
 
 import contextlib
 import os
 import pty
-import random
-import termios
 import tty
-from collections import deque
 from pathlib import Path
 
 READ_MAX = 4096
 WAITING_MAX = 65_536  # bytes that wait for the host; more are lost, as on a real line
-SPLIT_GAP_S = 0.001
-GLUE_S = 0.05
-SHAPES = ("whole", "split", "glued")
 
 
 class SerialLine:
-    """`shape` of the output: "whole" messages, "split" into small parts, or several "glued"."""
+    """The modem's end of the line."""
 
-    def __init__(self, path: Path, rng: random.Random) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self.shape = "whole"
         self.reads = True  # False: the modem takes no bytes, and soon neither does the terminal
-        self.stuck = False  # output waits for the host to read
-        self.dropped = 0  # bytes that did not fit
-        self._rng = rng
         self._ends: tuple[int, int] | None = None
-        self._waiting: deque[tuple[float, bytes]] = deque()
-        self._waiting_bytes = 0
+        self._waiting = bytearray()  # the host must read first
 
     @property
     def plugged(self) -> bool:
@@ -39,12 +28,9 @@ class SerialLine:
         return self._ends is not None
 
     @property
-    def baud(self) -> int:
-        """The rate that the host has set."""
-        assert self._ends is not None
-        code = termios.tcgetattr(self._ends[1])[4]
-        names = (name for name in vars(termios) if name[0] == "B" and name[1:].isdecimal())
-        return next((int(name[1:]) for name in names if getattr(termios, name) == code), 0)
+    def stuck(self) -> bool:
+        """Whether output waits for the host to read."""
+        return bool(self._waiting)
 
     def fileno(self) -> int:
         """Our end of the pseudo-terminal."""
@@ -72,48 +58,20 @@ class SerialLine:
             os.close(end)
         self._ends = None
         self._waiting.clear()
-        self._waiting_bytes = 0
-        self.stuck = False
 
     def read(self) -> bytes:
         with contextlib.suppress(BlockingIOError):  # A wake without bytes.
             return os.read(self.fileno(), READ_MAX)
         return b""
 
-    def write(self, data: bytes, now: float) -> None:
-        """Queue one message for the host, in the shape of the line."""
-        if self._waiting_bytes + len(data) > WAITING_MAX or not self.plugged:
-            self.dropped += len(data)
-            return
-        self._waiting_bytes += len(data)
-        last = self._waiting[-1][0] if self._waiting else now
-        if self.shape == "glued":
-            self._waiting.append((max(last, now // GLUE_S * GLUE_S + GLUE_S), data))
-            return
-        due = max(last, now)
-        while self.shape == "split" and len(data) > 1:
-            size = self._rng.randint(1, len(data) - 1)
-            self._waiting.append((due, data[:size]))
-            data = data[size:]
-            due += SPLIT_GAP_S
-        self._waiting.append((due, data))
+    def write(self, data: bytes) -> None:
+        """Output for the host."""
+        if self.plugged and len(self._waiting) + len(data) <= WAITING_MAX:
+            self._waiting += data
+            self.flush()
 
-    def next_due(self) -> float | None:
-        """When `flush` must be called; None while nothing waits, or the host must read first."""
-        return self._waiting[0][0] if self._waiting and not self.stuck else None
-
-    def flush(self, now: float) -> None:
-        due = bytearray()
-        while self._waiting and self._waiting[0][0] <= now:
-            due += self._waiting.popleft()[1]
-        if not due:
-            return
-        self._waiting_bytes -= len(due)
-        written = 0
+    def flush(self) -> None:
+        """Write what waits, as far as the terminal takes it."""
         with contextlib.suppress(BlockingIOError):  # The terminal is full.
-            written = os.write(self.fileno(), due)
-        unwritten = bytes(due[written:])
-        self.stuck = bool(unwritten)
-        if unwritten:
-            self._waiting.appendleft((now, unwritten))
-            self._waiting_bytes += len(unwritten)
+            while self._waiting:
+                del self._waiting[: os.write(self.fileno(), self._waiting)]

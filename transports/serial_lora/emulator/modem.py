@@ -46,8 +46,8 @@ class Reception:
 class EmulatedModem(ABC):
     """One modem; it has at most one transmission under way.
 
-    `fail_next`: error codes with which the next sends fail. `baud`: the rate of its serial port, at
-    any other of which it and its host understand nothing; 0: it takes every rate.
+    `fail_next`: error codes with which the next sends fail. `baud`: the rate of its serial port; 0:
+    it takes every rate.
     """
 
     baud = 0

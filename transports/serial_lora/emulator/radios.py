@@ -1,10 +1,8 @@
 """Emulated radio modems on pseudo-terminals, joined by an emulated channel.
 
-Radio time runs `speed` times faster than the wall clock. One thread does everything; it also makes
-the faults that callers ask for, between two of its steps.
+Radio time runs `speed` times faster than the wall clock. One thread does everything.
 """
 
-import queue
 import random
 import select
 import shutil
@@ -17,7 +15,7 @@ from pathlib import Path
 from ternmesh.link.airtime import LoraSetting
 from transports.serial_lora.emulator.channel import EmulatedChannel
 from transports.serial_lora.emulator.ebyte import EbyteModem
-from transports.serial_lora.emulator.line import SHAPES, SerialLine
+from transports.serial_lora.emulator.line import SerialLine
 from transports.serial_lora.emulator.meshcore import MeshcoreModem
 from transports.serial_lora.emulator.meshtastic import MeshtasticModem
 from transports.serial_lora.emulator.modem import Action, EmulatedModem, Output, Pause, Reception
@@ -71,12 +69,8 @@ class EmulatedRadios:
         self.paths = [str(self.folder / f"modem-{index}") for index in range(len(modems))]
         self._owns_folder = folder is None
         self._channel = EmulatedChannel(random.Random(f"{seed} air"), loss)
-        self._lines = [
-            SerialLine(Path(path), random.Random(f"{seed} line {index}"))
-            for index, path in enumerate(self.paths)
-        ]
+        self._lines = [SerialLine(Path(path)) for path in self.paths]
         self._pauses: dict[int, float] = {}  # their ends in radio time, by modem
-        self._tasks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._waker = Waker()
         self._thread = threading.Thread(target=self._run, name="radios", daemon=True)
@@ -90,9 +84,13 @@ class EmulatedRadios:
 
     def start(self) -> None:
         """Plug all modems in; OSError where terminals or paths cannot be made."""
+        try:
+            for index in range(len(self.modems)):
+                self._plug(index)
+        except OSError:
+            self._unplug_all()
+            raise
         self._thread.start()
-        for index in range(len(self.modems)):
-            self.replug(index)
 
     def close(self) -> None:
         """Pull all modems out and remove the paths; may be called twice."""
@@ -103,58 +101,12 @@ class EmulatedRadios:
         if self._owns_folder:
             shutil.rmtree(self.folder, ignore_errors=True)
 
-    def unplug(self, index: int) -> None:
-        """Remove modem `index`: its path disappears, and its transmission is cut off."""
-        self._do(lambda: self._unplug(index))
-
-    def replug(self, index: int) -> None:
-        """Put modem `index` on its path, where it is not; it starts anew."""
-        self._do(lambda: self._plug(index))
-
-    def garble(self, index: int, data: bytes) -> None:
-        """Send `data` to the host between two messages, as a bad line does."""
-        self._do(lambda: self._lines[index].write(data, time.monotonic()))
-
-    def shape(self, index: int, shape: str) -> None:
-        """Change how the host gets messages: "whole", "split" or "glued"."""
-        if shape not in SHAPES:
-            raise ValueError(f"shape {shape!r} must be one of {', '.join(SHAPES)}")
-        self._do(lambda: setattr(self._lines[index], "shape", shape))
-
-    def set_reading(self, index: int, reads: bool) -> None:
-        """Let the modem take bytes or none: writes of the host then block once the line is full."""
-        self._do(lambda: setattr(self._lines[index], "reads", reads))
-
-    def fail_next(self, index: int, *codes: int) -> None:
-        """Let the next sends of the modem fail with these error codes."""
-        self._do(lambda: self.modems[index].fail_next.extend(codes))
-
-    def _do(self, task: Callable[[], object]) -> None:
-        """Run `task` in the thread and wait for its end; nothing happens after `close`."""
-        done = threading.Event()
-        failed: list[OSError] = []
-
-        def wrapped() -> None:
-            try:
-                task()
-            except OSError as error:
-                failed.append(error)
-            done.set()
-
-        self._tasks.put(wrapped)
-        self._waker.wake()
-        while not done.wait(0.1) and self._thread.is_alive():
-            continue
-        if failed:
-            raise failed[0]
-
     def _run(self) -> None:
         try:
             while not self._stop.is_set():
                 self._step()
         finally:
-            for line in self._lines:
-                line.unplug()
+            self._unplug_all()
             self._waker.close()
 
     def _step(self) -> None:
@@ -165,24 +117,18 @@ class EmulatedRadios:
         ready, room, _ = select.select([*reading, self._waker], stuck, [], self._wait_s())
         if self._waker in ready:
             self._waker.clear()
-        while not self._tasks.empty():
-            self._tasks.get()()
         for index, line in enumerate(self._lines):
             if line in ready and line.plugged:
-                data = self._as_heard(index, line.read())
-                self._act(index, self.modems[index].receive_bytes(data))
+                self._act(index, self.modems[index].receive_bytes(line.read()))
         self._run_air(self._now())
-        now_s = time.monotonic()
-        for line in self._lines:
-            if line.plugged and (not line.stuck or line in room):
-                line.flush(now_s)
+        for line in room:
+            line.flush()
 
     def _wait_s(self) -> float:
         """Until the next thing is due, in seconds of the wall clock."""
         now_s = time.monotonic()
         ends = [self._channel.next_end(), *self._pauses.values()]
         due = [end / self.speed for end in ends if end is not None]
-        due += [at for line in self._lines if (at := line.next_due()) is not None]
         return min(WAIT_S, max(0.0, min(due, default=now_s + WAIT_S) - now_s))
 
     def _now(self) -> float:
@@ -203,26 +149,18 @@ class EmulatedRadios:
         for action in actions:
             match action:
                 case Output(data):
-                    self._lines[index].write(self._as_heard(index, data), time.monotonic())
+                    self._lines[index].write(data)
                 case Pause(seconds):
                     self._pauses[index] = self._now() + seconds
                 case _:
                     tuning = self.modems[index].tuning
                     self._channel.start(index, tuning, action, self._now())
 
-    def _as_heard(self, index: int, data: bytes) -> bytes:
-        """The bytes, or others where host and modem have different rates."""
-        baud = self.modems[index].baud
-        if not baud or not self._lines[index].plugged or self._lines[index].baud == baud:
-            return data
-        return bytes(byte ^ 0x55 | 0x80 for byte in data)
-
     def _plug(self, index: int) -> None:
         if not self._lines[index].plugged:
             self._lines[index].plug()
             self._act(index, self.modems[index].power_up())
 
-    def _unplug(self, index: int) -> None:
-        self._channel.abort(index)
-        self._pauses.pop(index, None)
-        self._lines[index].unplug()
+    def _unplug_all(self) -> None:
+        for line in self._lines:
+            line.unplug()
