@@ -59,7 +59,7 @@ PRUNED: Mapping[str, tuple[str, ...]] = {
     "faster forms of modules that are there in Python; a BLE link has few messages": (
         "dbus_fast/**/*.so",
     ),
-    "for type checkers": ("**/*.pyi", "numpy/typing"),
+    "for type checkers": ("**/*.pyi",),
     "tests and examples": (
         "**/tests",
         "**/test_*.py",
