@@ -13,9 +13,14 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from ternmesh_service.commands import CONFIG, PROGRAM
 from tests.mosquitto import Mosquitto, find_mosquitto
+
+# How long an example takes depends on what else the machine does: no test fails for it.
+settings.register_profile("ternmesh", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("ternmesh")
 
 # A shell starts what runs behind it with SIGINT ignored, and programs hand that down: those that
 # tests start and interrupt would not hear it. A handler is not handed down.
