@@ -120,8 +120,9 @@ class Guard:
         newest = KeptRound(version, _written(residual), rows, kept_step)
         self._rounds.append(newest)
         self._trim()
+        losses = newest.losses
         rises = [
-            (rise(kept.losses, newest.losses), kept.version)
+            (rise(kept.losses, losses), kept.version)
             for kept in self._rounds
             if kept.version >= oldest
         ]
@@ -148,7 +149,8 @@ class Guard:
     def load(self, stored: Iterable[bytes]) -> Iterator[tuple[int, Weighted]]:
         """Take up what `stored` has returned; yield version and updates of each round that counts.
 
-        Damaged rounds, and those before them, are ignored.
+        One round after the other is decoded: all together are many times as large as their chunks.
+        Damaged rounds begin anew.
         """
         try:
             found = sorted((_read_round(data) for data in stored), key=lambda kept: kept[1].version)
@@ -156,13 +158,15 @@ class Guard:
             known = [kept for _, kept in found if kept.version >= oldest and kept.updates]
             if any(len(kept.residual) != 4 * self._plan.dimension for kept in known):
                 raise ValueError("a residual of another length")
-            sent = [(kept.version, self._sent(kept)) for kept in known]
-        except (ValueError, TypeError, WireError, cbor2.CBORDecodeError):
+        except (ValueError, TypeError, cbor2.CBORDecodeError):
             return
         if self._limit:
             self._rounds.extend(known)
             self._trim()
-        yield from sent
+        try:
+            yield from ((kept.version, self._sent(kept)) for kept in known)
+        except WireError:
+            self.reset()
 
     def reset(self) -> None:
         """Forget all rounds: what comes next does not follow from them."""

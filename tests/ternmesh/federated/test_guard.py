@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import cbor2
 import numpy as np
 import pytest
 
@@ -175,6 +176,17 @@ def test_damaged_rounds_begin_anew(new_bench: New, damage: bytes) -> None:
     play(bench, 3)
     kept = [event.kept for event in made(bench)]
     assert not restarted(bench, [*kept, damage]).guard._rounds
+
+
+def test_a_damaged_chunk_of_a_round_begins_anew(new_bench: New) -> None:
+    bench = new_fleet(new_bench)
+    play(bench, 3)
+    *kept, newest = [event.kept for event in made(bench)]
+    oldest, version, residual, step, rows = cbor2.loads(newest)
+    rows[-1][4] = [b"\x02"]
+    damaged = cbor2.dumps([oldest, version, residual, step, rows])
+    assert restarted(bench, [*kept, newest]).guard._rounds
+    assert not restarted(bench, [*kept, damaged]).guard._rounds
 
 
 def test_one_board_that_reports_lies_brings_nothing_back(new_bench: New) -> None:
