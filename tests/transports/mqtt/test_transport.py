@@ -2,8 +2,6 @@ import base64
 import contextlib
 import hashlib
 import json
-import os
-import resource
 import socket
 import threading
 from dataclasses import replace
@@ -16,6 +14,7 @@ from ternmesh.wire.frame import SEALED_MIN
 from ternmesh_service.alarms import alarms
 from ternmesh_service.status import read_status, to_json
 from tests import statuses
+from tests.open_files import many_open_files
 from transports import batch
 from transports.base import HOST, Arrival, FrameTooLarge, NameTaken
 from transports.mqtt.settings import INBOUND_MESSAGE_MAX
@@ -192,19 +191,9 @@ def test_a_link_that_breaks_or_a_broker_that_is_away_is_no_rival(
 
 
 def test_more_open_files_than_the_library_can_use_are_told(mosquitto, new_end, eventually) -> None:
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    if most < 1300:
-        pytest.skip("this system allows fewer open files")
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (1300, most))
-    others = [os.open("/dev/null", os.O_RDONLY) for _ in range(1030)]
-    try:
+    with many_open_files():
         ada = new_end(mosquitto.url, "ada")
         eventually(lambda: "this program has 1,024 files open" in str(ada.status().last_error))
-    finally:
-        for other in others:
-            os.close(other)
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
     eventually(lambda: ada.connected)
 
 

@@ -3,7 +3,6 @@
 import os
 import pty
 import random
-import resource
 import socket
 import termios
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from serial import serialposix
 from ternmesh import protobuf
 from ternmesh.link.airtime import LoraSetting
 from tests.faulty_radios import FaultyRadios
+from tests.open_files import many_open_files
 from transports.base import HOST
 from transports.serial_lora import meshtastic, modem_link
 from transports.serial_lora.emulator.ebyte import EbyteModem
@@ -446,29 +446,22 @@ def test_a_notice_of_a_meshtastic_node_is_shown(new_fleet, eventually, caplog) -
 
 def test_ports_work_beside_many_open_files(new_fleet) -> None:
     """`select` knows 1,024 descriptors only."""
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    if most < 1300:
-        pytest.skip("this system allows fewer open files")
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (1300, most))
-    others = [os.open("/dev/null", os.O_RDONLY) for _ in range(1030)]
-    try:
-        with closing(Waker()) as waker, socket.create_server(("127.0.0.1", 0)) as server:
-            ours, theirs = pty.openpty()
-            assert theirs > 1024
-            url = f"socket://127.0.0.1:{server.getsockname()[1]}"
-            for path in (os.ttyname(theirs), url):
-                with closing(SerialPort(path, 115_200, 1.0, waker)) as port:
-                    far = server.accept()[0].detach() if path == url else ours
-                    port.write(b"question\n")
-                    assert os.read(far, 100).strip() == b"question"
-                    os.write(far, b"answer\n")
-                    assert port.read(10.0).strip() == b"answer"
-                    os.close(far)
-    finally:
-        for other in others:
-            os.close(other)
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    with (
+        many_open_files(),
+        closing(Waker()) as waker,
+        socket.create_server(("127.0.0.1", 0)) as server,
+    ):
+        ours, theirs = pty.openpty()
+        assert theirs > 1024
+        url = f"socket://127.0.0.1:{server.getsockname()[1]}"
+        for path in (os.ttyname(theirs), url):
+            with closing(SerialPort(path, 115_200, 1.0, waker)) as port:
+                far = server.accept()[0].detach() if path == url else ours
+                port.write(b"question\n")
+                assert os.read(far, 100).strip() == b"question"
+                os.write(far, b"answer\n")
+                assert port.read(10.0).strip() == b"answer"
+                os.close(far)
 
 
 def test_a_wait_for_bytes_can_be_ended(tmp_path) -> None:
