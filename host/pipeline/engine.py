@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from host.pipeline.config import PipelineConfig, PipelineError
-from host.pipeline.links import LinkEvents, RankLink
-from host.pipeline.wire import Kind, LinkError, read_json, write_json
+from host.pipeline.links import LinkEvents, RankLink, floats_in
+from host.pipeline.wire import Kind, read_json, write_json
 from models.bottleneck.codes import WORD
 from models.stages import Stage
 
@@ -47,9 +47,8 @@ class Engine:
         self._before = before
         self._after = after
         self._rtt_s = rtt_s
-        self._wire_bytes = self._back_bytes = (
-            0  # of what comes from the stage before, and goes back
-        )
+        # Of what comes from the stage before, and goes back
+        self._wire_bytes = self._back_bytes = 0
         if stage.entry is not None:
             self._wire_bytes = stage.entry.words(stage.batch, stage.length) * WORD
             self._back_bytes = stage.entry.sizes(stage.batch, stage.length)[1]
@@ -123,7 +122,7 @@ class Engine:
     def tensor_to_first(self, tensor: Tensor) -> Tensor:
         """As `sum_to_first`, of a float32 tensor."""
         if self._after is not None:
-            tensor = tensor + self._tensor(self._after, tensor)
+            tensor = tensor + floats_in(self._after.reader.take(Kind.NUMBERS).body, tensor)
         if self._before is not None:
             self._send_tensor(self._before, tensor)
         return tensor
@@ -131,7 +130,7 @@ class Engine:
     def tensor_from_first(self, tensor: Tensor) -> Tensor:
         """The float32 tensor of the first stage, on all stages."""
         if self._before is not None:
-            tensor = self._tensor(self._before, tensor)
+            tensor = floats_in(self._before.reader.take(Kind.NUMBERS).body, tensor)
         if self._after is not None:
             self._send_tensor(self._after, tensor)
         return tensor
@@ -227,12 +226,6 @@ class Engine:
         # A copy: the caller may change the tensor before it is sent.
         data = tensor.detach().to("cpu", copy=True).contiguous().view(torch.uint8).flatten()
         link.writer.send(Kind.NUMBERS, data)
-
-    def _tensor(self, link: RankLink, like: Tensor) -> Tensor:
-        body = link.reader.take(Kind.NUMBERS).body
-        if len(body) != like.numel() * WORD:
-            raise LinkError(f"{len(body)} bytes of numbers came where {like.numel()} are due")
-        return body.view(torch.float32).view(like.shape).to(like.device)
 
     def _synchronise(self) -> None:
         """Before it waits: else a GPU that computes would count as waiting."""

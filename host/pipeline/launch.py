@@ -87,7 +87,7 @@ class Ranks:
         """Start the ranks; PipelineError without torch, or where others train in the folder."""
         if importlib.util.find_spec("torch") is None:
             raise PipelineError(f"torch is not installed: {how_to_install('pipeline')}")
-        place_of(self._config, self._own[0], self._addresses(), "", self._is_insecure)
+        place_of(self._config, self._own[0], self._config.addresses, "", self._is_insecure)
         for rank in self._own:
             hold(self._config.folder, rank).close()  # the ranks lock it again
         progress = self._config.folder / PROGRESS
@@ -114,9 +114,8 @@ class Ranks:
             process.wait()
 
     def _start(self) -> None:
-        given = json.dumps([self._addresses(), secrets.token_hex(16)]).encode() + b"\n"
-        if self._config.addresses:
-            given = json.dumps([self._addresses(), ""]).encode() + b"\n"  # of several machines
+        token = "" if self._config.addresses else secrets.token_hex(16)  # machines share none
+        given = json.dumps([self._addresses(), token]).encode() + b"\n"
         environment = {"OMP_NUM_THREADS": str(self._config.threads), **os.environ}
         with self.log.open("ab") as out:
             for rank in self._own:

@@ -36,6 +36,14 @@ class Message:
         return self.body.numpy().tobytes()
 
 
+def floats_in(body: Tensor, like: Tensor) -> Tensor:
+    """The float32 numbers in a body, in the shape and on the device of `like`; LinkError."""
+    size = like.numel() * torch.float32.itemsize
+    if len(body) != size:
+        raise LinkError(f"{len(body)} bytes of numbers came where {size} are due")
+    return body.view(torch.float32).view(like.shape).to(like.device)
+
+
 class LinkEvents:
     """What all links of a rank share: one condition to wait on, and how long a rank waits."""
 

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from host.pipeline.config import PipelineConfig, PipelineError
-from host.pipeline.links import RankLink
+from host.pipeline.links import RankLink, floats_in
 from host.pipeline.packets import DeltaQ24, Packets
 from host.pipeline.vector import StageVector
-from host.pipeline.wire import Kind, LinkError
+from host.pipeline.wire import Kind
 from models.bottleneck.shared_subspace import SharedSubspace
 from ternmesh.codec.scale import to_vector
 
@@ -44,18 +44,18 @@ class Peers:
 
     def mean(self, tensor: Tensor) -> Tensor:
         """The mean of the replicas' float32 tensors, added in their order: equal on all."""
-        rows = [self._tensor(data, tensor) for data in self.gather(_data(tensor))]
+        on_cpu = tensor.detach().cpu()
+        rows = [floats_in(_body(data), on_cpu) for data in self.gather(_data(on_cpu))]
         return (torch.stack(rows).sum(0) / self.count).to(tensor.device)
 
     def broadcast(self, tensor: Tensor) -> Tensor:
         """The float32 tensor of the first replica, on the device of `tensor`."""
         message = b"" if self.own else _data(tensor)
-        return self._tensor(self.gather(message)[0], tensor).to(tensor.device)
+        return floats_in(_body(self.gather(message)[0]), tensor)
 
-    def _tensor(self, data: bytes, like: Tensor) -> Tensor:
-        if len(data) != 4 * like.numel():
-            raise LinkError(f"a replica sends {len(data)} bytes where {4 * like.numel()} are due")
-        return torch.frombuffer(bytearray(data), dtype=torch.float32).view(like.shape)
+
+def _body(data: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
 def _data(tensor: Tensor) -> bytes:
