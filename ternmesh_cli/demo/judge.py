@@ -3,11 +3,12 @@
 What boards report decides how much each of them counts, so it is no fair measure of the result.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from edge.data.sources import NpzSettings, open_folder
+from edge.data.sources import FolderData, NpzSettings, open_folder
 from edge.evaluation import Evaluator
 from edge.onnx.session import Inference
 from models.zoo import fsdd_path
@@ -25,13 +26,17 @@ def judge(config: Path, voices: tuple[str, ...]) -> dict[str, tuple[float, float
     loaded, learned, _ = learned_on_host(config, keys.read(config))
     evaluator = Evaluator(Inference(loaded.folder, loaded.package), loaded.package)
 
-    def share(voice: str, adapter: Vector) -> float:
-        for index in OTHERS:
-            which = NpzSettings(**CLIPS, where={"speaker": voice, "index": index})
-            data = open_folder(fsdd_path("dev"), loaded.package, which)
-            every = np.arange(len(data))
-            for _ in evaluator.evaluate(data, every, loaded.package.split(adapter)):
+    def share(clips: Sequence[FolderData], adapter: Vector) -> float:
+        tensors = loaded.package.split(adapter)
+        for data in clips:
+            for _ in evaluator.evaluate(data, np.arange(len(data)), tensors):
                 pass
         return evaluator.take()[0] or 0.0
 
-    return {voice: (share(voice, loaded.initial), share(voice, learned)) for voice in voices}
+    found = {}
+    for voice in voices:
+        wheres = ({"speaker": voice, "index": index} for index in OTHERS)
+        settings = [NpzSettings(**CLIPS, where=where) for where in wheres]
+        clips = [open_folder(fsdd_path("dev"), loaded.package, each) for each in settings]
+        found[voice] = share(clips, loaded.initial), share(clips, learned)
+    return found
