@@ -61,9 +61,10 @@ FLEETS = ((3, 1), (6, 1), (9, 2), (12, 4))
 SMALL = (3, 1)
 REPORTS = ("none", "lies")
 SEEDS, TUNING_SEED = 5, 100  # from that seed on, no dev clip is judged: thresholds were chosen so
-ROUNDS, ROUNDS_QUICK = 40, 10
+SEEDS_FIRST, WORST_ATTACKS = 2, 5  # seeds with all attacks; how many of a fleet get all seeds
+ROUNDS, ROUNDS_QUICK = 20, 10
 FLEETS_QUICK, ATTACKS_QUICK, SEEDS_QUICK = ((3, 1),), ("labels", "sign_flip"), 1
-TURN, RESTART, LAST = 10, 20, 36  # the rounds of turncoat, restart, and late attack
+TURN, RESTART, LAST = 10, 12, 17  # the rounds of turncoat, restart, and late attack
 DETECTED = 0.5  # of the honest boards' median weight
 DEFAULT = "weighted_mean"
 BARE = "no_trust"  # the default without memory, probes and reputations
@@ -73,7 +74,9 @@ NOTES = (
     "boards, 32 of each board's for its reports; judged on other clips of the three voices; the "
     "bearer is in memory, without loss or keys",
     "points lost: accuracy of the fleet of the honest boards alone minus that of all boards, the "
-    "same seed; the worst is the largest mean over seeds, of all fleets, attacks and reports",
+    "same seed; the worst is the largest mean over five seeds. Each fleet meets all attacks with "
+    "two seeds, and the five that cost it most with three seeds more: their means are, if "
+    "anything, too high",
     "liars know all honest updates of the round; with even seeds they report nothing, with odd "
     "ones that honest boards' probes ruin the model, theirs improve it, and all is well",
     "thresholds were chosen on seeds 100 to 104: other clips for training and judging",
@@ -81,6 +84,7 @@ NOTES = (
     "a patch that become the wanted class, less that of the honest boards alone",
 )
 Rows = Mapping[str, Mapping[str, Any]]
+Part = tuple[int, int, int, str, str]  # boards, liars, seed, attack, rule
 
 
 def measure(*, quick: bool, resume: Path | None = None) -> Result:
@@ -88,27 +92,43 @@ def measure(*, quick: bool, resume: Path | None = None) -> Result:
     fleets, rounds = (FLEETS_QUICK, ROUNDS_QUICK) if quick else (FLEETS, ROUNDS)
     attacks = ATTACKS_QUICK if quick else tuple(ATTACKS)
     seeds = range(SEEDS_QUICK if quick else SEEDS)
-    parts = [
+    finished = Finished(resume)
+    rows: Rows = finished.values
+
+    def run_all(parts: Sequence[Part]) -> None:
+        jobs = [
+            Job(
+                name(*part),
+                ("bench.robust", *map(str, part[:4]), reports_of(part[2]), str(rounds), part[4]),
+            )
+            for part in parts
+        ]
+        finish(finished, jobs, lambda value: f"{value['accuracy']:.1f} %")
+
+    first = list(seeds[:SEEDS_FIRST])
+    parts: list[Part] = [
         (*fleet, seed, attack, DEFAULT)
-        for seed in seeds
+        for seed in first
         for fleet in fleets
         for attack in (NONE, *attacks)
     ]
     if not quick:
-        parts += [(6, 1, seed, UNUSUAL, DEFAULT) for seed in seeds]
+        parts += [(6, 1, seed, UNUSUAL, DEFAULT) for seed in first]
         parts += [(6, 1, 0, attack, rule) for rule in OTHERS for attack in PEER_ATTACKS]
-    finished = Finished(resume)
-    jobs = [
-        Job(
-            name(*part),
-            ("bench.robust", *map(str, part[:4]), reports_of(part[2]), str(rounds), part[4]),
-        )
-        for part in parts
+    run_all(parts)
+    worst = {fleet: _worst(rows, fleet, attacks, first) for fleet in fleets}
+    more: list[Part] = [
+        (*fleet, seed, attack, DEFAULT)
+        for seed in seeds[SEEDS_FIRST:]
+        for fleet in fleets
+        for attack in (NONE, *worst[fleet])
     ]
-    finish(finished, jobs, lambda value: f"{value['accuracy']:.1f} %")
-    rows: Rows = finished.values
+    run_all(more)
     lost = {
-        (fleet, attack): [_lost(rows, fleet, seed, attack) for seed in seeds]
+        (fleet, attack): [
+            _lost(rows, fleet, seed, attack)
+            for seed in (seeds if attack in worst[fleet] else first)
+        ]
         for fleet in fleets
         for attack in attacks
     }
@@ -119,8 +139,16 @@ def measure(*, quick: bool, resume: Path | None = None) -> Result:
         for rule in (() if quick else OTHERS)
     }
     table = {f"{n}/{f} {a}": np.round(row, 2).tolist() for ((n, f), a), row in lost.items()}
-    figures = _figures(rows, lost, parts, quick=quick)
+    figures = _figures(rows, lost, [*parts, *more], quick=quick)
     return Result("robust", figures, peers, NOTES, {"lost": table}, quick)
+
+
+def _worst(
+    rows: Rows, fleet: tuple[int, int], attacks: Sequence[str], seeds: Sequence[int]
+) -> list[str]:
+    """The attacks that cost a fleet most with these seeds."""
+    costs = {a: float(np.mean([_lost(rows, fleet, seed, a) for seed in seeds])) for a in attacks}
+    return sorted(attacks, key=lambda attack: -costs[attack])[:WORST_ATTACKS]
 
 
 def name(boards: int, liars: int, seed: int, attack: str, rule: str = DEFAULT) -> str:
@@ -141,7 +169,7 @@ def _lost(rows: Rows, fleet: tuple[int, int], seed: int, attack: str, rule: str 
 def _figures(
     rows: Rows,
     lost: Mapping[tuple[tuple[int, int], str], list[float]],
-    parts: Sequence[tuple[Any, ...]],
+    parts: Sequence[Part],
     *,
     quick: bool,
 ) -> dict[str, Figure]:
@@ -152,6 +180,9 @@ def _figures(
         ("first_strike_points_lost", None, lambda _, attack: attack in STRIKES),
     ):
         found = {where: row for where, row in lost.items() if is_wanted(*where)}
+        if key != "first_strike_points_lost":
+            most = max(map(len, lost.values()))
+            found = {where: row for where, row in found.items() if len(row) == most}
         if found:
             worst = max(found, key=lambda where: float(np.mean(found[where])))
             figures[key] = mean_figure(found[worst], limit)
@@ -174,11 +205,11 @@ def _figures(
         return figures
     fooled = [
         rows[name(*fleet, seed, "trigger")]["trigger"] - rows[name(*fleet, seed, NONE)]["trigger"]
-        for seed in range(SEEDS)
+        for seed in range(SEEDS_FIRST)
         for fleet in FLEETS
     ]
     figures["trigger_success"] = Figure(float(np.mean(fooled)))
-    unusual = [rows[name(6, 1, seed, UNUSUAL)] for seed in range(SEEDS)]
+    unusual = [rows[name(6, 1, seed, UNUSUAL)] for seed in range(SEEDS_FIRST)]
     shares = [row["weights"][-1][0][0] / float(np.median(row["weights"][-1][1])) for row in unusual]
     figures["unusual_weight"] = Figure(min(shares), ">=0.5")
     figures["unusual_points_gained"] = mean_figure([r["own"][1] - r["own"][0] for r in unusual])
@@ -248,12 +279,8 @@ ATTACKS: dict[str, Callable[[Seen], Vector]] = {
     "labels": lambda seen: seen.own,  # trained on labels + 1
     "one_class": lambda seen: seen.own,  # trained with one class relabelled
     "trigger": lambda seen: seen.own,  # trained with a patch on half of its clips
-    "noise": lambda seen: np.sign(_noise(seen)) if seen.round == 15 else seen.own,
-    "ipm": lambda seen: -0.5 * seen.mean,
     "foe": lambda seen: -1.1 * seen.mean,
-    "alie": lambda seen: seen.mean - 1.5 * seen.deviation,
     "optimised_alie": lambda seen: seen.mean - 6 * seen.deviation,
-    "mimic": lambda seen: seen.honest[0],
     "slow_poison": lambda seen: seen.own + 0.5 * _scaled(_noise(seen), seen.own),
     "turncoat": _from(TURN, -1.5),
     "late": _from(LAST, -10),
@@ -263,7 +290,7 @@ ATTACKS: dict[str, Callable[[Seen], Vector]] = {
 }
 STRIKES = ("first_strike", "after_restart")
 PEER_ATTACKS = ("sign_flip", "labels", "turncoat")
-BEGIN = {"turncoat": TURN, "late": LAST, "after_restart": RESTART, "noise": 15}  # its first round
+BEGIN = {"turncoat": TURN, "late": LAST, "after_restart": RESTART}  # its first round
 NONE, UNUSUAL = "alone", "unusual"  # no liar at all; one honest board with shifted mel bands
 
 
