@@ -32,7 +32,8 @@ DATA_MAX = 240
 HIDDEN_BYTES = 8
 BANDWIDTH_CODES = {125: 7, 250: 8, 500: 9}
 ANSWER_S = 2.0  # for commands that send nothing; some of them write to flash
-QUIET_S = 0.2  # for late answers to earlier commands, which are ignored
+QUIET_S = 0.2  # for answers to commands of an earlier process, which are ignored
+SLOW_MAX = 4  # times as long as that is waited for a modem that answers late
 FILLER = b"\r\n" * (DATA_MAX // 2 + 4)  # ends even a command that waits for the rest of its data
 ERRORS = {
     1: "the command had no line end",
@@ -161,6 +162,7 @@ class Reyax(Dialect[Heard | TextLine]):
         super().__init__(settings, ReyaxParser())
         self._phase = _Phase.QUIET
         self._steps: deque[tuple[str, str]] = deque()  # settings that are not compared yet
+        self._slow = 1  # times as long as usual an answer is waited for
 
     @property
     def idle(self) -> bool:
@@ -177,23 +179,25 @@ class Reyax(Dialect[Heard | TextLine]):
         refused = self._settle(PayloadRefused("the modem did not answer"))
         if refused:
             self._tries = 0
-        return refused + self._attract(now)
+        self._slow = min(SLOW_MAX, 2 * self._slow)
+        # An answer names no command: a late one must not pass for that to the next.
+        return refused + self._attract(now, self._slow * ANSWER_S)
 
     def _set_up(self, now: float) -> list[Event]:
         """Get the modem's attention, then compare its settings and change those that differ."""
         self._steps = deque(modem_settings(self._settings))
         return self._attract(now)
 
-    def _attract(self, now: float) -> list[Event]:
+    def _attract(self, now: float, quiet_s: float = 0.0) -> list[Event]:
         """End any half command that the modem holds, and begin again."""
         self._phase = _Phase.QUIET
         ending = FILLER if self._tries else b"\r\n"
         failure = "the modem does not answer AT: check the wiring and baud_rate"
-        return self._attempt(ending, now + QUIET_S, failure)
+        return self._attempt(ending, now + max(QUIET_S, quiet_s), failure)
 
     def _command(self, phase: _Phase, command: bytes, now: float) -> list[Event]:
         self._phase = phase
-        self.deadline = now + ANSWER_S
+        self.deadline = now + self._slow * ANSWER_S
         return [Write(command)]
 
     def _message(self, message: Heard | TextLine, now: float) -> list[Event]:
