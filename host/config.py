@@ -207,6 +207,11 @@ def _check(config: HostConfig) -> HostConfig:
             f"run.byzantine is {config.run.byzantine}: {config.run.aggregation} then needs {least} "
             f"nodes, and run.nodes_max is {config.run.nodes_max}"
         )
+    if config.run.min_peers > config.run.nodes_max:
+        raise ConfigError(
+            f"run.min_peers is {config.run.min_peers}, and run.nodes_max {config.run.nodes_max}: "
+            "no round could ever begin"
+        )
     if config.run.groups and config.knowledge.path is None:
         raise ConfigError("run.groups needs a probe set: write its file as path in [knowledge]")
     if both := set(config.run.pinned) & set(config.run.muted):

@@ -111,6 +111,8 @@ def status(
 ) -> HostStatus:
     """The state of the run; the history has the rounds after version `since`."""
     is_open = host.phase == OPEN
+    # A round of a run without end stays open while nobody has news
+    ends = is_open and (host.plan.rounds > 0 or host.round.has_news(host.round.updates))
     rows = min(HISTORY_MAX, HISTORY_CELLS_MAX // max(1, len(host.nodes)))
     unlike = set(host.combiner.aggregation.reputations.unlike())
     nodes = sorted(host.nodes.values(), key=lambda node: node.name)
@@ -121,7 +123,7 @@ def status(
         rounds=host.plan.rounds,
         plan=host.plan,
         phase=PHASES[host.phase],
-        deadline_s=round(max(0.0, host.deadline - now), 1) if is_open else None,
+        deadline_s=round(max(0.0, host.deadline - now), 1) if ends else None,
         min_peers=host.settings.min_peers,
         global_hash=host.global_hash.hex(),
         nodes=tuple(

@@ -126,6 +126,10 @@ class HostService:
 
     def start(self) -> None:
         """Begin the run, or continue it."""
+        if isinstance(self._keyring, Keyring):
+            named = self.protocol.settings.aggregation.fixed
+            for name in sorted(named.keys() - set(self._keyring.member_list.boards())):
+                _log.warning("run.pinned or run.muted names %s: no such board is enrolled", name)
         self.protocol.start(self._clock())
 
     def poll(self, wait_s: float) -> bool:

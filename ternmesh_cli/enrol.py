@@ -124,6 +124,10 @@ def own_identity(config: End) -> dict[str, Any]:
     """The public identity of an end, with a new one where there is none. Raises SecurityError."""
     if config.ask({"command": "status"}) is not None:
         path = config.security.path(config.folder)
+        if not path.exists():
+            raise SecurityError(
+                f"stop {config.name} first: it runs with the key that was in {path}"
+            )
         return _shown(read_identity_file(path).public, read_host_file(path))
     with keyring_of(config) as keyring:
         if config.role is Role.HOST:

@@ -70,13 +70,15 @@ def run_import(arguments: argparse.Namespace) -> int:
     options = config.data.options | {k: v for k, v in given.items() if v is not None}
     if arguments.columns is not None:
         options["columns"] = tuple(arguments.columns.split(","))
+    if config.data.path is not None or config.evaluate.path is not None:
+        raise ConfigError(
+            "[data] path and [evaluate] path go before what is imported: remove them first"
+        )
     history = read_history(arguments.path, load_model_package(config.model), options)
     is_rows = not arguments.path.is_dir()
     trained, held_out = write_history(
         Path(config.state_dir), history, arguments.held_out, by_order=is_rows
     )
-    if config.data.path is not None or config.evaluate.path is not None:
-        print("[data] path and [evaluate] path go before what is imported: remove them")
     is_running = end.ask({RELOAD: True}) is not None
     if arguments.json:
         print(json.dumps({"train": trained, "held_out": held_out, "left_out": history.left_out}))
@@ -112,10 +114,12 @@ def run_forget(arguments: argparse.Namespace) -> int:
             raise ConfigError("this deletes all samples: if that is intended, add --yes")
         if input("Delete all samples? There is no way back [y/N] ") != "y":
             return process.ExitCode.REFUSED
-    print(f"{_ask(arguments, {DATA: 'forget', 'which': which})} samples deleted")
+    deleted = _ask(arguments, {DATA: "forget", "which": which})
+    print(f"{deleted} samples deleted")
     if copies := [str(copy) for copy in keys.read(arguments.config).folder.glob(f"{STATE}.*")]:
         print(f"older copies of the state may still hold them: {', '.join(copies)}")
-    return process.ExitCode.DONE
+    is_gone = deleted == 0 and arguments.key is not None
+    return process.ExitCode.REFUSED if is_gone else process.ExitCode.DONE
 
 
 def run_label(arguments: argparse.Namespace) -> int:

@@ -223,7 +223,10 @@ def _lacks_boards(status: HostStatus) -> bool:
 
 def _fallen(rounds: Sequence[StoredRound]) -> Iterator[Alarm]:
     """The accuracy of the fleet, where it fell."""
-    known = [(row.version, row.accuracy) for row in rounds if row.accuracy is not None]
+    judged = [row for row in rounds if row.accuracy is not None]
+    # Of as many boards as now: one more has other samples
+    alike = [row for row in judged if row.evaluations == judged[-1].evaluations]
+    known = [(row.version, row.accuracy) for row in alike if row.accuracy is not None]
     if fall := _fall([accuracy for _, accuracy in known], FALL):
         last = known[fall[0] + RECENT - 1][0] - 1
         text = f"the accuracy of the fleet fell {fall[1]}"

@@ -111,8 +111,9 @@ SENTENCES = {reason: (sentence, sentence) for reason, sentence in _ALIKE.items()
         "this name, or it has another key than `ternmesh enrol list` shows, or an earlier run",
     ),
     "revoked": (
-        "the host has revoked this board's key, and it takes part no more: to come back, rename "
-        f"its file `identity`, make another with `ternmesh enrol identity`, then {_ENROL}",
+        "the host has revoked this board's key, and it takes part no more: to come back, stop "
+        f"it, rename its file `identity`, make another with `ternmesh enrol identity`, {_ENROL}, "
+        "and start it",
         "the key of this board was revoked: to take it back, make it a new identity and enrol that",
     ),
     "full": (

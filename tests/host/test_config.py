@@ -94,6 +94,7 @@ def test_paths_start_from_the_folder_of_the_file(read, tmp_path, monkeypatch):
         ("rounds = 7", "turns = 7", "run.turns is not a setting"),
         ("learning_rate = 0.01", "learning_rate = nan", "run.learning_rate is nan: it must be"),
         ("deadline_s = 12", "deadline_s = 0.9", "run.deadline_s is 0.9: it must be 1.0 to"),
+        ("min_peers = 2", "min_peers = 5\nnodes_max = 4", "min_peers is 5, and run.nodes_max 4"),
         (
             "min_peers = 2",
             "nodes_max = 2731\npartial_aggregates = true",

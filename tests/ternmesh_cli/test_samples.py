@@ -102,6 +102,7 @@ def test_labels_of_scripts(config, capsys) -> None:
         (["--older-than", "30d"], 0, {None: 3, "three": 1}),
         (["--unlabelled", "--key", "b"], 0, {None: 2, "three": 1}),
         (["--all", "--yes"], 0, {}),
+        (["--key", "gone"], 1, {None: 3, "three": 1}),
         (["--label", "x"], 1, {None: 3, "three": 1}),
     ],
 )

@@ -139,6 +139,8 @@ def test_accuracy_that_falls_is_an_alarm_once_it_is_no_noise() -> None:
     assert told(rounds=[*good, *bad[:2]]) == [], "two rounds say nothing"
     fallen = told(rounds=[*good, *bad])
     assert fallen == [(BAD, "", "the accuracy of the fleet fell from 90.0% to 80.0%")]
+    more = [replace(row, evaluations=row.evaluations + 1) for row in bad]
+    assert told(rounds=[*good, *more]) == [], "one more board has other samples"
 
 
 def test_a_board_whose_own_accuracy_falls_is_named() -> None:
