@@ -285,7 +285,7 @@ class Node:
         """Begin the wanted round, unless it is over or there is too little data."""
         protocol = self.protocol
         settings = self.config.training
-        is_enough = len(self.data.training) >= settings.samples_min
+        is_enough = self.data.count >= settings.samples_min
         if not is_enough or self.slowed or self.trainer.round is not None:
             return
         wanted = self.news.round_to_train(protocol, self.wanted, self._clock())
@@ -408,4 +408,4 @@ def _trainer(
 
 def _weight(data: NodeData) -> int:
     """The sample count by which the host weighs this node's updates."""
-    return min(max(1, len(data.training)), SAMPLES_MAX)
+    return min(max(1, data.count), SAMPLES_MAX)

@@ -47,7 +47,7 @@ def status(node: Node) -> BoardStatus:
         held_back=node.throttle.reason,
         provider=node.provider,
         training=_training(node),
-        samples=len(node.data.training),
+        samples=node.data.count,
         aside=node.data.aside(),
         source=_source(node),
         metric_name=node.package.metric,

@@ -170,7 +170,7 @@ def _serve(
             answer = partial(_answer, state, node, incoming, parts, reload)
             servers.turn(time.monotonic())
             manager.ready()
-            _log.info("%s is ready: %d samples", config.name, len(data.training))
+            _log.info("%s is ready: %d samples", config.name, data.count)
             while not (stop.is_set() or reload.is_set()):
                 if incoming is not None and incoming.waits:
                     _log.info("a release was installed: %s restarts with it", config.name)

@@ -313,6 +313,9 @@ def data(subject: Subject) -> Iterator[Result]:
             samples = len(found)
             if found.remark:
                 yield WARNING, found.remark
+            if (aside := found.aside).count:
+                name, reason = aside.newest[-1]
+                yield WARNING, f"{aside.count} samples are set aside, such as {name}: {reason}"
     if config.data.source is not None:
         yield OK, f"from the source {config.data.source}, which is not started here"
     elif samples < (least := config.training.samples_min):

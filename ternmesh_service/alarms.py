@@ -5,6 +5,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from statistics import median
 
 from ternmesh.federated.channel import KNOCKS
@@ -183,7 +184,16 @@ def _own(status: BoardStatus) -> Iterator[Alarm]:
     if status.aside.newest:
         text = f"{status.aside.count} samples are set aside, such as "
         text += ": ".join(status.aside.newest[-1])
-        yield Alarm(WARN, "", text, "look at them with `ternmesh data list`")
+        in_source = status.aside.count > status.aside.in_files
+        advice = "repair the file, or leave it out, and start the board again"
+        advice = "look at them with `ternmesh data list`" if in_source else advice
+        yield Alarm(WARN, "", text, advice)
+    live = status.source and status.source.live
+    if status.source and live and live.left_out and not status.source.counters["samples"]:
+        reason, count = max(live.left_out.items(), key=itemgetter(1))
+        first = f", such as {live.first[reason]}" if reason in live.first else ""
+        text = f"no sample has come from the source, and {count} are left out: {reason}{first}"
+        yield Alarm(WARN, "", text, "see docs/live-data.md")
     if status.source is not None and status.source.last_failure:
         text = f"the source of samples failed: {status.source.last_failure}"
         yield Alarm(WARN, "", text, "ask `ternmesh doctor`")

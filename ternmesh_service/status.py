@@ -228,6 +228,7 @@ class AsideStatus:
     """Samples that the model cannot compute, and the newest of them with their reasons."""
 
     count: int = 0
+    in_files: int = 0  # of these: others are of a source
     newest: tuple[tuple[str, str], ...] = ()
 
 

@@ -4,6 +4,7 @@ import importlib
 import io
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -22,10 +23,12 @@ MODES = ("1", "L", "P", "RGB")  # of Pillow
 _HEAD = re.compile(rb"P([56])" + 3 * rb"(?:\s|#[^\n]*\n)+(\d{1,6})" + rb"\s")
 
 
-def read_sample(path: Path, package: ModelPackage) -> dict[str, Array]:
+def read_sample(
+    path: Path, package: ModelPackage, note: Callable[[str], object] = str
+) -> dict[str, Array]:
     """The inputs of the sample in the file `path`, by name and without a batch axis; DataError.
 
-    Sound becomes log-mel features, a picture numbers from 0 to 1. Of an .npz file the arrays with
+    Sound becomes log-mel features of its loudest second (`note` is told what is left out), a picture numbers from 0 to 1. Of an .npz file the arrays with
     the names of the inputs are read, other files are for models with one input. OSError where the
     file cannot be read.
     """
@@ -44,7 +47,7 @@ def read_sample(path: Path, package: ModelPackage) -> dict[str, Array]:
         elif suffix == ".npy":
             array = _read_npy(path, max(NPY_MAX, HEAD_MAX + ITEM_MAX * math.prod(shape)))
         elif suffix == ".wav":
-            array = log_mel(read_clip(path))
+            array = log_mel(read_clip(path, note))
         else:
             array = read_picture(path, shape)
         if array.shape != shape:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from edge.data.buffer import NOT_RATED, Array, ReplayBuffer
 from edge.data.sources import Sample, Source
 from edge.trainer import Dataset
+from ternmesh.errors import TernmeshError
 from ternmesh_service.status import LiveStatus
 
 ITEMS_MAX = 4096  # of one poll; the others are left out
@@ -65,7 +66,8 @@ class Feed:
         self.buffer = buffer
         self.failures = 0
         self.floods = 0  # polls with more than `ITEMS_MAX` items, of which the others were left out
-        self.last_failure = ""
+        self.last_failure = ""  # empty again once the source works
+        self._logged = ""
         self._source = source
         self._poll_s = poll_s
         self._due: float | None = None
@@ -81,12 +83,15 @@ class Feed:
             items = list(islice(self._source.poll(now), ITEMS_MAX + 1))
             self.floods += len(items) > ITEMS_MAX
             del items[ITEMS_MAX:]
+            live = self.status()
+            if live is None or live.open:  # a built-in source pauses after a failure
+                self.last_failure = ""
         except Exception as error:  # noqa: BLE001  (the user's code may raise anything)
-            failure = f"{type(error).__name__}: {error}"
-            if failure != self.last_failure:
-                _log.warning("the source failed: %s", failure)
+            self.last_failure = _sentence(error)
+            if self.last_failure != self._logged:
+                _log.warning("the source failed: %s", self.last_failure)
             self.failures += 1
-            self.last_failure = failure
+            self._logged = self.last_failure
             items = []
         certainties = NOT_RATED
         if self.predict is not None:
@@ -110,3 +115,10 @@ class Feed:
     def wait_s(self, now: float) -> float:
         """Seconds until the source is polled again."""
         return 0.0 if self._due is None else max(0.0, self._due - now)
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    is_ours = isinstance(error, TernmeshError)
+    return str(error) if is_ours else f"{type(error).__name__}: {error}"

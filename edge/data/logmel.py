@@ -6,6 +6,7 @@ recordings in models/zoo/fsdd come out bit for bit.
 
 import math
 import struct
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -22,7 +23,9 @@ CLIP = (FRAMES - 1) * HOP + WINDOW  # samples that the frames cover
 LOW_HZ, HIGH_HZ = 60.0, 3900.0
 QUIET, LOUD = -6.0, 3.0  # log10 of power; 0 and 1 as features
 RATES = (1000, 384_000)  # Hz, of a .wav file
-WAV_BYTES_MAX, WAV_S = 16 << 20, 2
+WAV_BYTES_MAX = 16 << 20
+SILENT = 1e-4  # of full scale: a microphone that is switched off
+MOST, BEFORE = 0.99, 3  # of the sound in the loudest second; blocks of HOP before it begins
 PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE  # formats; the last one names another at `SUBFORMAT`
 SUBFORMAT = 24
 _FORM, _TAG = struct.Struct("<HHIIHH"), struct.Struct("<H")
@@ -76,8 +79,20 @@ def resample(sound: Sound, rate: int) -> Sound:
     return resampled
 
 
-def read_clip(path: Path) -> Sound:
-    """The first 2 s of a .wav file at 8 kHz, its channels mixed.
+def loudest(sound: Sound, rate: int) -> Sound:
+    """The second with the most sound, from just before that begins; all where it is no longer."""
+    length, block = CLIP * rate // RATE + 1, HOP * rate // RATE
+    if len(sound) <= length:
+        return sound
+    power = sound[: len(sound) // block * block].reshape(-1, block).var(1, dtype=np.float64)
+    sums = np.convolve(power, np.ones(FRAMES), "valid")
+    near = np.flatnonzero(sums >= MOST * sums.max())
+    begin = max(near[0], near[-1] - BEFORE) * block
+    return sound[begin : begin + length]
+
+
+def read_clip(path: Path, note: Callable[[str], object] = str) -> Sound:
+    """The loudest second of a .wav file at 8 kHz, its channels mixed; `note` is told of the rest.
 
     PCM of 8, 16, 24 or 32 bits, or floats of 32 or 64. DataError; OSError where the file cannot be
     read.
@@ -96,7 +111,7 @@ def read_clip(path: Path) -> Sound:
             f"{path} has format {tag} of {bits} bits at {rate} Hz: convert it to PCM of 8, 16, 24 "
             f"or 32 bits or to floats, {RATES[0]} to {RATES[1]} Hz"
         )
-    used = data[: min(len(data) // block, WAV_S * rate) * block]
+    used = data[: len(data) // block * block]
     if bits == 24:  # as 32 bits whose lowest are 0
         used = np.insert(np.frombuffer(used, "u1").reshape(-1, 3), 0, 0, axis=1).tobytes()
     samples = np.frombuffer(used, kind).astype(np.float32)
@@ -105,7 +120,13 @@ def read_clip(path: Path) -> Sound:
         samples = ((samples - zero) / full).astype(np.float32)
     if not np.isfinite(samples).all():
         raise DataError(f"{path} holds NaN or infinity: record or convert it")
-    return resample(samples.reshape(-1, channels).mean(1), rate)
+    mixed = samples.reshape(-1, channels).mean(1)
+    sound = loudest(mixed, rate)
+    if not len(sound) or sound.std() < SILENT:
+        raise DataError(f"{path} is silent: record it again, or leave it out")
+    if len(sound) < len(mixed):
+        note("sound beside the loudest second of a file")
+    return resample(sound, rate)
 
 
 def _read_wav(data: bytes) -> tuple[bytes, bytes]:

@@ -44,13 +44,21 @@ class NodeData:
         """What the board trains on."""
         return self.training if self.knowledge is None else self.knowledge.samples
 
+    @property
+    def count(self) -> int:
+        """Its own samples with a label, each counted once."""
+        parts = (self.files, self.feed and self.feed.buffer)
+        return sum(len(part) for part in parts if part is not None)
+
     def aside(self) -> AsideStatus:
         """The samples of all of it that the model cannot compute."""
         known = [data.aside for data in (self.files, self.held_out) if data is not None]
+        in_files = sum(one.count for one in known)
         if self.feed is not None:
             known.append(self.feed.buffer.aside)
         newest = [sample for one in known for sample in one.newest]
-        return AsideStatus(count=sum(one.count for one in known), newest=tuple(newest))
+        count = sum(one.count for one in known)
+        return AsideStatus(count=count, in_files=in_files, newest=tuple(newest))
 
     def close(self) -> None:
         if self.feed is not None:
@@ -82,7 +90,7 @@ def _open_samples(config: NodeConfig, package: ModelPackage, database: Database)
         files = open_folder(history / TRAIN, package, NpzSettings())
     if data.path is not None and files is not None and len(files) < config.training.samples_min:
         raise DataError(
-            f"{data.path} holds {len(files)} samples: "
+            f"{data.path} holds {len(files)} samples, and {files.aside.count} are set aside: "
             f"training.samples_min is {config.training.samples_min}"
         )
     if data.source is None:

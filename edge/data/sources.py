@@ -4,6 +4,7 @@ import importlib
 import inspect
 import logging
 import math
+import os
 import struct
 import sys
 import tokenize
@@ -30,7 +31,7 @@ HISTORY, TRAIN, HELD_OUT = "history", "train.npz", "held_out.npz"  # in a state 
 FILES_MAX = 1024
 BYTES_MAX = 1 << 28  # of all arrays in memory
 DIRECTORY_MAX = 1 << 20  # bytes of the names in an .npz file
-BYTE_MIN = 100  # largest value, from which on whole numbers are taken for bytes
+BYTE_MIN = 100  # largest value, from which on an input may have another scale than the model's
 CHECKED = 256  # samples at once: floats need more memory than bytes
 SHOWN_MAX = 20  # names in a message
 # The errors of zipfile and numpy for damaged files, and for arrays that numpy cannot read.
@@ -148,11 +149,18 @@ def class_names(package: ModelPackage) -> list[str]:
     return [*names, *map(str, range(len(names), class_count(package)))]
 
 
+def as_number(value: Any) -> float:
+    """`value` as float; ValueError also for what Python alone takes for a number: True, "2_9"."""
+    if isinstance(value, bool) or "_" in str(value):
+        raise ValueError(f"{value!r:.100} is no number")
+    return float(value)
+
+
 def label_arrays(package: ModelPackage, value: Any) -> dict[str, Array]:
     """The targets for a class, by its name or number, or for a value; DataError."""
     spec, names = target_specs(package)[0], package.labels
     try:
-        number = names.index(value) if value in names else float(value)
+        number = names.index(value) if value in names else as_number(value)
         if np.dtype(spec.dtype).kind != "f" and number != (number := int(number)):
             raise ValueError("not a whole number")
         count = label_classes(package).get(spec.name)
@@ -268,10 +276,15 @@ def open_folder(
         )
     specs = package.batch_inputs
     parts: list[_Part] = []
+    bad: list[tuple[str, DataError]] = []  # names of files and samples, and what is wrong with them
     count = 0
     for file in _files(path):
-        with opened_npz(file) as archive:
-            parts.append(_survey(file, archive, package, settings))
+        try:
+            with opened_npz(file) as archive:
+                parts.append(_survey(file, archive, package, settings))
+        except DataError as error:
+            bad.append((str(file), error))
+            continue
         count += int(parts[-1].chosen.sum())
         dtypes = [np.result_type(*kinds) for kinds in zip(*(p.dtypes for p in parts), strict=True)]
         sample = sum(
@@ -280,6 +293,8 @@ def open_folder(
         # Before any sample is read, as a small file may hold much; the masks count, too.
         if count * sample + sum(part.chosen.size for part in parts) > BYTES_MAX:
             raise DataError(f"{path} holds more than {BYTES_MAX} bytes, the limit of a node")
+    if bad and (needs_all or not count):
+        raise bad[0][1]
     if not count:
         if not any(part.chosen.size for part in parts):
             raise NoData(f"{path} holds no sample: its arrays are empty")
@@ -287,19 +302,22 @@ def open_folder(
         raise NoData(f"{path} holds no sample where {wanted}")
     for spec, dtype in zip(specs, dtypes, strict=True):
         convert(np.empty(0, dtype), spec, f"{path}: {spec.name} of all files together")
-    read = []
-    bad: list[tuple[str, DataError]] = []  # the names of samples, and what is wrong with them
+    read, places = [], []
     for part in parts:
-        with opened_npz(part.path) as archive:
-            read.append(_samples(part, archive, package, settings, bad))
-    arrays = {name: np.concatenate([samples[name] for samples, _ in read]) for name in names}
-    places = [(part.path, rows) for part, (_, rows) in zip(parts, read, strict=True)]
+        try:
+            with opened_npz(part.path) as archive:
+                samples, rows = _samples(part, archive, package, settings, bad)
+        except DataError as error:
+            bad.append((str(part.path), error))
+            continue
+        read.append(samples)
+        places.append((part.path, rows))
+    if bad and (needs_all or not any(rows.size for _, rows in places)):
+        raise bad[0][1]
+    arrays = {name: np.concatenate([samples[name] for samples in read]) for name in names}
     data = FolderData(package, arrays, settings.divide_by, places)
-    if bad and (needs_all or not len(data)):
-        name, error = bad[0]
-        raise type(error)(f"{name}: {error}")
     for name, error in bad:
-        data.aside.add(name, str(error))
+        data.aside.add(name, str(error).removeprefix(name).lstrip(": "))
     floats = [spec.name for spec in input_specs(package) if "float" in spec.dtype]
     if settings.divide_by == 1.0 and len(data):
         data.remark = next(filter(None, (_bytes_remark(n, arrays[n]) for n in floats)), "")
@@ -364,9 +382,13 @@ def _files(path: Path) -> list[Path]:
     try:
         if not path.is_dir():
             return [path]
-        files = sorted(file for file in path.iterdir() if file.suffix == ".npz")
-        if files and any(path.glob("*/*.npz")):
-            _log.warning("%s: its folders hold .npz files, too, which are not read", path)
+        # No hidden files, such as those of macOS, and each file once, however many links it has.
+        shown = sorted(file for file in path.iterdir() if not file.name.startswith("."))
+        found = [file for file in shown if file.suffix.lower() == ".npz"]
+        files = [*{os.path.realpath(file): file for file in reversed(found)}.values()][::-1]
+        if others := [file.name for file in shown if file not in files]:
+            named = ", ".join(others[:SHOWN_MAX])
+            _log.warning("%s: %d entries are not read: %s", path, len(others), named)
     except OSError as error:
         raise _unreadable(path, error) from error
     if not 0 < len(files) <= FILES_MAX:
@@ -416,8 +438,8 @@ def _survey(path: Path, archive: Any, package: ModelPackage, settings: NpzSettin
             dtype = np.dtype(spec.dtype)  # names of classes become their numbers
         convert(np.empty(0, dtype), spec, f"{path}: {name}")
         if shape[1:] != spec.shape[1:] or len(shape) != len(spec.shape):
-            wanted = ("samples", *spec.shape[1:])
-            raise DataError(f"{path}: {name} has shape {shape}, {package.name} needs {wanted}")
+            wanted = ", ".join(map(str, ("samples", *spec.shape[1:])))
+            raise DataError(f"{path}: {name} has shape {shape}, {package.name} needs ({wanted})")
         if count not in (-1, shape[0]):
             raise DataError(f"{path}: {name} has {shape[0]} samples, other arrays have {count}")
         count = shape[0]
@@ -457,7 +479,9 @@ def _samples(
                 check(block, what=name)
             except DataError:
                 errors |= _bad_rows(block, start, partial(check, what=name))
-    bad += [(f"{part.path}: sample {places[row]}", errors[row]) for row in sorted(errors)]
+    for row, error in sorted(errors.items()):
+        name = f"{part.path}: sample {places[row]}"
+        bad.append((name, type(error)(f"{name}: {error}")))
     good = np.setdiff1d(np.arange(places.size), list(errors))
     return {name: values[good] for name, values in arrays.items()}, places[good]
 
@@ -476,13 +500,14 @@ def _numbers(texts: Array, package: ModelPackage) -> tuple[Array, dict[int, Data
 
 
 def _bytes_remark(name: str, array: Array) -> str:
-    """A sentence where an input that nothing divides is whole numbers up to 255."""
-    first = array[:CHECKED]
-    if not first.min() >= 0 or not BYTE_MIN < first.max() <= 255 or (first != first.round()).any():
+    """A sentence where an input that nothing divides is far from 0 to 1."""
+    most = max(float(array.max()), -float(array.min()))
+    if most <= BYTE_MIN:
         return ""
+    divide_by = 255 if most <= 255 else f"{most:.3g}"
     return (
-        f"{name} holds whole numbers up to {int(first.max())}, and divide_by is 1: if the model "
-        "learned from 0 to 1, set divide_by = 255"
+        f"{name} holds numbers up to {most:.5g}, and divide_by is 1: if the model "
+        f"learned from 0 to 1, set divide_by = {divide_by}"
     )
 
 

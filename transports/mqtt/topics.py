@@ -69,7 +69,8 @@ class TopicClient(BrokerClient):
         if topics:
             settings = replace(settings, topics=tuple(topics))
         super().__init__(settings)
-        self.dropped = 0  # arrivals
+        self.dropped = 0  # arrivals, for newer ones
+        self.too_long = 0  # arrivals
         self._payload_max = settings.payload_max
         self._arrivals: deque[tuple[str, bytes]] = deque()
         self._arrivals_max = settings.arrivals_max
@@ -102,10 +103,11 @@ class TopicClient(BrokerClient):
         return arrivals
 
     def _numbers(self) -> dict[str, int]:
-        return {"dropped": self.dropped}
+        return {"dropped": self.dropped, "too_long": self.too_long}
 
     def _take(self, topic: str, payload: bytes) -> None:
         if not topic or len(payload) > self._payload_max:
+            self.too_long += bool(topic)
             self.counters.malformed += 1
             return
         with self._changed:

@@ -12,7 +12,7 @@ from ternmesh.timers import Backoff
 from ternmesh_service.status import LiveStatus
 from transports.base import TransportError
 
-SHOWN_MAX = 80  # characters of what is left out
+SHOWN_MAX = 200  # characters of what is left out
 PAUSE_S = (1.0, 60.0)  # the first and the longest between two attempts to open
 
 
@@ -23,11 +23,12 @@ class LeftOut:
         self.counts: Counter[str] = Counter()
         self.first: dict[str, str] = {}
 
-    def add(self, reason: str, value: object = None) -> None:
+    def add(self, reason: str, value: object = None, count: int = 1) -> None:
         """Count what is left out; `value` is shown."""
-        if not self.counts[reason] and value is not None:
+        if count and reason not in self.counts and value is not None:
             self.first[reason] = f"{value!r:.{SHOWN_MAX}}"
-        self.counts[reason] += 1
+        if count:
+            self.counts[reason] += count
 
 
 class LiveSource:

@@ -1,6 +1,7 @@
 """A source that reads rows as they are added to a CSV file."""
 
 import os
+from codecs import BOM_UTF8
 from collections import deque
 from io import BufferedReader
 from pathlib import Path
@@ -10,9 +11,11 @@ from edge.data.live.rows import LINE_MAX, READ_MAX, LineSplitter, RowSource
 from ternmesh.model_package import ModelPackage
 from ternmesh_store.files import open_regular
 
+KNOWN = 4096  # bytes before our place, by which we see that the file was written anew
+
 
 class CsvSource(RowSource):
-    """The rows that are added from now on, also after the file was replaced or emptied.
+    """The rows that are added from now on, also after the file was replaced or written anew.
 
     With `from_start`, those that are there, and no more.
     """
@@ -26,6 +29,7 @@ class CsvSource(RowSource):
         self._path = Path(options.path)
         self._file: BufferedReader | None = None
         self._is_first = True
+        self._has_begun = False  # an empty file has no header yet
         self._waiting: deque[bytes] = deque()  # lines for which `rate_max` has no room yet
 
     @property
@@ -43,9 +47,14 @@ class CsvSource(RowSource):
         self._file = open_regular(self._path)
         is_after = self._is_first and not self._from_start
         end = os.fstat(self._file.fileno()).st_size if is_after else 0
-        self._mapper.reader.begin(self._file.readline(LINE_MAX), str(self._path))
+        head = self._file.readline(LINE_MAX)
+        if head.removeprefix(BOM_UTF8).lower().startswith(b"sep="):  # Excel's own line
+            head = self._file.readline(LINE_MAX)
+        self._mapper.reader.begin(head, str(self._path))
+        self._has_begun = bool(head.strip())
         # The byte before the end: where it ends a line, no half line follows.
-        self._file.seek(max(0, end - 1))
+        at = self._file.seek(max(0, end - 1))
+        self._known = os.pread(self._file.fileno(), min(at, KNOWN), max(0, at - KNOWN))
         self._splitter = LineSplitter(self.left_out, skips=end > 0)
         self._is_first = False
 
@@ -56,13 +65,17 @@ class CsvSource(RowSource):
 
     def _next_lines(self) -> list[bytes]:
         assert self._file is not None
-        data = self._file.read(READ_MAX)
+        number, at = self._file.fileno(), self._file.tell() - len(self._known)
+        is_same = os.pread(number, len(self._known), at) == self._known
+        data = self._file.read(READ_MAX) if is_same else b""
+        self._known = (self._known + data)[-KNOWN:]
         if not data and self._from_start:
             self._is_at_end = True
             data = b"\n"  # that the last line may lack
-        elif not data:
-            present = self._path.stat()
-            old = os.fstat(self._file.fileno())
-            if present.st_ino != old.st_ino or present.st_size < self._file.tell():
-                self.close()  # The next poll opens it.
-        return self._splitter.take(data)
+        elif not data and not (is_same and self._path.stat().st_ino == os.fstat(number).st_ino):
+            self.close()  # The next poll opens it.
+        lines = self._splitter.take(data)
+        if not self._has_begun and any(map(bytes.strip, lines)):
+            self._has_begun = True
+            self._mapper.reader.begin(next(filter(bytes.strip, lines)), str(self._path))
+        return lines

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -33,6 +34,7 @@ class FolderSource(LiveSource):
         self._path = Path(options.path)
         self._package = package
         self._seen: dict[str, State] = {}  # in the last poll
+        self._unread: dict[str, str] = {}  # the same of what is not read, with the reasons
         self._done: dict[str, State] = {}  # when they were read
 
     @property
@@ -44,7 +46,10 @@ class FolderSource(LiveSource):
         return replace(super().status(), last_refusal=self.last_refusal or None)
 
     def _read(self, now: float) -> list[Sample | Label]:
-        old, self._seen = self._seen, dict(self._files())
+        old, self._seen = self._seen, dict(self._files(unread := {}))
+        for path in unread.keys() - self._unread.keys():
+            self.left_out.add(unread[path], self._shown(path))
+        self._unread = unread
         self._done = {path: state for path, state in self._done.items() if path in self._seen}
         ready = [
             path
@@ -55,8 +60,9 @@ class FolderSource(LiveSource):
         self._done |= {path: self._seen[path] for path in chosen}
         return [item for path in chosen for item in self._items(Path(path))]
 
-    def _files(self) -> Iterator[tuple[str, State]]:
-        left = ENTRIES_MAX
+    def _files(self, unread: dict[str, str]) -> Iterator[tuple[str, State]]:
+        """The files with samples; `unread` gets why other entries are left out."""
+        left, known = ENTRIES_MAX, set[tuple[int, int]]()
         folders = [self._path]
         for folder in folders:
             try:
@@ -64,30 +70,43 @@ class FolderSource(LiveSource):
             except OSError:
                 if folder == self._path:
                     raise
-                continue  # lost+found of a disk, or a folder that was just deleted
+                unread[str(folder)] = "folder that cannot be read"  # such as lost+found of a disk
+                continue
             if (left := left - len(entries)) < 0:
                 raise DataError(f"{self._path} has over {ENTRIES_MAX} files: remove some")
             for entry in entries:
                 if entry.name.startswith("."):
                     continue  # such as those that a program is still writing
                 try:
-                    if entry.name.lower().endswith(SUFFIXES) and entry.is_file():
-                        state = entry.stat()
-                        yield entry.path, (state.st_mtime_ns, state.st_size)
-                    elif folder == self._path and entry.is_dir():
+                    state = entry.stat()
+                    if entry.is_dir() and folder == self._path:
                         folders.append(Path(entry.path))
-                except FileNotFoundError:
-                    continue  # it was just renamed or deleted
+                    elif entry.is_dir():
+                        unread[entry.path] = "folder in a folder of the source"
+                    elif not entry.name.lower().endswith(SUFFIXES):
+                        unread[entry.path] = f"file that is none of {', '.join(SUFFIXES)}"
+                    elif (state.st_dev, state.st_ino) in known:
+                        unread[entry.path] = "second link to a file"
+                    else:
+                        known.add((state.st_dev, state.st_ino))
+                        yield entry.path, (state.st_mtime_ns, state.st_size)
                 except OSError as error:  # such as a link to itself, or a dead mount
-                    self._note(f"{entry.path}: {error.strerror}")
+                    if not isinstance(error, FileNotFoundError) or entry.is_symlink():
+                        unread[entry.path] = f"file that cannot be used ({error.strerror})"
+
+    def _shown(self, text: str) -> str:
+        """`text` with the path of a file cut, so that there is room for the reason."""
+        return text.replace(f"{self._path}/", "")
 
     def _note(self, refusal: str) -> None:
         self.last_refusal = refusal
-        self.left_out.add("file that cannot be used", refusal)
+        self.left_out.add("file that cannot be used", self._shown(refusal))
 
     def _items(self, path: Path) -> list[Sample | Label]:
+        # A name that is no UTF-8 must still be a key.
+        name = os.fsencode(path.relative_to(self._path)).decode(errors="backslashreplace")
         try:
-            sample = read_sample(path, self._package)
+            sample = read_sample(path, self._package, partial(self.left_out.add, value=name))
         except DataError as error:
             self._note(str(error))
             return []
@@ -95,13 +114,13 @@ class FolderSource(LiveSource):
             self._note(f"{path}: {error.strerror}")
             return []
         # The same key after a restart, so that no sample is stored twice.
-        name = str(path.relative_to(self._path))
         key = f"{name[-NAME_MAX:]}@{self._seen[str(path)][0]:x}"
         own = path.stem.replace("-", "_").split("_")[0]
-        is_label = own in self._package.labels
+        said = own if own in self._package.labels else Path(name).parent.name
+        if not said:
+            return [Sample(key, sample)]  # it waits for a label from elsewhere
         try:
-            label = label_arrays(self._package, own if is_label else Path(name).parent.name)
+            return [Sample(key, sample), Label(key, label_arrays(self._package, said))]
         except DataError:
-            self.left_out.add("no label in the name", name)
+            self.left_out.add("folder that is called by no label, whose samples wait for one", name)
             return [Sample(key, sample)]
-        return [Sample(key, sample), Label(key, label)]

@@ -8,7 +8,7 @@ import numpy as np
 
 from edge.data.live.base import LiveSource, sole_input
 from edge.data.live.options import MicrophoneOptions
-from edge.data.logmel import CLIP, FRAMES, MELS, RATE, Sound, log_mel, resample
+from edge.data.logmel import BEFORE, CLIP, FRAMES, MELS, RATE, SILENT, Sound, log_mel, resample
 from edge.data.sources import Label, Sample
 from edge.errors import DataError
 from ternmesh.model_package import ModelPackage
@@ -18,9 +18,8 @@ SILENT_S = 10.0  # without a byte, arecord is started again
 END_S = 1.0  # for arecord to end
 BLOCK_S = 0.02
 BEGIN, END = 4.0, 2.0  # times the noise floor: the levels at which a clip begins and ends
-FLOOR_MIN = 1e-4  # of full scale: a microphone that is switched off
 RISE = 1.01  # of the noise floor in a block, at most: fourfold in 3 s
-BEFORE, QUIET, LOUD_MIN = 3, 15, 3  # blocks: kept from the begin; that end a clip; loud in a clip
+QUIET, LOUD_MIN = 15, 3  # blocks: that end a clip; loud in a clip
 
 
 class EnergyGate:
@@ -50,7 +49,7 @@ class EnergyGate:
     def _take_block(self, block: Sound) -> Sound | None:
         level = float(block.std())
         if level:  # zeros are no room: sound cards begin with them
-            self._floor = max(FLOOR_MIN, min(level, self._floor * RISE))
+            self._floor = max(SILENT, min(level, self._floor * RISE))
         is_loud = level > BEGIN * self._floor
         self._quiet = 0 if level > END * self._floor else self._quiet + 1
         self._waits &= self._quiet < QUIET

@@ -1,7 +1,7 @@
 """A source that takes rows and labels from topics of an MQTT broker."""
 
 import json
-from collections import deque
+from collections import Counter, deque
 from dataclasses import replace
 
 from edge.data.live.options import MqttOptions
@@ -30,6 +30,7 @@ class MqttSource(RowSource):
         self._package = package
         self._client: TopicClient | None = None
         self._arrived: deque[tuple[str, bytes]] = deque()
+        self._lost: Counter[str] = Counter()  # messages of this connection, by reason
 
     def close(self) -> None:
         super().close()
@@ -44,6 +45,7 @@ class MqttSource(RowSource):
 
     def _open(self, _now: float) -> None:
         self._arrived.clear()
+        self._lost.clear()
         self._client = TopicClient(self._settings)
         self._client.open()
 
@@ -51,6 +53,7 @@ class MqttSource(RowSource):
         assert self._client is not None
         items: list[Sample | Label] = []
         self._arrived = self._arrived or deque(self._client.drain())
+        self._count_lost(self._client)
         left = READ_MAX
         while self._arrived and left > 0:
             topic, payload = self._arrived.popleft()
@@ -61,6 +64,13 @@ class MqttSource(RowSource):
                 items += (i for line in payload.splitlines() for i in self._mapper.take(line))
                 self._mapper.reader.end()
         return items
+
+    def _count_lost(self, client: TopicClient) -> None:
+        waited = f"message that came while {self._settings.arrivals_max} others waited"
+        too_long = f"message over {READ_MAX} bytes: send fewer rows in each"
+        for reason, count in ((waited, client.dropped), (too_long, client.too_long)):
+            self.left_out.add(reason, count=count - self._lost[reason])
+            self._lost[reason] = count
 
     def _label(self, payload: bytes) -> list[Label]:
         try:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -12,7 +13,7 @@ import numpy as np
 
 from edge.data.live.base import LeftOut, LiveSource, sole_input
 from edge.data.live.options import RowOptions
-from edge.data.sources import Label, Sample, label_arrays
+from edge.data.sources import Label, Sample, as_number, label_arrays
 from edge.errors import DataError
 from ternmesh.model_package import ModelPackage
 
@@ -23,6 +24,7 @@ ROWS_MAX = 1000  # in one JSON value
 LINE_SHOWN = 80  # bytes
 SEPARATORS = (",", ";", "\t", "|")
 DECIMAL_COMMA = SEPARATORS[1:]
+_THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2},\d{3}")  # or three decimals
 
 Row = dict[str, Any]
 
@@ -46,7 +48,7 @@ class LineSplitter:
             self._skips = False
         if len(self._partial) > LINE_MAX:
             if not self._skips:
-                self._left_out.add("line too long")
+                self._left_out.add(f"line over {LINE_MAX} bytes")
             self._skips = True
         if self._skips:
             self._partial = b""
@@ -65,11 +67,13 @@ class RowReader:
     def __init__(self, columns: Sequence[str], separator: str, left_out: LeftOut) -> None:
         self._columns = columns
         self._left_out = left_out
+        self._given = separator
         self._separator = separator
         self._header: Sequence[str] = ()
+        self._lacks = ""  # a column that the newest header does not have: its rows have other names
         self._fields = 0  # of each row
         self._odd = 0  # of a row that had not as many: a second one of these is no accident
-        self._decimal_comma = False
+        self._decimal_comma = ""  # the separator that allows it
         self._open_json = ""  # lines of JSON that have not ended
 
     def take(self, line: bytes) -> list[Row]:
@@ -89,31 +93,44 @@ class RowReader:
         """
         text = line.decode("utf-8-sig", errors="replace").strip()
         wanted = set(self._columns)
-        for separator in (self._separator,) if self._separator else SEPARATORS:
+        for separator in (self._given,) if self._given else SEPARATORS:
             fields = _fields(text, separator)
             if wanted <= set(fields) and not any(map(str.isdigit, wanted)):
                 if twice := [name for name in self._columns if fields.count(name) > 1]:
                     raise DataError(f"header with {twice[0]} twice: rename one of the columns")
                 self._header, self._separator, self._fields = fields, separator, len(fields)
-                self._decimal_comma = separator in DECIMAL_COMMA
+                self._decimal_comma = separator if separator in DECIMAL_COMMA else ""
+                self._lacks = ""
                 return True
         return False
 
     def begin(self, line: bytes, path: str) -> None:
-        """Read the first line of a file. DataError where it is a header without all columns."""
+        """Read the first line of a file. DataError where it is a header without all columns.
+
+        After a header, a file may go on with rows, as one does that logrotate has emptied.
+        """
         text = line.decode("utf-8-sig", errors="replace").strip()
         if not text or text[0] in "{[" or any(map(str.isdigit, self._columns)):
             return
-        if not self.is_header(line) and not self._header:
-            lacks = ", ".join(column for column in self._columns if column not in text)
-            raise DataError(f"{path} has no column {lacks}: its first line is {text:.200}")
+        if "\0" in text or "\r" in text:
+            raise DataError(f"{path} is no CSV file in UTF-8 with a line for each row: save it so")
+        if self.is_header(line):
+            return
+        if not self._header or not any(map(_is_number, _fields(text, self._separator))):
+            found = re.split(r'[,;|\t"]+', text)
+            lacks = ", ".join(name for name in self._columns if name not in found)
+            raise DataError(f"{path} has no column {lacks}: its first line is {text!r:.200}")
 
     def number(self, row: Row, column: str) -> float:
-        """The number in a column. ValueError, TypeError, LookupError or OverflowError."""
+        """The number in a column. DataError, ValueError, TypeError, LookupError, OverflowError."""
         value = _look_up(row, column)
         if isinstance(value, str) and self._decimal_comma and "." not in value:
+            if self._decimal_comma != ";" and _THOUSANDS.fullmatch(value.strip()):
+                raise DataError(
+                    f"number in column {column} that may be thousands, as 1,000: write 1000 or 1.0"
+                )
             value = value.replace(",", ".")
-        return float(value)
+        return as_number(value)
 
     def _take_csv(self, text: str) -> list[Row]:
         if self.is_header(text.encode()):
@@ -121,13 +138,23 @@ class RowReader:
         # Without one: numbers with decimal commas, or commas between numbers
         separator = self._separator or next((s for s in DECIMAL_COMMA if s in text), ",")
         fields = _fields(text, separator)
+        if self._header and not any(map(_is_number, fields)):
+            names = {*map(str.casefold, fields)}
+            if not names.isdisjoint(map(str.casefold, self._header)):
+                self._lacks = next(name for name in self._columns if name not in fields)
+        if self._lacks:
+            raise DataError(f"row of a header that has no column {self._lacks}")
+        row = dict(zip(self._header or map(str, count(1)), fields, strict=False))
+        # Without a header, a line of text between the rows does not say how many fields they have.
+        is_row = not self._header and all(_is_number(row.get(name)) for name in self._columns)
         if len(fields) not in (self._fields, self._odd) and self._fields:
-            self._odd = 0 if self._header else len(fields)
+            self._odd = len(fields) if is_row else 0
             raise DataError(f"line without the {self._fields} fields of the others, and no JSON")
-        self._fields = len(fields)
+        if is_row:
+            self._fields = len(fields)
         if not self._header:
-            self._decimal_comma = separator in DECIMAL_COMMA
-        return [dict(zip(self._header or map(str, count(1)), fields, strict=bool(self._header)))]
+            self._decimal_comma = separator if separator in DECIMAL_COMMA else ""
+        return [row]
 
     def _take_json(self, text: str) -> list[Row]:
         for begun in dict.fromkeys((self._open_json, "")):
@@ -139,7 +166,8 @@ class RowReader:
                 return _rows(content)
         self._open_json += text + "\n"
         if len(self._open_json) > LINE_MAX:
-            self.end()
+            self._left_out.add(f"JSON over {LINE_MAX} bytes: write an object a line")
+            self._open_json = ""
         return []
 
     def end(self) -> None:
@@ -155,6 +183,12 @@ def _fields(text: str, separator: str) -> list[str]:
         return [field.strip() for field in next(reader, [])]
     except csv.Error as error:
         raise DataError("line that is no CSV, and no JSON") from error
+
+
+def _is_number(value: str | None) -> bool:
+    with suppress(ValueError, TypeError):
+        return as_number(value and value.replace(",", ".")) is not None
+    return False
 
 
 def _rows(content: Any) -> list[Row]:
@@ -236,13 +270,15 @@ class RowMapper:
         return items
 
     def _label(self, row: Row, target: str, key: str) -> list[Label]:
+        value = None
         try:
             value = _look_up(row, target)
-            if target in self._options.scale:
-                value = self._number(row, target)
-            return [Label(key, label_arrays(self._package, value))]
+            if value in ("", None):
+                return []  # the sample waits for one from elsewhere
+            number = self._number(row, target) if target in self._options.scale else value
+            return [Label(key, label_arrays(self._package, number))]
         except (DataError, LookupError, TypeError):
-            self._left_out.add(f"no label in column {target}", row)
+            self._left_out.add(f"no label in column {target}", value)
             return []
 
     def _number(self, row: Row, column: str) -> float:

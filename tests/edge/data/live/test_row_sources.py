@@ -81,7 +81,7 @@ def test_many_rows_wait_for_rate_max(csv) -> None:
 
 def test_a_header_without_a_column_is_named_with_what_it_has(csv) -> None:
     _, source = csv("vibration,temp\n1,2\n", columns=["vibration", "temperature"])
-    with pytest.raises(DataError, match="no column temperature: its first line is vibration,temp"):
+    with pytest.raises(DataError, match="no column temperature: its first line is 'vibration,temp"):
         source.poll(0.0)
 
 

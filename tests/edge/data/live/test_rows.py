@@ -136,7 +136,7 @@ def test_a_class_by_name_or_number_is_the_label_of_its_own_row(mapper, left_out)
         ('{"a": 1}', "no number in column b"),
         ('{"a": 1, "b": [1]}', "no number in column b"),
         ('{"a": ', "JSON that does not end"),
-        ("{" * 9000, "JSON that does not end"),
+        ("{" * 9000, "JSON over 8192 bytes: write an object a line"),
         ("1," * LINE_MAX, "line without the 2 fields"),
         ("[" + "{}," * 1001 + "{}]", "JSON that is no object, and no list"),
     ],
@@ -181,7 +181,7 @@ def test_lines_are_put_together_and_long_ones_left_out() -> None:
     for _ in range(5):
         assert lines.take(bytes(LINE_MAX)) == []
     assert lines.take(b"end\nnext\n") == [b"next"]
-    assert left_out.counts == {"line too long": 1}
+    assert left_out.counts == {"line over 8192 bytes": 1}
 
 
 @pytest.mark.parametrize(
