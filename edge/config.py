@@ -161,7 +161,7 @@ class NodeConfig:
     state_dir: str = field(metadata=PATH)
     model: str = field(metadata=MODEL)
     link: LinkConfig
-    data: DataConfig
+    data: DataConfig = field(default_factory=DataConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     knowledge: KnowledgeConfig = field(default_factory=KnowledgeConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
@@ -219,11 +219,6 @@ def check_config(config: NodeConfig) -> NodeConfig:
     check_page(config.page)
     config.security.check(has_radio=config.link.has_radio)
     package_folder(config.model)
-    if config.data.path is None and config.data.source is None:
-        raise ConfigError(
-            f"data needs path (.npz files) or source: {', '.join(BUILT_IN)}, or a class "
-            "package.module:Class"
-        )
     if (source := config.data.source) is not None and source in BUILT_IN:
         read_options(source, config.data.options)
     if config.predict.topic is not None:

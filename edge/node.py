@@ -277,6 +277,7 @@ class Node:
         """Take what the source has; the indexes of new labels that are to be evaluated."""
         labelled = _NONE if self.data.feed is None else self.data.feed.poll(self._clock())
         if labelled.size:
+            self.protocol.joining.samples = _weight(self.data)
             self.news.add(labelled.size)
             self._store.put(NEWS, self.news.stored())
         return labelled if self.data.held_out is None else _NONE

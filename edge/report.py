@@ -175,7 +175,7 @@ def _source(node: Node) -> SourceStatus | None:
         labelled=len(buffer),
         waiting=buffer.waiting,
         capacity=buffer.capacity,
-        last_refusal=(live and live.last_refusal) or buffer.last_refusal,
+        last_refusal=buffer.last_refusal,
         by_label={names.get(k, "all"): n for k, n in Counter(buffer.classes.values()).items()},
         last_label=last and (last[0], names.get(last[1], "all")),
         failures=feed.failures,

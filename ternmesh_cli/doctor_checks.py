@@ -304,24 +304,19 @@ def data(subject: Subject) -> Iterator[Result]:
     if isinstance(subject.status, BoardStatus):
         yield OK, f"{subject.status.samples} samples"
         return
-    from edge.data.sources import open_folder
+    from edge.data.node_data import open_files
 
-    package = load_model_package(config.model)
-    for table in (config.evaluate, config.data):
-        if table.path is not None:
-            found = open_folder(Path(table.path), package, table)
-            samples = len(found)
-            if found.remark:
-                yield WARNING, found.remark
-            if (aside := found.aside).count:
-                name, reason = aside.newest[-1]
-                yield WARNING, f"{aside.count} samples are set aside, such as {name}: {reason}"
+    held_out, files = open_files(config, load_model_package(config.model))
+    for found in filter(None, (held_out, files)):
+        if found.remark:
+            yield WARNING, found.remark
+        if (aside := found.aside).count:
+            name, reason = aside.newest[-1]
+            yield WARNING, f"{aside.count} samples are set aside, such as {name}: {reason}"
     if config.data.source is not None:
         yield OK, f"from the source {config.data.source}, which is not started here"
-    elif samples < (least := config.training.samples_min):
-        yield WRONG, f"{samples} samples, and training.samples_min is {least}: add some"
-    else:
-        yield OK, f"{samples} samples in {config.data.path}"
+    elif files is not None:
+        yield OK, f"{len(files)} samples in {config.data.path or 'what was imported'}"
 
 
 def unit(subject: Subject) -> Iterator[Result]:

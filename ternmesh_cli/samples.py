@@ -13,6 +13,7 @@ from ternmesh_cli import keys, process
 from ternmesh_cli.status_text import table
 from ternmesh_service.config_file import load_model_package
 from ternmesh_service.control_socket import DATA, RELOAD, ControlError
+from ternmesh_service.status import reasons
 from ternmesh_store.state_file import STATE
 
 HEADS = ("label", "samples", "bytes", "newest", "its age", "age of the oldest")
@@ -84,9 +85,8 @@ def run_import(arguments: argparse.Namespace) -> int:
         print(json.dumps({"train": trained, "held_out": held_out, "left_out": history.left_out}))
         return process.ExitCode.DONE
     print(f"{trained} samples to train on, {held_out} held out for evaluation")
-    for reason, count in sorted(history.left_out.items()):
-        first = f" (first: {history.first[reason]})" if reason in history.first else ""
-        print(f"left out: {count} {reason}{first}")
+    for reason in reasons(history.left_out, history.first):
+        print(f"left out: {reason}")
     print("the board has read them" if is_running else "the board reads them at its start")
     return process.ExitCode.DONE
 
@@ -130,7 +130,7 @@ def run_label(arguments: argparse.Namespace) -> int:
         )
     label = arguments.last or arguments.label
     done = _ask(arguments, {DATA: "label", "key": arguments.key, "label": label})
-    print(f"{done!r} is {label}" if done else "that sample is gone: the label was not used")
+    print(f"{done!r} is {label}" if done else "no sample has this key now: the label was not used")
     return process.ExitCode.DONE if done else process.ExitCode.REFUSED
 
 

@@ -13,13 +13,13 @@ from ternmesh_service.status import (
     GatewayStatus,
     HostedBoard,
     HostStatus,
-    LiveStatus,
     PublishedRelease,
     SourceStatus,
     SplitBoardStatus,
     SplitHostStatus,
     Status,
     TeachingStatus,
+    reasons,
 )
 from ternmesh_store.host_store import StoredRound
 from transports.base import HOST, TransportStatus
@@ -179,8 +179,8 @@ def _board(status: BoardStatus) -> Iterator[str]:
         yield f"training runs on {status.provider}"
     if status.source is not None:
         yield _samples(status.source)
-        if status.source.live is not None and status.source.live.left_out:
-            yield f"left out: {_left_out(status.source.live)}"
+        if (live := status.source.live) is not None and live.left_out:
+            yield f"left out: {'; '.join(reasons(live.left_out, live.first))}"
     if (known := status.knowledge) is not None:
         less = f"; {known.remark}" if known.remark else ""
         yield (
@@ -225,14 +225,6 @@ def _samples(source: SourceStatus) -> str:
     return (
         f"{source.waiting} wait for a label; by label: {labels or 'none'}{newest}; "
         f"{counters['refused']} refused, {counters['evicted'] + counters['expired']} made room"
-    )
-
-
-def _left_out(live: LiveStatus) -> str:
-    """How many, for which reason, and what the first one was."""
-    return "; ".join(
-        f"{count} {reason}" + (f" (first: {live.first[reason]})" if reason in live.first else "")
-        for reason, count in sorted(live.left_out.items())
     )
 
 

@@ -5,7 +5,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from statistics import median
 
 from ternmesh.federated.channel import KNOCKS
@@ -20,6 +19,7 @@ from ternmesh_service.status import (
     SplitHostStatus,
     SplitPeer,
     Status,
+    reasons,
 )
 from ternmesh_store.host_store import StoredRound
 from transports.base import ALL, TransportStatus
@@ -118,8 +118,8 @@ def _links(transport: TransportStatus, about: str, name: str = "") -> Iterator[A
     often = [(reason, n) for reason, n in transport.refusals.items() if n >= NORMAL_UP_TO]
     for text in (*transport.remarks, *(f"{n} frames refused: {reason}" for reason, n in often)):
         yield Alarm(WARN, about, f"{transport.end}: {text}", "see docs/troubleshooting.md")
-    for peer, reasons in (transport.link.refused if transport.link else {}).items():
-        shown = ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items()))
+    for peer, refused in (transport.link.refused if transport.link else {}).items():
+        shown = ", ".join(f"{reason} {count}" for reason, count in sorted(refused.items()))
         text = f"the link refused from or for {peer}: {shown}"
         yield Alarm(WARN, about, text, "see docs/troubleshooting.md")
 
@@ -190,9 +190,8 @@ def _own(status: BoardStatus) -> Iterator[Alarm]:
         yield Alarm(WARN, "", text, advice)
     live = status.source and status.source.live
     if status.source and live and live.left_out and not status.source.counters["samples"]:
-        reason, count = max(live.left_out.items(), key=itemgetter(1))
-        first = f", such as {live.first[reason]}" if reason in live.first else ""
-        text = f"no sample has come from the source, and {count} are left out: {reason}{first}"
+        shown = "; ".join(reasons(live.left_out, live.first)[:3])
+        text = f"no sample has come from the source; left out: {shown}"
         yield Alarm(WARN, "", text, "see docs/live-data.md")
     if status.source is not None and status.source.last_failure:
         text = f"the source of samples failed: {status.source.last_failure}"

@@ -202,8 +202,13 @@ class LiveStatus:
     open: bool
     left_out: Mapping[str, int]  # samples and labels, by reason
     first: Mapping[str, str]  # what was left out first, by reason
-    last_refusal: str | None = None
     broker: TransportStatus | None = None
+
+
+def reasons(left_out: Mapping[str, int], first: Mapping[str, str]) -> list[str]:
+    """How many things were left out, by reason, and what the first one was."""
+    shown = {reason: f" (first: {value})" for reason, value in first.items()}
+    return [f"{left_out[reason]} {reason}{shown.get(reason, '')}" for reason in sorted(left_out)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

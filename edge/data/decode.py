@@ -28,9 +28,9 @@ def read_sample(
 ) -> dict[str, Array]:
     """The inputs of the sample in the file `path`, by name and without a batch axis; DataError.
 
-    Sound becomes log-mel features of its loudest second (`note` is told what is left out), a picture numbers from 0 to 1. Of an .npz file the arrays with
-    the names of the inputs are read, other files are for models with one input. OSError where the
-    file cannot be read.
+    Sound becomes log-mel features (`read_clip`), a picture numbers from 0 to 1. Of an .npz file the
+    arrays with the names of the inputs are read, other files are for models with one input. OSError
+    where the file cannot be read.
     """
     specs = input_specs(package)
     suffix = path.suffix.lower()

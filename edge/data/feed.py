@@ -118,7 +118,6 @@ class Feed:
 
 
 def _sentence(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    is_ours = isinstance(error, TernmeshError)
-    return str(error) if is_ours else f"{type(error).__name__}: {error}"
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    return str(error) if isinstance(error, TernmeshError) else f"{type(error).__name__}: {error}"

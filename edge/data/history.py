@@ -18,6 +18,7 @@ from edge.data.sources import BYTES_MAX, HELD_OUT, HISTORY, TRAIN, Arrays, Label
 from edge.errors import DataError, NoData
 from ternmesh.config import Table
 from ternmesh.model_package import ModelPackage
+from ternmesh_service.status import reasons
 from ternmesh_store.files import PRIVATE, make_private_folder, unfinished_file
 
 RATE_MAX = 1000.0  # samples in one poll
@@ -73,7 +74,8 @@ def write_history(
     decides: neighbours in time are alike, and must not be in both.
     """
     if len(history.samples) < 2:
-        raise NoData(f"{len(history.samples)} samples have a label: two are the least")
+        why = "".join(f"; left out: {one}" for one in reasons(history.left_out, history.first))
+        raise NoData(f"{len(history.samples)} samples have a label: two are the least{why}")
     order = list(range(len(history.samples)))
     if not by_order:
         order.sort(key=lambda at: _digest(history.samples[at]))
@@ -92,6 +94,8 @@ def write_history(
 def _source(path: Path, package: ModelPackage, options: Table) -> CsvSource | FolderSource:
     if path.is_dir():
         return FolderSource(FolderOptions(path=str(path), rate_max=RATE_MAX), package)
+    if not path.exists():
+        raise DataError(f"{path} does not exist: name a CSV file or a folder")
     known = {item.name: options[item.name] for item in fields(CsvOptions) if item.name in options}
     if "columns" not in known:
         raise DataError(f"which columns of {path}? Say --columns, or set data.options.columns")
@@ -103,7 +107,8 @@ def _leave_out(source: CsvSource | FolderSource, inputs: dict[str, Arrays]) -> N
     """Count the sample that has waited the longest for its label, and forget it."""
     key = next(iter(inputs))
     del inputs[key]
-    source.left_out.add("without a label", key)
+    # The key of a row says nothing.
+    source.left_out.add("without a label", key if isinstance(source, FolderSource) else None)
 
 
 def _digest(sample: Arrays) -> bytes:

@@ -9,6 +9,7 @@ from pathlib import Path
 from edge.config import NodeConfig
 from edge.data.buffer import DAY_S, ReplayBuffer
 from edge.data.feed import Feed, Rehearsal
+from edge.data.live.options import BUILT_IN
 from edge.data.probe_set import ProbeSet, open_probe_set
 from edge.data.sources import (
     HELD_OUT,
@@ -47,8 +48,8 @@ class NodeData:
     @property
     def count(self) -> int:
         """Its own samples with a label, each counted once."""
-        parts = (self.files, self.feed and self.feed.buffer)
-        return sum(len(part) for part in parts if part is not None)
+        labelled = 0 if self.feed is None else len(self.feed.buffer)
+        return labelled + (0 if self.files is None else len(self.files))
 
     def aside(self) -> AsideStatus:
         """The samples of all of it that the model cannot compute."""
@@ -75,7 +76,10 @@ def open_data(config: NodeConfig, package: ModelPackage, database: Database) -> 
     return replace(data, knowledge=BoardKnowledge(probe, data.training))
 
 
-def _open_samples(config: NodeConfig, package: ModelPackage, database: Database) -> NodeData:
+def open_files(
+    config: NodeConfig, package: ModelPackage
+) -> tuple[FolderData | None, FolderData | None]:
+    """The files to evaluate and to train on; DataError where a board without a source has none."""
     held_out, history = None, Path(config.state_dir, HISTORY)
     if config.evaluate.path is not None:
         with _about("evaluate"):
@@ -89,10 +93,20 @@ def _open_samples(config: NodeConfig, package: ModelPackage, database: Database)
     elif (history / TRAIN).exists():
         files = open_folder(history / TRAIN, package, NpzSettings())
     if data.path is not None and files is not None and len(files) < config.training.samples_min:
+        aside = f", and {files.aside.count} are set aside" if files.aside.count else ""
+        least = f"training.samples_min is {config.training.samples_min}: add some"
+        raise DataError(f"{data.path} holds {len(files)} samples{aside}: {least}")
+    if data.source is None and files is None:
         raise DataError(
-            f"{data.path} holds {len(files)} samples, and {files.aside.count} are set aside: "
-            f"training.samples_min is {config.training.samples_min}"
+            f"data needs path (.npz files) or source: {', '.join(BUILT_IN)}, or a class "
+            "package.module:Class; or import samples: `ternmesh import`"
         )
+    return held_out, files
+
+
+def _open_samples(config: NodeConfig, package: ModelPackage, database: Database) -> NodeData:
+    held_out, files = open_files(config, package)
+    data = config.data
     if data.source is None:
         assert files is not None
         return NodeData(files, held_out, files)

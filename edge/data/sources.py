@@ -279,13 +279,11 @@ def open_folder(
     bad: list[tuple[str, DataError]] = []  # names of files and samples, and what is wrong with them
     count = 0
     for file in _files(path):
-        try:
-            with opened_npz(file) as archive:
-                parts.append(_survey(file, archive, package, settings))
-        except DataError as error:
-            bad.append((str(file), error))
+        with _listed(bad, file), opened_npz(file) as archive:
+            parts.append(_survey(file, archive, package, settings))
+        if not parts:
             continue
-        count += int(parts[-1].chosen.sum())
+        count = sum(int(part.chosen.sum()) for part in parts)
         dtypes = [np.result_type(*kinds) for kinds in zip(*(p.dtypes for p in parts), strict=True)]
         sample = sum(
             math.prod(s.shape[1:]) * d.itemsize for s, d in zip(specs, dtypes, strict=True)
@@ -302,19 +300,14 @@ def open_folder(
         raise NoData(f"{path} holds no sample where {wanted}")
     for spec, dtype in zip(specs, dtypes, strict=True):
         convert(np.empty(0, dtype), spec, f"{path}: {spec.name} of all files together")
-    read, places = [], []
+    read = []
     for part in parts:
-        try:
-            with opened_npz(part.path) as archive:
-                samples, rows = _samples(part, archive, package, settings, bad)
-        except DataError as error:
-            bad.append((str(part.path), error))
-            continue
-        read.append(samples)
-        places.append((part.path, rows))
+        with _listed(bad, part.path), opened_npz(part.path) as archive:
+            read.append((part.path, *_samples(part, archive, package, settings, bad)))
+    places = [(path, rows) for path, _, rows in read]
     if bad and (needs_all or not any(rows.size for _, rows in places)):
         raise bad[0][1]
-    arrays = {name: np.concatenate([samples[name] for samples in read]) for name in names}
+    arrays = {name: np.concatenate([samples[name] for _, samples, _ in read]) for name in names}
     data = FolderData(package, arrays, settings.divide_by, places)
     for name, error in bad:
         data.aside.add(name, str(error).removeprefix(name).lstrip(": "))
@@ -394,6 +387,15 @@ def _files(path: Path) -> list[Path]:
     if not 0 < len(files) <= FILES_MAX:
         raise NoData(f"{path} is a folder of {len(files)} .npz files: it needs 1 to {FILES_MAX}")
     return files
+
+
+@contextmanager
+def _listed(bad: list[tuple[str, DataError]], path: Path) -> Iterator[None]:
+    """Add to `bad` what is wrong with the file."""
+    try:
+        yield
+    except DataError as error:
+        bad.append((str(path), error))
 
 
 @contextmanager

@@ -80,7 +80,6 @@ def test_a_model_may_be_a_folder_beside_the_config(tiny_copy: Path) -> None:
         ('path = "clips.npz"', 'path = "clips.npz"\npoll_s = 3', "without data.source: remove it"),
         ("seed = 5", 'seed = "5"', "training.seed is '5': it must be a whole number"),
         ("divide_by = 255", "divide_by = 0", "data.divide_by is 0.0: it must be 1e-12"),
-        ('path = "clips.npz"', "", "data needs path"),
         ('features = "x"', "features = 3", "data.arrays.features is 3: it must be text"),
         ('speaker = "theo"', "speaker = [1]", r"data.where.speaker is \[1\]: it must be text or"),
         ('arrays = { features = "x", target = "y" }', "arrays = 3", "must be a table of options"),

@@ -21,7 +21,6 @@ from edge.errors import DataError
 from edge.onnx.session import LoadedModel, adapter_version
 from edge.service import run_node
 from models.zoo import fsdd_path, package_path
-from ternmesh.config import ConfigError
 from ternmesh_service.control_socket import ControlError, ask
 from tests.edge.fleet import Host, board_config, new_plan, running
 from transports.mqtt.settings import MqttSettings
@@ -157,6 +156,6 @@ def test_too_little_data_is_a_sentence_before_anything_runs(tiny, tiny_data, tmp
     stop.set()  # where it is not refused, it ends at once
     with pytest.raises(DataError, match=r"holds 7 samples: training\.samples_min is 8"):
         run_node(config, stop, insecure=True)
-    with pytest.raises(ConfigError, match="data needs path"):
+    with pytest.raises(DataError, match="data needs path"):
         run_node(replace(config, data=DataConfig()), stop, insecure=True)
     assert not (tmp_path / "state" / "control.sock").exists()

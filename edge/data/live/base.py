@@ -23,12 +23,11 @@ class LeftOut:
         self.counts: Counter[str] = Counter()
         self.first: dict[str, str] = {}
 
-    def add(self, reason: str, value: object = None, count: int = 1) -> None:
+    def add(self, reason: str, value: object = None) -> None:
         """Count what is left out; `value` is shown."""
-        if count and reason not in self.counts and value is not None:
+        if not self.counts[reason] and value is not None:
             self.first[reason] = f"{value!r:.{SHOWN_MAX}}"
-        if count:
-            self.counts[reason] += count
+        self.counts[reason] += 1
 
 
 class LiveSource:

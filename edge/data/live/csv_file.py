@@ -1,7 +1,6 @@
 """A source that reads rows as they are added to a CSV file."""
 
 import os
-from codecs import BOM_UTF8
 from collections import deque
 from io import BufferedReader
 from pathlib import Path
@@ -48,7 +47,7 @@ class CsvSource(RowSource):
         is_after = self._is_first and not self._from_start
         end = os.fstat(self._file.fileno()).st_size if is_after else 0
         head = self._file.readline(LINE_MAX)
-        if head.removeprefix(BOM_UTF8).lower().startswith(b"sep="):  # Excel's own line
+        if b"sep=" in head[:7].lower():  # Excel's own line
             head = self._file.readline(LINE_MAX)
         self._mapper.reader.begin(head, str(self._path))
         self._has_begun = bool(head.strip())

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -13,7 +12,6 @@ from edge.data.live.options import FolderOptions
 from edge.data.sources import Label, Sample, label_arrays
 from edge.errors import DataError
 from ternmesh.model_package import ModelPackage
-from ternmesh_service.status import LiveStatus
 
 FILES_MAX = 16  # read in one poll
 ENTRIES_MAX = 10_000  # looked at in one poll
@@ -30,7 +28,6 @@ class FolderSource(LiveSource):
 
     def __init__(self, options: FolderOptions, package: ModelPackage) -> None:
         super().__init__(options.rate_max)
-        self.last_refusal = ""
         self._path = Path(options.path)
         self._package = package
         self._seen: dict[str, State] = {}  # in the last poll
@@ -42,13 +39,11 @@ class FolderSource(LiveSource):
         """Whether there are files that were not taken yet."""
         return any(state != self._done.get(path) for path, state in self._seen.items())
 
-    def status(self) -> LiveStatus:
-        return replace(super().status(), last_refusal=self.last_refusal or None)
-
     def _read(self, now: float) -> list[Sample | Label]:
-        old, self._seen = self._seen, dict(self._files(unread := {}))
-        for path in unread.keys() - self._unread.keys():
-            self.left_out.add(unread[path], self._shown(path))
+        unread: dict[str, str] = {}
+        old, self._seen = self._seen, dict(self._files(unread))
+        for path in sorted(unread.keys() - self._unread.keys()):
+            self._leave_out(unread[path], path)
         self._unread = unread
         self._done = {path: state for path, state in self._done.items() if path in self._seen}
         ready = [
@@ -62,7 +57,7 @@ class FolderSource(LiveSource):
 
     def _files(self, unread: dict[str, str]) -> Iterator[tuple[str, State]]:
         """The files with samples; `unread` gets why other entries are left out."""
-        left, known = ENTRIES_MAX, set[tuple[int, int]]()
+        left = ENTRIES_MAX
         folders = [self._path]
         for folder in folders:
             try:
@@ -85,33 +80,24 @@ class FolderSource(LiveSource):
                         unread[entry.path] = "folder in a folder of the source"
                     elif not entry.name.lower().endswith(SUFFIXES):
                         unread[entry.path] = f"file that is none of {', '.join(SUFFIXES)}"
-                    elif (state.st_dev, state.st_ino) in known:
-                        unread[entry.path] = "second link to a file"
                     else:
-                        known.add((state.st_dev, state.st_ino))
                         yield entry.path, (state.st_mtime_ns, state.st_size)
                 except OSError as error:  # such as a link to itself, or a dead mount
                     if not isinstance(error, FileNotFoundError) or entry.is_symlink():
                         unread[entry.path] = f"file that cannot be used ({error.strerror})"
 
-    def _shown(self, text: str) -> str:
-        """`text` with the path of a file cut, so that there is room for the reason."""
-        return text.replace(f"{self._path}/", "")
-
-    def _note(self, refusal: str) -> None:
-        self.last_refusal = refusal
-        self.left_out.add("file that cannot be used", self._shown(refusal))
+    def _leave_out(self, reason: str, text: str) -> None:
+        # Without the path of our folder there is room for what is wrong.
+        self.left_out.add(reason, text.replace(f"{self._path}/", ""))
 
     def _items(self, path: Path) -> list[Sample | Label]:
         # A name that is no UTF-8 must still be a key.
         name = os.fsencode(path.relative_to(self._path)).decode(errors="backslashreplace")
         try:
             sample = read_sample(path, self._package, partial(self.left_out.add, value=name))
-        except DataError as error:
-            self._note(str(error))
-            return []
-        except OSError as error:
-            self._note(f"{path}: {error.strerror}")
+        except (DataError, OSError) as error:
+            wrong = f"{path}: {error.strerror}" if isinstance(error, OSError) else str(error)
+            self._leave_out("file that cannot be used", wrong)
             return []
         # The same key after a restart, so that no sample is stored twice.
         key = f"{name[-NAME_MAX:]}@{self._seen[str(path)][0]:x}"

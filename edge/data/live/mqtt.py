@@ -1,7 +1,7 @@
 """A source that takes rows and labels from topics of an MQTT broker."""
 
 import json
-from collections import Counter, deque
+from collections import deque
 from dataclasses import replace
 
 from edge.data.live.options import MqttOptions
@@ -30,7 +30,6 @@ class MqttSource(RowSource):
         self._package = package
         self._client: TopicClient | None = None
         self._arrived: deque[tuple[str, bytes]] = deque()
-        self._lost: Counter[str] = Counter()  # messages of this connection, by reason
 
     def close(self) -> None:
         super().close()
@@ -39,13 +38,17 @@ class MqttSource(RowSource):
         self._client = None
 
     def status(self) -> LiveStatus:
-        return replace(
-            super().status(), broker=None if self._client is None else self._client.status()
-        )
+        status, client = super().status(), self._client
+        if client is None:
+            return status
+        waited = f"message that came while {self._settings.arrivals_max} others waited"
+        too_long = f"message over {READ_MAX} bytes: send fewer rows in each"
+        lost = {waited: client.dropped, too_long: client.too_long}
+        left_out = {**status.left_out, **{why: count for why, count in lost.items() if count}}
+        return replace(status, broker=client.status(), left_out=left_out)
 
     def _open(self, _now: float) -> None:
         self._arrived.clear()
-        self._lost.clear()
         self._client = TopicClient(self._settings)
         self._client.open()
 
@@ -53,7 +56,6 @@ class MqttSource(RowSource):
         assert self._client is not None
         items: list[Sample | Label] = []
         self._arrived = self._arrived or deque(self._client.drain())
-        self._count_lost(self._client)
         left = READ_MAX
         while self._arrived and left > 0:
             topic, payload = self._arrived.popleft()
@@ -64,13 +66,6 @@ class MqttSource(RowSource):
                 items += (i for line in payload.splitlines() for i in self._mapper.take(line))
                 self._mapper.reader.end()
         return items
-
-    def _count_lost(self, client: TopicClient) -> None:
-        waited = f"message that came while {self._settings.arrivals_max} others waited"
-        too_long = f"message over {READ_MAX} bytes: send fewer rows in each"
-        for reason, count in ((waited, client.dropped), (too_long, client.too_long)):
-            self.left_out.add(reason, count=count - self._lost[reason])
-            self._lost[reason] = count
 
     def _label(self, payload: bytes) -> list[Label]:
         try:

@@ -73,7 +73,7 @@ class RowReader:
         self._lacks = ""  # a column that the newest header does not have: its rows have other names
         self._fields = 0  # of each row
         self._odd = 0  # of a row that had not as many: a second one of these is no accident
-        self._decimal_comma = ""  # the separator that allows it
+        self._decimal_comma = ""  # the separator, which may allow it
         self._open_json = ""  # lines of JSON that have not ended
 
     def take(self, line: bytes) -> list[Row]:
@@ -99,16 +99,12 @@ class RowReader:
                 if twice := [name for name in self._columns if fields.count(name) > 1]:
                     raise DataError(f"header with {twice[0]} twice: rename one of the columns")
                 self._header, self._separator, self._fields = fields, separator, len(fields)
-                self._decimal_comma = separator if separator in DECIMAL_COMMA else ""
-                self._lacks = ""
+                self._decimal_comma, self._lacks = separator, ""
                 return True
         return False
 
     def begin(self, line: bytes, path: str) -> None:
-        """Read the first line of a file. DataError where it is a header without all columns.
-
-        After a header, a file may go on with rows, as one does that logrotate has emptied.
-        """
+        """Read the first line of a file. DataError where it is a header without all columns."""
         text = line.decode("utf-8-sig", errors="replace").strip()
         if not text or text[0] in "{[" or any(map(str.isdigit, self._columns)):
             return
@@ -116,6 +112,7 @@ class RowReader:
             raise DataError(f"{path} is no CSV file in UTF-8 with a line for each row: save it so")
         if self.is_header(line):
             return
+        # A file that logrotate has emptied goes on with rows.
         if not self._header or not any(map(_is_number, _fields(text, self._separator))):
             found = re.split(r'[,;|\t"]+', text)
             lacks = ", ".join(name for name in self._columns if name not in found)
@@ -124,11 +121,9 @@ class RowReader:
     def number(self, row: Row, column: str) -> float:
         """The number in a column. DataError, ValueError, TypeError, LookupError, OverflowError."""
         value = _look_up(row, column)
-        if isinstance(value, str) and self._decimal_comma and "." not in value:
+        if isinstance(value, str) and self._decimal_comma in DECIMAL_COMMA and "." not in value:
             if self._decimal_comma != ";" and _THOUSANDS.fullmatch(value.strip()):
-                raise DataError(
-                    f"number in column {column} that may be thousands, as 1,000: write 1000 or 1.0"
-                )
+                raise DataError(f"number as 1,000 in column {column}: write 1000, or 1.0")
             value = value.replace(",", ".")
         return as_number(value)
 
@@ -153,7 +148,7 @@ class RowReader:
         if is_row:
             self._fields = len(fields)
         if not self._header:
-            self._decimal_comma = separator if separator in DECIMAL_COMMA else ""
+            self._decimal_comma = separator
         return [row]
 
     def _take_json(self, text: str) -> list[Row]:

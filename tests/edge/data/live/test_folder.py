@@ -34,7 +34,6 @@ def test_clips_are_read_once_with_their_labels(source, package, tmp_path) -> Non
     (tmp_path / "bad.wav").write_bytes(b"RIFF")
     write_clip(tmp_path / ".being_written.wav")
     assert made.poll(0.0) == []  # They may still be written to.
-    assert made.status().last_refusal is None  # That of the buffer would be hidden.
     items = made.poll(1.0)
     labels = {i.key.partition("@")[0]: int(i.targets["target"]) for i in items if type(i) is Label}
     assert labels == {"yes/1.wav": 1, "2/b.wav": 2, "stop_7.wav": 2}
@@ -46,7 +45,7 @@ def test_clips_are_read_once_with_their_labels(source, package, tmp_path) -> Non
         "folder that is called by no label, whose samples wait for one": 1,
         f"file that is none of {', '.join(SUFFIXES)}": 1,
     }
-    assert "bad.wav is no whole .wav file" in made.status().last_refusal
+    assert "'bad.wav is no whole .wav file" in made.status().first["file that cannot be used"]
     write_clip(tmp_path / "e.wav")
     assert made.poll(2.0) == made.poll(3.0)[1:] == []
     again = source("folder", package(50, 32), path=str(tmp_path))
