@@ -189,9 +189,10 @@ def _own(status: BoardStatus) -> Iterator[Alarm]:
         advice = "look at them with `ternmesh data list`" if in_source else advice
         yield Alarm(WARN, "", text, advice)
     live = status.source and status.source.live
-    if status.source and live and live.left_out and not status.source.counters["samples"]:
+    counters = status.source.counters if status.source else {}
+    if live and live.left_out and not (counters["samples"] or counters["repeated"]):
         shown = "; ".join(reasons(live.left_out, live.first)[:3])
-        text = f"no sample has come from the source; left out: {shown}"
+        text = f"no sample has come from the source since the start; left out: {shown}"
         yield Alarm(WARN, "", text, "see docs/live-data.md")
     if status.source is not None and status.source.last_failure:
         text = f"the source of samples failed: {status.source.last_failure}"

@@ -105,7 +105,8 @@ def source_status(**changes: Any) -> SourceStatus:
     known: dict[str, Any] = {
         "labelled": 3, "waiting": 7, "capacity": 20, "last_refusal": None, "by_label": {},
         "last_label": None, "failures": 0, "floods": 0, "last_failure": None,
-        "counters": {"refused": 3, "evicted": 4, "expired": 5}, "live": None,
+        "counters": {"samples": 9, "repeated": 0, "refused": 3, "evicted": 4, "expired": 5},
+        "live": None,
     }  # fmt: skip
     return SourceStatus(**{**known, **changes})
 

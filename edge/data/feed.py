@@ -1,6 +1,7 @@
 """What a source brings, poll by poll, and its samples beside those of files."""
 
 import logging
+import re
 from collections.abc import Callable, Mapping
 from itertools import islice
 
@@ -10,7 +11,6 @@ from numpy.typing import NDArray
 from edge.data.buffer import NOT_RATED, Array, ReplayBuffer
 from edge.data.sources import Sample, Source
 from edge.trainer import Dataset
-from ternmesh.errors import TernmeshError
 from ternmesh_service.status import LiveStatus
 
 ITEMS_MAX = 4096  # of one poll; the others are left out
@@ -87,7 +87,8 @@ class Feed:
             if live is None or live.open:  # a built-in source pauses after a failure
                 self.last_failure = ""
         except Exception as error:  # noqa: BLE001  (the user's code may raise anything)
-            self.last_failure = _sentence(error)
+            # Not "[Errno 2]", which says nothing.
+            self.last_failure = re.sub(r"\[Errno \d+\] ", "", f"{type(error).__name__}: {error}")
             if self.last_failure != self._logged:
                 _log.warning("the source failed: %s", self.last_failure)
             self.failures += 1
@@ -115,9 +116,3 @@ class Feed:
     def wait_s(self, now: float) -> float:
         """Seconds until the source is polled again."""
         return 0.0 if self._due is None else max(0.0, self._due - now)
-
-
-def _sentence(error: Exception) -> str:
-    if isinstance(error, OSError) and error.filename:
-        return f"{error.filename}: {error.strerror}"
-    return str(error) if isinstance(error, TernmeshError) else f"{type(error).__name__}: {error}"

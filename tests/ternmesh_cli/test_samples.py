@@ -87,7 +87,7 @@ def test_labels_of_scripts(config, capsys) -> None:
     assert run("label", "--config", config, "a", "7") == 0
     assert capsys.readouterr().out == "'d' is 7\n'a' is 7\n"
     assert run("label", "--config", config, "gone", "7") == 1
-    assert "no sample has this key now" in capsys.readouterr().out
+    assert "no sample with this key takes a label" in capsys.readouterr().out
     assert run("label", "--config", config, "b", "ten") == 1
     assert "'ten' is no label of keyword: it has zero, one" in capsys.readouterr().err
     assert listed(config, capsys) == {None: 2, "seven": 2}

@@ -106,11 +106,10 @@ class RowReader:
     def begin(self, line: bytes, path: str) -> None:
         """Read the first line of a file. DataError where it is a header without all columns."""
         text = line.decode("utf-8-sig", errors="replace").strip()
-        if not text or text[0] in "{[" or any(map(str.isdigit, self._columns)):
-            return
         if "\0" in text or "\r" in text:
             raise DataError(f"{path} is no CSV file in UTF-8 with a line for each row: save it so")
-        if self.is_header(line):
+        is_named = text[:1] not in "{[" and not any(map(str.isdigit, self._columns))
+        if not is_named or self.is_header(line):
             return
         # A file that logrotate has emptied goes on with rows.
         if not self._header or not any(map(_is_number, _fields(text, self._separator))):

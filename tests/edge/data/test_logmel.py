@@ -132,3 +132,23 @@ def test_any_bytes_are_sound_or_refused(tmp_path_factory, data, at, size) -> Non
         path.write_bytes(content)
         with suppress(DataError):
             assert read_clip(path).dtype == np.float32
+
+
+def test_a_silent_file_is_refused(tmp_path) -> None:
+    for seconds in (1, 3):
+        sound = np.full(seconds * RATE, 0.25)  # an offset is no sound
+        with pytest.raises(DataError, match="is silent: record it again, or leave it out"):
+            read_clip(write_wav(tmp_path / "a.wav", RATE, 2, 1, sound))
+
+
+@pytest.mark.parametrize("at", [0.0, 0.5, 2.0, 4.5])
+@pytest.mark.parametrize("rate", [8000, 44_100])
+def test_the_loudest_second_has_the_word_wherever_it_is(tmp_path, rate, at) -> None:
+    rng = np.random.default_rng(2)
+    sound = 0.001 * rng.standard_normal(5 * rate)
+    begin, word = round(at * rate), round(0.5 * rate)
+    sound[begin : begin + word] += 0.3 * np.sin(np.arange(word) / rate * 5000)
+    path = write_wav(tmp_path / "a.wav", rate, 2, 1, sound)
+    clip = read_clip(path)
+    assert abs(len(clip) - CLIP) <= 2
+    assert abs((clip**2).sum() / RATE - 0.3**2 / 4) < 0.002

@@ -305,3 +305,34 @@ def test_bytes_that_nothing_divides_are_said(tiny, tmp_path, values, divide_by, 
     data = open_folder(path, tiny.package, NpzSettings(divide_by=divide_by))
     assert ("set divide_by = 255" in data.remark) is said
     assert ("set divide_by = 255" in caplog.text) is said
+
+
+def test_a_damaged_file_of_a_folder_is_set_aside(tiny, tiny_data, tmp_path) -> None:
+    whole = save(tmp_path / "a.npz", **tiny_data).read_bytes()
+    for name, content in (("b.npz", whole[:-100]), ("c.npz", b""), ("d.npz", whole[:-100])):
+        (tmp_path / name).write_bytes(content)
+    damaged = bytearray(whole)
+    damaged[200] ^= 0xFF  # found where the samples are read
+    (tmp_path / "d.npz").write_bytes(damaged)
+    data = open_folder(tmp_path, tiny.package, PLAIN)
+    assert len(data) == len(tiny_data["x"])
+    assert [name for name, _ in data.aside.newest] == [str(tmp_path / f"{n}.npz") for n in "bcd"]
+    assert data.aside.newest[0][1] == "is not an .npz file: write it with numpy.savez"
+    with pytest.raises(NoData, match=r"b\.npz is not an"):
+        open_folder(tmp_path, tiny.package, PLAIN, needs_all=True)
+
+
+def test_each_file_of_a_folder_is_read_once(tiny, tiny_data, tmp_path, caplog) -> None:
+    save(tmp_path / "a.npz", **tiny_data).rename(tmp_path / "C.NPZ")
+    (tmp_path / "._C.npz").write_bytes(b"macOS")
+    (tmp_path / "link.npz").symlink_to(tmp_path / "C.NPZ")
+    assert len(open_folder(tmp_path, tiny.package, PLAIN)) == len(tiny_data["x"])
+    assert "1 entries are not read: link.npz" in caplog.text
+
+
+@pytest.mark.parametrize(("most", "divide_by"), [(200.5, "255"), (1e30, "1e+30"), (-900.0, "900")])
+def test_inputs_of_another_scale_are_said(tiny, tmp_path, most, divide_by) -> None:
+    x = np.linspace(0, most, 12, dtype=np.float32).reshape(2, 6)
+    path = save(tmp_path / "a.npz", x=x, t=np.zeros((2, 3), np.float32))
+    data = open_folder(path, tiny.package, PLAIN)
+    assert data.remark.endswith(f"set divide_by = {divide_by}")

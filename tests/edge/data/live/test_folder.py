@@ -165,3 +165,48 @@ def test_any_bytes_are_a_sample_or_refused(package, tmp_path, suffix, data) -> N
     path.write_bytes(data)
     with suppress(DataError):
         assert read_sample(path, package(1, 2, 3))["x"].shape == (1, 2, 3)
+
+
+def test_what_a_folder_does_not_read_is_counted_once(source, package, tmp_path) -> None:
+    for name in ("a.flac", "b.webp", "yes/deep/c.npy", "d.npy"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        np.save(tmp_path / name, np.zeros(2))
+        if not name.endswith(".npy"):
+            (tmp_path / f"{name}.npy").rename(tmp_path / name)
+    made = source("folder", package(2), path=str(tmp_path))
+    items = [item for second in range(4) for item in made.poll(float(second))]
+    assert [item.key.partition("@")[0] for item in items] == ["d.npy"]
+    kind = f"file that is none of {', '.join(SUFFIXES)}"
+    assert made.status().left_out == {kind: 2, "folder in a folder of the source": 1}
+    assert made.status().first[kind] == "'a.flac'"
+
+
+def test_a_long_path_leaves_room_for_the_reason(source, package, tmp_path) -> None:
+    deep = tmp_path / ("long" * 20)
+    deep.mkdir()
+    (deep / "a.wav").write_bytes(b"RIFF")
+    made = source("folder", package(50, 32), path=str(deep))
+    made.poll(0.0)
+    made.poll(1.0)
+    [first] = made.status().first.values()
+    assert first == "'a.wav is no whole .wav file (it does not begin as one): record or convert it'"
+
+
+def test_a_name_that_is_no_utf_8_is_still_a_key(source, package, tmp_path) -> None:
+    np.save(tmp_path / os.fsdecode(b"\xff.npy"), np.zeros(2))
+    made = source("folder", package(2), path=str(tmp_path))
+    made.poll(0.0)
+    assert made.poll(1.0)[0].key.encode().startswith(rb"\xff.npy@")
+
+
+def test_of_a_long_recording_the_loudest_second_is_read(source, package, tmp_path) -> None:
+    write_clip(tmp_path / "a.wav")
+    with wave.open(str(tmp_path / "long.wav"), "wb") as file:
+        file.setparams((1, 2, 8000, 0, "NONE", ""))
+        file.writeframes(bytes(48_000) + np.random.default_rng(1).bytes(8000) + bytes(20_000))
+    made = source("folder", package(50, 32), path=str(tmp_path))
+    made.poll(0.0)
+    short, long = (item.inputs["x"] for item in made.poll(1.0))
+    begin = 3  # frames before the sound
+    assert np.abs(long[begin + 1 : 25] - short[1 : 25 - begin]).max() < 0.05
+    assert made.status().left_out == {"sound beside the loudest second of a file": 1}

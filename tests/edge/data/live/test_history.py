@@ -76,3 +76,16 @@ def test_a_long_table_takes_little_memory(
             read_history(path, model, ROWS)
     else:
         assert read_history(path, model, ROWS).left_out[left_out] == 1000
+
+
+def test_too_few_samples_say_why(package, tmp_path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("a,b,kind\nx,2,1\n1,2,maybe\n")
+    found = read_history(path, package(2), ROWS)
+    with pytest.raises(
+        NoData, match=r"0 samples .*; left out: 1 no label in column kind \(first: "
+    ):
+        write_history(tmp_path, found, 0.2, by_order=True)
+    assert found.first["no label in column kind"] == "'maybe'"
+    with pytest.raises(DataError, match="none.csv does not exist: name a CSV file or a folder"):
+        read_history(tmp_path / "none.csv", package(2), {})

@@ -165,3 +165,68 @@ def test_a_node_reads_a_built_in_source_and_closes_it(tiny, tmp_path, eventually
     path.write_text(path.read_text().replace("columns", "colums"))
     with pytest.raises(ConfigError, match=r"colums is not a setting: .* allows columns, horizon"):
         read_node_config(path)
+
+
+@pytest.mark.parametrize("is_empty_first", [False, True])
+def test_a_replaced_file_whose_header_lacks_a_column_is_refused(csv, is_empty_first) -> None:
+    """Not read with the header before."""
+    path, source = csv("a,b\n")
+    source.poll(0.0)
+    new = path.with_suffix(".new")
+    new.write_text("" if is_empty_first else "z,b\n9,9\n")
+    os.replace(new, path)
+    source.poll(1.0)
+    if is_empty_first:  # as logrotate leaves it
+        source.poll(2.0)
+        add(path, "z,b\n9,9\n")
+    for second in (3.0, 10.0):
+        with pytest.raises(DataError, match="no column a: its first line is 'z,b'"):
+            source.poll(second)
+    path.write_text("a;b\n1,5;2\n")
+    assert keys(source.poll(100.0)) == [[1.5, 2.0]]
+
+
+@pytest.mark.parametrize("more", ["", "5,6\n7,8\n"])
+def test_a_file_that_is_written_anew_and_is_not_shorter(csv, more) -> None:
+    path, source = csv("a,b\n1,2\n")
+    source.poll(0.0)
+    path.write_text("a,b\n3,4\n" + more)
+    source.poll(1.0)
+    assert keys(source.poll(2.0))[:1] == [[3.0, 4.0]]
+    path.write_text("a,b\n3,4\n" + more + "9,9\n")  # the same and one more
+    assert keys(source.poll(3.0)) == [[9.0, 9.0]]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("\x00a\x00,\x00b", "log.csv is no CSV file in UTF-8 with a line for each row"),
+        ("a,b\r1,2\r", "log.csv is no CSV file in UTF-8 with a line for each row"),
+    ],
+)
+def test_a_file_of_another_kind_is_named(csv, text, sentence) -> None:
+    _, source = csv(text)
+    with pytest.raises(DataError, match=sentence):
+        source.poll(0.0)
+
+
+def test_the_first_line_of_excel_is_no_header(csv) -> None:
+    path, source = csv("sep=;\na;b\n")
+    source.poll(0.0)
+    add(path, "1;2\n")
+    assert keys(source.poll(1.0)) == [[1.0, 2.0]]
+
+
+def test_messages_that_are_too_long_are_counted(source, package, mosquitto, eventually) -> None:
+    topics = pytest.importorskip("transports.mqtt.topics")
+    sensor = source("mqtt", package(2), columns=["t", "u"], url=mosquitto.url, topic="hall")
+    sensor.poll(0.0)
+    person = topics.TopicClient(mosquitto.url)
+    person.open()
+    try:
+        eventually(lambda: person.connected and sensor.status().broker.connected)
+        person.publish("hall", b"t,u\n" + 5000 * b"1,2\n")
+        reason = "message over 16384 bytes: send fewer rows in each"
+        eventually(lambda: sensor.status().left_out == {reason: 1})
+    finally:
+        person.close()

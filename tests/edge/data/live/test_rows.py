@@ -210,3 +210,39 @@ def test_models_that_a_source_cannot_feed_are_refused(package) -> None:
     with pytest.raises(DataError, match="topic 'a#': "):
         make_source("mqtt", options, package=package(1))
     assert set(BUILT_IN) == {"csv", "folder", "microphone", "mqtt", "serial"}
+
+
+def test_rows_below_a_header_without_all_columns_are_left_out(mapper, left_out) -> None:
+    """As a sensor sends one that starts again with other settings."""
+    rows = mapper()
+    assert len(take(rows, "a,b", "1,2", "B,z", "3,4", "5,6")) == 1
+    assert left_out.counts == {"row of a header that has no column a": 3}
+    assert take(rows, "b;a", "7;8") == [("k2", [8.0, 7.0])]
+
+
+def test_text_between_rows_without_a_header_costs_no_row(mapper, left_out) -> None:
+    rows = mapper(columns=("1", "2"))
+    assert len(take(rows, "boot ok", "1,2", "hello", "hello", "3,4", "a,b,c", "d,e,f", "5,6")) == 3
+    assert left_out.counts.total() == 5
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        (("a,b", "2_9,1"), "no number in column a"),
+        (('{"a": true, "b": 1}',), "no number in column a"),
+        (("a\tb", "1,000\t1"), "number as 1,000 in column a: write 1000, or 1.0"),
+    ],
+)
+def test_what_is_a_number_for_python_alone_is_none(mapper, left_out, lines, reason) -> None:
+    assert take(mapper(), *lines) == []
+    assert left_out.counts == {reason: 1}
+
+
+@pytest.mark.parametrize("label", ["true", '"1_0"', '"2_0"'])
+def test_a_label_that_is_a_number_for_python_alone_is_none(mapper, left_out, label) -> None:
+    rows = mapper(target="kind")
+    assert len(take(rows, f'{{"a": 1, "b": 2, "kind": {label}}}')) == 1
+    assert left_out.counts == {"no label in column kind": 1}
+    assert len(take(rows, '{"a": 1, "b": 2, "kind": null}', '{"a": 1, "b": 2}')) == 2
+    assert left_out.counts.total() == 1  # these wait for one

@@ -1,0 +1,26 @@
+"""The alarms about samples and their source."""
+
+import pytest
+
+from ternmesh_service.alarms import alarms
+from ternmesh_service.status import AsideStatus, LiveStatus
+from tests.statuses import board_status, source_status
+
+
+@pytest.mark.parametrize(
+    ("in_files", "advice"),
+    [(2, "repair the file, or leave it out"), (1, "look at them with `ternmesh data list`")],
+)
+def test_what_to_do_with_samples_that_are_set_aside(in_files, advice) -> None:
+    aside = AsideStatus(count=2, in_files=in_files, newest=(("a.npz", "is damaged"),))
+    [alarm] = alarms(board_status(aside=aside))
+    assert advice in alarm.advice
+
+
+def test_a_source_of_which_nothing_can_be_used() -> None:
+    live = LiveStatus(open=True, left_out={"file of another kind": 7}, first={})
+    counters = {"samples": 0, "repeated": 0}
+    [alarm] = alarms(board_status(source=source_status(live=live, counters=counters)))
+    assert "no sample has come from the source" in alarm.text
+    assert "7 file of another kind" in alarm.text
+    assert not alarms(board_status(source=source_status(live=live)))
