@@ -130,9 +130,7 @@ def run_label(arguments: argparse.Namespace) -> int:
         )
     label = arguments.last or arguments.label
     done = _ask(arguments, {DATA: "label", "key": arguments.key, "label": label})
-    print(
-        f"{done!r} is {label}" if done else "no sample with this key takes a label: it was not used"
-    )
+    print(f"{done!r} is {label}" if done else "no sample has this key now: check it")
     return process.ExitCode.DONE if done else process.ExitCode.REFUSED
 
 

@@ -184,10 +184,9 @@ def _own(status: BoardStatus) -> Iterator[Alarm]:
     if status.aside.newest:
         text = f"{status.aside.count} samples are set aside, such as "
         text += ": ".join(status.aside.newest[-1])
-        in_source = status.aside.count > status.aside.in_files
-        advice = "repair the file, or leave it out, and start the board again"
-        advice = "look at them with `ternmesh data list`" if in_source else advice
-        yield Alarm(WARN, "", text, advice)
+        is_file = status.aside.count == status.aside.in_files
+        look = "look at them with `ternmesh data list`"
+        yield Alarm(WARN, "", text, "repair that file, or remove it" if is_file else look)
     live = status.source and status.source.live
     counters = status.source.counters if status.source else {}
     if live and live.left_out and not (counters["samples"] or counters["repeated"]):

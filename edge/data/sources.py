@@ -380,8 +380,8 @@ def _files(path: Path) -> list[Path]:
         found = [file for file in shown if file.suffix.lower() == ".npz"]
         files = [*{os.path.realpath(file): file for file in reversed(found)}.values()][::-1]
         if others := [file.name for file in shown if file not in files]:
-            named = ", ".join(others[:SHOWN_MAX])
-            _log.warning("%s: %d entries are not read: %s", path, len(others), named)
+            others[SHOWN_MAX:] = ["..."] * (len(others) > SHOWN_MAX)
+            _log.warning("%s: entries that are not read: %s", path, ", ".join(others))
     except OSError as error:
         raise _unreadable(path, error) from error
     if not 0 < len(files) <= FILES_MAX:

@@ -10,9 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edge.config import read_node_config
 from edge.data.buffer import ReplayBuffer
 from edge.data.labels import answer_data
+from edge.data.node_data import open_files
 from edge.data.sources import Label, Sample
+from edge.errors import DataError
 from ternmesh_cli.main import main
 from ternmesh_service.config_file import load_model_package
 from ternmesh_service.control_socket import ControlServer
@@ -87,7 +90,7 @@ def test_labels_of_scripts(config, capsys) -> None:
     assert run("label", "--config", config, "a", "7") == 0
     assert capsys.readouterr().out == "'d' is 7\n'a' is 7\n"
     assert run("label", "--config", config, "gone", "7") == 1
-    assert "no sample with this key takes a label" in capsys.readouterr().out
+    assert "no sample has this key now: check it" in capsys.readouterr().out
     assert run("label", "--config", config, "b", "ten") == 1
     assert "'ten' is no label of keyword: it has zero, one" in capsys.readouterr().err
     assert listed(config, capsys) == {None: 2, "seven": 2}
@@ -118,3 +121,17 @@ def test_all_is_asked_for_at_a_terminal(config, capsys, monkeypatch, answer, cod
     monkeypatch.setattr("sys.stdin", terminal)
     assert run("data", "forget", "--config", config, "--all") == code
     assert (listed(config, capsys) == {}) == (code == 0)
+
+
+def test_a_board_without_data_of_its_own_imports_some(tmp_path, capsys) -> None:
+    path = tmp_path / "node.toml"
+    path.write_text(CONFIG.partition("[data]")[0])
+    config, package = read_node_config(path), load_model_package("keyword")
+    with pytest.raises(DataError, match=r"data needs path .* or import samples: `ternmesh import`"):
+        open_files(config, package)
+    for number in range(4):
+        (tmp_path / "clips" / "one").mkdir(parents=True, exist_ok=True)
+        np.save(tmp_path / "clips" / "one" / f"{number}.npy", np.full((50, 32), number / 4))
+    assert run("import", tmp_path / "clips", "--config", path) == 0
+    assert "3 samples to train on, 1 held out" in capsys.readouterr().out
+    assert [len(part or ()) for part in open_files(config, package)] == [1, 3]

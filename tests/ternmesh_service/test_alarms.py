@@ -9,7 +9,7 @@ from tests.statuses import board_status, source_status
 
 @pytest.mark.parametrize(
     ("in_files", "advice"),
-    [(2, "repair the file, or leave it out"), (1, "look at them with `ternmesh data list`")],
+    [(2, "repair that file, or remove it"), (1, "look at them with `ternmesh data list`")],
 )
 def test_what_to_do_with_samples_that_are_set_aside(in_files, advice) -> None:
     aside = AsideStatus(count=2, in_files=in_files, newest=(("a.npz", "is damaged"),))

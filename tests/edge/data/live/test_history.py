@@ -87,5 +87,5 @@ def test_too_few_samples_say_why(package, tmp_path) -> None:
     ):
         write_history(tmp_path, found, 0.2, by_order=True)
     assert found.first["no label in column kind"] == "'maybe'"
-    with pytest.raises(DataError, match="none.csv does not exist: name a CSV file or a folder"):
+    with pytest.raises(DataError, match=r"none\.csv does not exist: name a CSV file or a folder"):
         read_history(tmp_path / "none.csv", package(2), {})
