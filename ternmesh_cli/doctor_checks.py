@@ -311,8 +311,7 @@ def data(subject: Subject) -> Iterator[Result]:
         if found.remark:
             yield WARNING, found.remark
         if (aside := found.aside).count:
-            name, reason = aside.newest[-1]
-            yield WARNING, f"{aside.count} samples are set aside, such as {name}: {reason}"
+            yield WARNING, f"{aside.count} set aside, such as {': '.join(aside.newest[-1])}"
     if config.data.source is not None:
         yield OK, f"from the source {config.data.source}, which is not started here"
     elif files is not None:

@@ -4,12 +4,11 @@ import importlib
 import io
 import math
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
-from edge.data.logmel import log_mel, read_clip
+from edge.data.logmel import Note, log_mel, read_clip
 from edge.data.sources import UNREADABLE, Array, array_head, convert, input_specs, opened_npz
 from edge.errors import DataError
 from ternmesh.model_package import ModelPackage
@@ -23,9 +22,7 @@ MODES = ("1", "L", "P", "RGB")  # of Pillow
 _HEAD = re.compile(rb"P([56])" + 3 * rb"(?:\s|#[^\n]*\n)+(\d{1,6})" + rb"\s")
 
 
-def read_sample(
-    path: Path, package: ModelPackage, note: Callable[[str], object] = str
-) -> dict[str, Array]:
+def read_sample(path: Path, package: ModelPackage, note: Note = str) -> dict[str, Array]:
     """The inputs of the sample in the file `path`, by name and without a batch axis; DataError.
 
     Sound becomes log-mel features (`read_clip`), a picture numbers from 0 to 1. Of an .npz file the

@@ -94,11 +94,11 @@ def write_history(
 def _source(path: Path, package: ModelPackage, options: Table) -> CsvSource | FolderSource:
     if path.is_dir():
         return FolderSource(FolderOptions(path=str(path), rate_max=RATE_MAX), package)
-    if not path.exists():
-        raise DataError(f"{path} does not exist: name a CSV file or a folder")
     known = {item.name: options[item.name] for item in fields(CsvOptions) if item.name in options}
     if "columns" not in known:
-        raise DataError(f"which columns of {path}? Say --columns, or set data.options.columns")
+        raise DataError(
+            f"{path} is no folder: of a CSV file say --columns, or data.options.columns"
+        )
     settings = known | {"path": str(path), "rate_max": RATE_MAX}
     return CsvSource(CsvOptions(**settings), package, from_start=True)
 

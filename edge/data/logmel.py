@@ -40,6 +40,7 @@ _KINDS = {
 TAPS = 16  # of the low-pass filter, on each side, for each sample that it leaves out
 
 Sound = NDArray[np.float32]  # [samples], -1 to 1
+Note = Callable[[str], object]  # is told what is left out
 
 
 def log_mel(sound: Sound) -> NDArray[np.float32]:
@@ -91,7 +92,7 @@ def loudest(sound: Sound, rate: int) -> Sound:
     return sound[begin : begin + length]
 
 
-def read_clip(path: Path, note: Callable[[str], object] = str) -> Sound:
+def read_clip(path: Path, note: Note = str) -> Sound:
     """The loudest second of a .wav file at 8 kHz, its channels mixed; `note` is told of the rest.
 
     PCM of 8, 16, 24 or 32 bits, or floats of 32 or 64. DataError; OSError where the file cannot be

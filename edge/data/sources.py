@@ -151,9 +151,7 @@ def class_names(package: ModelPackage) -> list[str]:
 
 def as_number(value: Any) -> float:
     """`value` as float; ValueError also for what Python alone takes for a number: True, "2_9"."""
-    if isinstance(value, bool) or "_" in str(value):
-        raise ValueError(f"{value!r:.100} is no number")
-    return float(value)
+    return float("" if isinstance(value, bool) or "_" in str(value) else value)
 
 
 def label_arrays(package: ModelPackage, value: Any) -> dict[str, Array]:
@@ -281,12 +279,10 @@ def open_folder(
     for file in _files(path):
         with _listed(bad, file), opened_npz(file) as archive:
             parts.append(_survey(file, archive, package, settings))
-        if not parts:
-            continue
         count = sum(int(part.chosen.sum()) for part in parts)
         dtypes = [np.result_type(*kinds) for kinds in zip(*(p.dtypes for p in parts), strict=True)]
         sample = sum(
-            math.prod(s.shape[1:]) * d.itemsize for s, d in zip(specs, dtypes, strict=True)
+            math.prod(s.shape[1:]) * d.itemsize for s, d in zip(specs, dtypes, strict=False)
         )
         # Before any sample is read, as a small file may hold much; the masks count, too.
         if count * sample + sum(part.chosen.size for part in parts) > BYTES_MAX:

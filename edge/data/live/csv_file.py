@@ -28,7 +28,6 @@ class CsvSource(RowSource):
         self._path = Path(options.path)
         self._file: BufferedReader | None = None
         self._is_first = True
-        self._has_begun = False  # an empty file has no header yet
         self._waiting: deque[bytes] = deque()  # lines for which `rate_max` has no room yet
 
     @property
@@ -47,10 +46,8 @@ class CsvSource(RowSource):
         is_after = self._is_first and not self._from_start
         end = os.fstat(self._file.fileno()).st_size if is_after else 0
         head = self._file.readline(LINE_MAX)
-        if b"sep=" in head[:7].lower():  # Excel's own line
-            head = self._file.readline(LINE_MAX)
         self._mapper.reader.begin(head, str(self._path))
-        self._has_begun = bool(head.strip())
+        self._has_begun = bool(head.strip())  # an empty file has no header yet
         # The byte before the end: where it ends a line, no half line follows.
         at = self._file.seek(max(0, end - 1))
         self._known = os.pread(self._file.fileno(), min(at, KNOWN), max(0, at - KNOWN))

@@ -24,6 +24,7 @@ ROWS_MAX = 1000  # in one JSON value
 LINE_SHOWN = 80  # bytes
 SEPARATORS = (",", ";", "\t", "|")
 DECIMAL_COMMA = SEPARATORS[1:]
+_DATA = re.compile(r"[+-]?([.,]?\d+([-+:/.,e]|$)|nan$)", re.I)  # a number or a time, no name
 _THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2},\d{3}")  # or three decimals
 
 Row = dict[str, Any]
@@ -112,7 +113,7 @@ class RowReader:
         if not is_named or self.is_header(line):
             return
         # A file that logrotate has emptied goes on with rows.
-        if not self._header or not any(map(_is_number, _fields(text, self._separator))):
+        if not self._header or not any(map(_DATA.match, _fields(text, self._separator))):
             found = re.split(r'[,;|\t"]+', text)
             lacks = ", ".join(name for name in self._columns if name not in found)
             raise DataError(f"{path} has no column {lacks}: its first line is {text!r:.200}")
@@ -132,7 +133,7 @@ class RowReader:
         # Without one: numbers with decimal commas, or commas between numbers
         separator = self._separator or next((s for s in DECIMAL_COMMA if s in text), ",")
         fields = _fields(text, separator)
-        if self._header and not any(map(_is_number, fields)):
+        if self._header and not any(map(_DATA.match, fields)):
             names = {*map(str.casefold, fields)}
             if not names.isdisjoint(map(str.casefold, self._header)):
                 self._lacks = next(name for name in self._columns if name not in fields)
@@ -140,7 +141,7 @@ class RowReader:
             raise DataError(f"row of a header that has no column {self._lacks}")
         row = dict(zip(self._header or map(str, count(1)), fields, strict=False))
         # Without a header, a line of text between the rows does not say how many fields they have.
-        is_row = not self._header and all(_is_number(row.get(name)) for name in self._columns)
+        is_row = not self._header and all(_DATA.match(row.get(name, "")) for name in self._columns)
         if len(fields) not in (self._fields, self._odd) and self._fields:
             self._odd = len(fields) if is_row else 0
             raise DataError(f"line without the {self._fields} fields of the others, and no JSON")
@@ -160,14 +161,13 @@ class RowReader:
                 return _rows(content)
         self._open_json += text + "\n"
         if len(self._open_json) > LINE_MAX:
-            self._left_out.add(f"JSON over {LINE_MAX} bytes: write an object a line")
-            self._open_json = ""
+            self.end(f"JSON over {LINE_MAX} bytes: write an object a line")
         return []
 
-    def end(self) -> None:
+    def end(self, reason: str = "JSON that does not end") -> None:
         """No more lines belong to what has begun."""
         if self._open_json:
-            self._left_out.add("JSON that does not end", self._open_json[:LINE_SHOWN])
+            self._left_out.add(reason, self._open_json[:LINE_SHOWN])
             self._open_json = ""
 
 
@@ -177,12 +177,6 @@ def _fields(text: str, separator: str) -> list[str]:
         return [field.strip() for field in next(reader, [])]
     except csv.Error as error:
         raise DataError("line that is no CSV, and no JSON") from error
-
-
-def _is_number(value: str | None) -> bool:
-    with suppress(ValueError, TypeError):
-        return as_number(value and value.replace(",", ".")) is not None
-    return False
 
 
 def _rows(content: Any) -> list[Row]:
@@ -264,7 +258,6 @@ class RowMapper:
         return items
 
     def _label(self, row: Row, target: str, key: str) -> list[Label]:
-        value = None
         try:
             value = _look_up(row, target)
             if value in ("", None):
@@ -272,7 +265,7 @@ class RowMapper:
             number = self._number(row, target) if target in self._options.scale else value
             return [Label(key, label_arrays(self._package, number))]
         except (DataError, LookupError, TypeError):
-            self._left_out.add(f"no label in column {target}", value)
+            self._left_out.add(f"no label in column {target}", row.get(target))
             return []
 
     def _number(self, row: Row, column: str) -> float:

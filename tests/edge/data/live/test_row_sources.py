@@ -186,6 +186,15 @@ def test_a_replaced_file_whose_header_lacks_a_column_is_refused(csv, is_empty_fi
     assert keys(source.poll(100.0)) == [[1.5, 2.0]]
 
 
+@pytest.mark.parametrize("row", ["2026-11-27T10:00:00Z,ERR", "10:00,", "-.5,ERR", "1e3,x", "NaN,"])
+def test_an_emptied_file_goes_on_with_rows_that_a_fault_spoils(csv, row) -> None:
+    path, source = csv("a,b\n1,2\n")
+    source.poll(0.0)
+    path.write_text(row + "\n3,4\n")
+    source.poll(1.0)
+    assert keys(source.poll(2.0)) == [[3.0, 4.0]]
+
+
 @pytest.mark.parametrize("more", ["", "5,6\n7,8\n"])
 def test_a_file_that_is_written_anew_and_is_not_shorter(csv, more) -> None:
     path, source = csv("a,b\n1,2\n")
@@ -208,13 +217,6 @@ def test_a_file_of_another_kind_is_named(csv, text, sentence) -> None:
     _, source = csv(text)
     with pytest.raises(DataError, match=sentence):
         source.poll(0.0)
-
-
-def test_the_first_line_of_excel_is_no_header(csv) -> None:
-    path, source = csv("sep=;\na;b\n")
-    source.poll(0.0)
-    add(path, "1;2\n")
-    assert keys(source.poll(1.0)) == [[1.0, 2.0]]
 
 
 def test_messages_that_are_too_long_are_counted(source, package, mosquitto, eventually) -> None:
