@@ -3,7 +3,7 @@
 `ternmesh status`, `ternmesh doctor` and the page show the same list.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -32,6 +32,7 @@ DISK_MB = 500.0
 PAUSED = "paused: "  # the activity of a board that is too hot, or short of memory
 HOT = f"{PAUSED}too hot"
 JOINING = "joining"
+STRAYS = 100  # malformed arrivals from which on they are an alarm
 FALL = 0.05  # of the accuracy below its best, both as medians of RECENT rounds
 BOARD_FALL = 0.1  # the same for one board
 RECENT = 5  # rounds
@@ -114,13 +115,28 @@ def _links(transport: TransportStatus, about: str, name: str = "") -> Iterator[A
     if not (transport.connected or transport.bearers):
         text = f"the link{name and ' '}{name} is down: {transport.last_error}"
         yield Alarm(BAD, about, text, "ask `ternmesh doctor`")
+    numbers = {key: value or 0 for key, value in transport.numbers.items()}
+    is_mute = numbers.get("refused", 0) > 0 and not transport.bytes_out
     often = [(reason, n) for reason, n in transport.refusals.items() if n >= NORMAL_UP_TO]
-    for text in (*transport.remarks, *(f"{n} frames refused: {reason}" for reason, n in often)):
+    for reason, n in transport.refusals.items() if is_mute else often:
+        text = f"{transport.end}: {n} frames were not sent: {reason}"
+        level, more = (BAD, "; not one was sent") if is_mute else (WARN, "")
+        yield Alarm(level, about, f"{text}{more}", "see docs/troubleshooting.md")
+    for text in (*transport.remarks, *_strays(numbers)):
         yield Alarm(WARN, about, f"{transport.end}: {text}", "see docs/troubleshooting.md")
     for peer, reasons in (transport.link.refused if transport.link else {}).items():
         shown = ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items()))
         text = f"the link refused from or for {peer}: {shown}"
         yield Alarm(WARN, about, text, "see docs/troubleshooting.md")
+
+
+def _strays(numbers: Mapping[str, int]) -> Iterator[str]:
+    """What arrived and is not ours, unless it is a small part; a radio hears frames for others."""
+    malformed, foreign, ours = (numbers.get(name, 0) for name in ("malformed", "foreign", "frames_in"))
+    if malformed >= max(STRAYS, ours / STRAYS):
+        yield f"{malformed} arrivals are malformed: another program sends here, or they are damaged"
+    if foreign >= STRAYS and not ours:
+        yield f"{foreign} frames are for others, and none is for this end: check the addresses"
 
 
 def _security(status: Status) -> Iterator[Alarm]:

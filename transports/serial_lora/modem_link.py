@@ -48,10 +48,10 @@ class SerialLoraCounters:
     airtime_left_us: int | None = None  # of the hour, at the last frame; None without a limit
     lost: int = 0  # frames that waited or were on their way when the modem went away
     too_long: int = 0  # frames of more airtime than is ever granted
-    refused: int = 0  # frames that the modem would not send
+    refused: int = 0  # frames that the modem has not sent
     foreign: int = 0  # payloads for other receivers, or from unknown senders
     malformed: int = 0  # payloads that do not decode, and noise on the line
-    refusals: dict[str, int] = field(default_factory=dict)  # by reason
+    refusals: dict[str, int] = field(default_factory=dict)  # frames that were not sent, by reason
     notice: str = ""  # the newest of the modem to its owner
 
 
@@ -84,6 +84,11 @@ class ModemLink:
         self._broken = ""  # why the modem must be set up anew
         self._notices = RateLimiter(60.0, 3600.0)
         self._ready_at: float | None = None  # when the modem was set up
+
+    @property
+    def was_ready(self) -> bool:
+        """Whether the modem has been set up since `run` began."""
+        return self._ready_at is not None
 
     @property
     def ready(self) -> bool:
@@ -129,6 +134,7 @@ class ModemLink:
         if self.dialect.ready and self._ready_at is None:
             self._ready_at = now
             self._counters.connects += 1
+            _log.info("%s: the %s modem is connected", self._settings.port, self._settings.dialect)
 
     def _offer(self, port: SerialPort, now: float) -> None:
         """Hand the next frame to the modem, if it may leave now."""
@@ -198,15 +204,18 @@ class ModemLink:
         self._in_flight = None
         if item is None:
             return
+        item.tries += 1
+        if refused.garbled:
+            self._coding.refused(self._payload)
+        if refused.again_in_s is not None and item.payload is None and item.tries < TRIES_MAX:
+            self._hold_until = time.monotonic() + refused.again_in_s
+            self._queue.put_back([item])
+            return
         counts = self._counters.refusals
         is_listed = refused.reason in counts or len(counts) < REASONS_MAX
         key = refused.reason if is_listed else "(others)"
         counts[key] = counts.get(key, 0) + 1
-        item.tries += 1
-        if refused.garbled:
-            self._coding.refused(self._payload)
-        if refused.again_in_s is None or item.payload is not None or item.tries == TRIES_MAX:
-            self._counters.refused += item.payload is None
-            return
-        self._hold_until = time.monotonic() + refused.again_in_s
-        self._queue.put_back([item])
+        if item.payload is None:
+            self._counters.refused += 1
+            if self._notices.allow(key, time.monotonic()):
+                _log.warning("%s has not sent a frame: %s", self._settings.port, refused.reason)
