@@ -6,6 +6,7 @@ What settings alone show is in transcripts/doctor.txt.
 import os
 import pty
 import re
+import shutil
 import socketserver
 import threading
 import time
@@ -254,6 +255,32 @@ def test_a_check_that_hangs_or_breaks_hides_no_other(node):
     assert "no result within" in rows[0][2]
     assert "ZeroDivisionError" in rows[1][2]
     assert rows[2][0] == "clock"
+
+
+@pytest.mark.parametrize("what", ["a file in the way", "no answer", "no JSON", "another kind"])
+def test_a_socket_that_cannot_be_asked_hides_no_other_check(enrolled, what) -> None:
+    folder = enrolled.parent / "state"
+    server = None
+    if what == "a file in the way":
+        shutil.rmtree(folder)
+        folder.write_text("")
+    else:
+        says = {"no answer": b"", "no JSON": b"[1\n", "another kind": b'{"role": "x"}\n'}[what]
+
+        class Answer(socketserver.BaseRequestHandler):
+            def handle(self) -> None:
+                self.request.recv(1000)
+                self.request.sendall(says)
+
+        server = socketserver.ThreadingUnixStreamServer(str(folder / "control.sock"), Answer)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+    subject = doctor.look(enrolled, time.time())
+    if server is not None:
+        server.shutdown()
+        server.server_close()
+    assert subject.silence
+    rows = doctor.diagnose(subject, [doctor_checks.settings, doctor_checks.program])
+    assert [row[:2] for row in rows] == [("settings", OK), ("program", WRONG)]
 
 
 def test_the_host_is_asked_about_a_board(enrolled, mosquitto, eventually, capsys):
