@@ -132,10 +132,10 @@ def _links(transport: TransportStatus, about: str, name: str = "") -> Iterator[A
 
 def _strays(numbers: Mapping[str, int]) -> Iterator[str]:
     """What arrived and is not ours, unless it is a small part; a radio hears frames for others."""
-    malformed, foreign, ours = (numbers.get(name, 0) for name in ("malformed", "foreign", "frames_in"))
+    malformed, ours = numbers.get("malformed", 0), numbers.get("frames_in", 0)
     if malformed >= max(STRAYS, ours / STRAYS):
         yield f"{malformed} arrivals are malformed: another program sends here, or they are damaged"
-    if foreign >= STRAYS and not ours:
+    if (foreign := numbers.get("foreign", 0)) >= STRAYS and not ours:
         yield f"{foreign} frames are for others, and none is for this end: check the addresses"
 
 

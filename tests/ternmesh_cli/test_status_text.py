@@ -173,8 +173,8 @@ LINK_REFUSES = "the link refused from or for ada: seal 1, suite 3: see docs/trou
         (NODE, {"source": source_status()},
          "7 wait for a label; by label: none; 3 refused, 9 made room"),
         (NODE, {"transport": replace(UP, numbers={"malformed": 255, "frames_in": 900})},
-         "warning: mqtt://b:1883 with MQTT 5: 255 arrivals are malformed: another program sends here, "
-         "or they are damaged: see docs/troubleshooting.md"),
+         "warning: mqtt://b:1883 with MQTT 5: 255 arrivals are malformed: another program sends "
+         "here, or they are damaged: see docs/troubleshooting.md"),
         (NODE, {"transport": replace(UP, numbers={"foreign": 134, "frames_in": 0})},
          "warning: mqtt://b:1883 with MQTT 5: 134 frames are for others, and none is for this end: "
          "check the addresses: see docs/troubleshooting.md"),

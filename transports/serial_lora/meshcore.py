@@ -88,27 +88,22 @@ class Meshcore(Dialect[tuple[int, bytes]]):
             sent = data == b"\x01"
             return self._settle(Sent() if sent else PayloadRefused("the radio could not send"))
         if code == ERROR and data:
-            return self._error(data[0], now)
-        if self._steps and code == self._steps[0][2]:
-            wanted = self._steps[0][3]
-            if code == AIRTIME:
-                self._compare_airtime(data)
-            elif not data.startswith(wanted):
-                kept = f"the modem keeps {_shown(data)}, although it took {_shown(wanted)}"
-                return [Broken(f"{kept}: is that in the range of its model?")]
-            return self._step_done(now)
-        return []
-
-    def _step_done(self, now: float) -> list[Event]:
+            if not (self._steps and self._steps[0][3]):  # else it cannot be asked
+                return self._error(data[0])
+        elif not (self._steps and code == self._steps[0][2]):
+            return []
+        elif code == AIRTIME:
+            self._compare_airtime(data)
+        elif not data.startswith(wanted := self._steps[0][3]):
+            kept = f"the modem keeps {_shown(data)}, although it took {_shown(wanted)}"
+            return [Broken(f"{kept}: is that in the range of its model?")]
         self._steps.popleft()
         self._tries = 0
         self._heard = b""
         return self._next_step(now)
 
-    def _error(self, code: int, now: float) -> list[Event]:
+    def _error(self, code: int) -> list[Event]:
         reason = error_text(code, ERRORS)
-        if not self.ready and self._steps[0][3]:
-            return self._step_done(now)  # a firmware that cannot be asked
         if not self.ready:
             return [Broken(f"the modem refuses command {self._steps[0][0]}: {reason}")]
         again_in_s = BUSY_S / self._settings.speed if code == TX_BUSY else None

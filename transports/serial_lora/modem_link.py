@@ -83,17 +83,12 @@ class ModemLink:
         self._stalled_at = inf  # when an incomplete message is given up
         self._broken = ""  # why the modem must be set up anew
         self._notices = RateLimiter(60.0, 3600.0)
-        self._ready_at: float | None = None  # when the modem was set up
-
-    @property
-    def was_ready(self) -> bool:
-        """Whether the modem has been set up since `run` began."""
-        return self._ready_at is not None
+        self.ready_at: float | None = None  # when the modem was set up
 
     @property
     def ready(self) -> bool:
         """Whether frames can be sent."""
-        return self._ready_at is not None and self.dialect.ready
+        return self.ready_at is not None and self.dialect.ready
 
     def run(self, port: SerialPort, stop: threading.Event) -> str:
         """Work until `stop`, or until the modem fails: why it did. PortError if the port fails."""
@@ -115,9 +110,9 @@ class ModemLink:
                     self._handle(port, self.dialect.handle_timeout(now))
             return self._broken
         finally:
-            if self._ready_at is not None:
-                self.ready_s = time.monotonic() - self._ready_at
-            self._ready_at = None
+            if self.ready_at is not None:
+                self.ready_s = time.monotonic() - self.ready_at
+            self.ready_at = None
             flying = self._in_flight is not None and self._in_flight.payload is None
             self._counters.lost += self._queue.clear() + flying
 
@@ -131,8 +126,8 @@ class ModemLink:
         return max(0.0, due - now)
 
     def _note_ready(self, now: float) -> None:
-        if self.dialect.ready and self._ready_at is None:
-            self._ready_at = now
+        if self.dialect.ready and self.ready_at is None:
+            self.ready_at = now
             self._counters.connects += 1
             _log.info("%s: the %s modem is connected", self._settings.port, self._settings.dialect)
 

@@ -229,12 +229,13 @@ def test_a_port_that_is_open_is_not_called_closed(eventually, dialect: str) -> N
     """While its modem is set up, which takes half a minute where it is none."""
     modem = new_modem(dialect, 0)
     modem.__dict__["receive_bytes"] = lambda data: []
-    with FaultyRadios([modem], speed=SPEED) as radios:
-        with closing(SerialLoraTransport(settings_for(dialect, radios.paths[0], "ada"))) as ada:
-            assert ada.status().last_error == "not opened yet"
-            ada.open()
-            open_ = f"{radios.paths[0]} is open, and its modem is not set up yet"
-            eventually(lambda: ada.status().last_error == open_)
+    radios = FaultyRadios([modem], speed=SPEED)
+    ada = SerialLoraTransport(settings_for(dialect, radios.paths[0], "ada"))
+    with radios, closing(ada):
+        assert ada.status().last_error == "not opened yet"
+        ada.open()
+        open_ = f"{radios.paths[0]} is open, and its modem is not set up yet"
+        eventually(lambda: ada.status().last_error == open_)
 
 
 class Purse:
