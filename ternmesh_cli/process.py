@@ -252,9 +252,8 @@ def stop_on_signals() -> threading.Event:
     first: dict[int, float] = {}  # when a signal came, by its number
 
     def handle(number: int, _frame: FrameType | None) -> None:
-        now = time.monotonic()
         asked.put(number)  # it takes no lock: `set` might wait for one that this thread holds
-        if now - first.setdefault(number, now) > TOGETHER_S:
+        if time.monotonic() - first.setdefault(number, time.monotonic()) > TOGETHER_S:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
 

@@ -329,7 +329,9 @@ def test_ports_that_are_taken(node: Node) -> None:
         port = taken.server_address[1]
         path.write_text(f"{path.read_text()}[page]\nport = {port}\n")
         result, sentence = found(path, "ports")
-        assert (result, f"[page] cannot have port {port}" in sentence) == (WRONG, True)
+        why = "Address already in use"
+        assert sentence == f"[page] cannot have port {port} ({why}): choose another"
+        assert result == WRONG
     assert found(path, "ports") == (OK, f"port {port} is free for the page")
 
 

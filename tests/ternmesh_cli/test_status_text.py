@@ -158,6 +158,8 @@ LINK_REFUSES = "the link refused from or for ada: seal 1, suite 3: see docs/trou
         (HOST, {"nodes": (LOW, YVES)},
          "warning: theo: counts 0% since global update 12: excluded: raises the error: look at its "
          "samples and labels; mute or revoke it if it lies"),
+        (HOST, {"nodes": (board("theo", weight=0.2, reason="often absent"), YVES)},
+         "warning: theo: counts 20%: often absent: check its power and its link"),
         (HOST, {"teaching": TEACHING},
          "knowledge packets of other groups: the last at global adapter 6"),
         (HOST, {"teaching": TEACHING}, f"keyword-mlp teaches less: {WORSE}"),

@@ -194,8 +194,7 @@ class Dialect(ABC, Generic[M]):
         self._tries += 1
         if self._tries > self.tries_max:
             said = f"; something says {ascii(self._heard)[1:]}" if self._heard else ""
-            what = "port, dialect" if said else "the wiring"
-            return [Broken(f"{failure}{said}: check {what} and baud_rate")]
+            return [Broken(f"{failure}{said}: check wiring, port, dialect and baud_rate")]
         self.deadline = due
         return [Write(command)]
 

@@ -231,8 +231,9 @@ class Reyax(Dialect[Heard | TextLine]):
     def _compare(self, message: TextLine, now: float) -> list[Event]:
         """Change the setting at the front where it differs, once; then begin with the next."""
         name, value = self._steps[0]
-        is_unknown = message.error is not None  # it cannot be asked, but perhaps be told
-        if self._is_written if is_unknown else _is_equal(message.value, value):
+        # Numbers alone are compared: a firmware may write a blank, or ",M" behind a BAND.
+        is_same = re.findall(r"\d+", message.value) == re.findall(r"\d+", value)
+        if self._is_written if message.name == "ERR" else is_same:  # then it can only be told
             self._steps.popleft()
             self._is_written = False
             self._tries = 0  # it answers, however slowly
@@ -260,11 +261,6 @@ class Reyax(Dialect[Heard | TextLine]):
         self._tries = 0
         refused = self._settle(PayloadRefused(error_text(error, ERRORS), 0.0, garbled=True))
         return refused + self._attract(now)
-
-
-def _is_equal(answer: str, value: str) -> bool:
-    """Whether the numbers are the same; a firmware may write a blank, or ",M" behind a BAND."""
-    return re.findall(r"\d+", answer) == re.findall(r"\d+", value)
 
 
 def modem_settings(settings: SerialLoraSettings) -> list[tuple[str, str]]:

@@ -460,7 +460,7 @@ def test_a_modem_that_falls_silent_is_asked_some_times_and_given_up(
     while not isinstance(events[-1], Broken):
         assert modem.deadline is not None
         events += modem.handle_timeout(modem.deadline)
-    assert events[-1] == Broken(f"{broken}: check the wiring and baud_rate")
+    assert events[-1] == Broken(f"{broken}: check wiring, port, dialect and baud_rate")
     (outcome,) = (event for event in events if isinstance(event, PayloadRefused))
     assert outcome.reason.endswith(refused)
     written = b"".join(event.data for event in events if isinstance(event, Write))
@@ -502,7 +502,7 @@ def test_what_answers_instead_of_the_modem_is_shown(dialect: str, what: str) -> 
     while not any(isinstance(event, Broken) for event in events):
         assert modem.deadline is not None
         events = modem.handle_timeout(modem.deadline)
-    said = f"; something says {SAYS[what][1]}: check port, dialect and baud_rate"
+    said = f"; something says {SAYS[what][1]}: check wiring, port, dialect and baud_rate"
     assert cast(Broken, events[0]).reason.endswith(said)
 
 
