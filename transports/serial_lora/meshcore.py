@@ -96,7 +96,7 @@ class Meshcore(Dialect[tuple[int, bytes]]):
             self._compare_airtime(data)
         elif not data.startswith(wanted := self._steps[0][3]):
             kept = f"the modem keeps {_shown(data)}, although it took {_shown(wanted)}"
-            return [Broken(f"{kept}: is that in the range of its model?")]
+            return [Broken(f"{kept}: choose a value that its model allows")]
         self._steps.popleft()
         self._tries = 0
         self._heard = b""

@@ -240,7 +240,7 @@ class Reyax(Dialect[Heard | TextLine]):
             return self._next_step(now)
         if self._is_written:
             kept = f"the modem keeps {name}={message.value} after AT+{name}={value}"
-            return [Broken(f"{kept}: is that in the range of its model?")]
+            return [Broken(f"{kept}: choose a value that its model allows")]
         return self._command(_Phase.SET, f"AT+{name}={value}", now)
 
     def _next_step(self, now: float) -> list[Event]:
