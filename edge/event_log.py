@@ -34,7 +34,8 @@ class EventLog:
     def log(self, event: NodeEvent) -> None:
         line = _describe(event, self._name)
         if line is not None:
-            _log.log(logging.INFO if self._is_news(event) else logging.DEBUG, "%s", line)
+            news = logging.WARNING if isinstance(event, Refused) else logging.INFO
+            _log.log(news if self._is_news(event) else logging.DEBUG, "%s", line)
 
     def note_answer(self, now: float, *, has_answer: bool) -> None:
         if not has_answer and now >= self._unanswered_at:

@@ -264,7 +264,7 @@ class HostService:
             case Refused():
                 if not self._refusals.is_news(event.peer, event.reason):
                     return logging.DEBUG
-                return logging.ERROR if event.reason in ("ahead", OLD_MEMBERS) else logging.INFO
+                return logging.ERROR if event.reason in ("ahead", OLD_MEMBERS) else logging.WARNING
             case RoundOpened() if self._has_closed:
                 return logging.DEBUG
             case _:

@@ -130,11 +130,12 @@ def _value(wanted: Any, item: Field[Any], value: Any, name: str) -> Any:
     if wanted == tuple[str, ...] and type(value) is list:
         value = tuple(value)
     if not _has_type(wanted, value):
-        raise ConfigError(f"{name} is {value!r}: it must be {_type_name(wanted)}")
+        shown = str(value).lower() if type(value) is bool else repr(value)
+        raise ConfigError(f"{name} is {shown}: it must be {_type_name(wanted)}")
     if "limits" in item.metadata:
         low, high = item.metadata["limits"]
         if not low <= value <= high:  # also for NaN
-            raise ConfigError(f"{name} is {value!r}: it must be {low} to {high}")
+            raise ConfigError(f"{name} is {value!r}: it must be {low:.15g} to {high:.15g}")
     if "choices" in item.metadata:
         by_lower = {choice.lower(): choice for choice in item.metadata["choices"]}
         if value.lower() not in by_lower:

@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def look(path: Path, now: float) -> Subject:
     """What is known about the program with these settings, without an error for what is wrong."""
-    end = config = answer = None
+    end = config = status = None
     error = silence = ""
     try:
         end = keys.read(path)
@@ -66,8 +66,8 @@ def look(path: Path, now: float) -> Subject:
     except ConfigError as failure:
         error = str(failure)
     try:
-        answer = None if end is None else end.ask({"command": "status"})
-        status = None if answer is None else read_status(answer)
+        if end is not None and (answer := end.ask({"command": "status"})) is not None:
+            status = read_status(answer)
     except ControlError as failure:
         silence = str(failure)
     return Subject(path, now, end, config, status, error, silence)

@@ -256,10 +256,8 @@ def ports(subject: Subject) -> Iterator[Result]:
             socket.create_server((table.address, table.port), family=family).close()
             yield OK, f"port {table.port} is free for the {name}"
         except OSError as error:
-            yield (
-                WRONG,
-                f"[{name}] cannot have port {table.port} ({error.strerror}): choose another",
-            )
+            why = str(error.strerror).partition(" (while")[0]
+            yield WRONG, f"[{name}] cannot have port {table.port} ({why}): choose another"
 
 
 def port(subject: Subject) -> Iterator[Result]:

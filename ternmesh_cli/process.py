@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from pathlib import Path
+from queue import SimpleQueue
 from types import FrameType
 from typing import TextIO
 
@@ -24,6 +25,7 @@ from ternmesh_service.notify import ServiceManager
 SEED_MAX = 2**32 - 1
 LINE = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 TERMINAL_LINE = "%(asctime)s %(message)s"
+TOGETHER_S = 1.0  # equal signals so close are one: `timeout` sends two
 # Of journald (sd-daemon(3))
 PRIORITIES = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, 50: 2}
 
@@ -241,15 +243,25 @@ def complain(error: object) -> None:
 
 
 def stop_on_signals() -> threading.Event:
-    """An event that the first SIGINT, SIGTERM or SIGHUP sets; a second signal ends the process.
+    """An event that the first SIGINT, SIGTERM or SIGHUP sets; the same one later ends the process.
 
     SIGHUP stays ignored where nohup has it ignored.
     """
     stop = threading.Event()
+    asked: SimpleQueue[int] = SimpleQueue()
+    first: dict[int, float] = {}  # when a signal came, by its number
 
     def handle(number: int, _frame: FrameType | None) -> None:
+        asked.put(number)  # it takes no lock: `set` might wait for one that this thread holds
+        if time.monotonic() - first.setdefault(number, time.monotonic()) > TOGETHER_S:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+
+    def work() -> None:
+        asked.get()
         stop.set()
-        signal.signal(number, signal.SIG_DFL)
+
+    threading.Thread(target=work, name="stop", daemon=True).start()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:

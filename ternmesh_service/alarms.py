@@ -3,7 +3,7 @@
 `ternmesh status`, `ternmesh doctor` and the page show the same list.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -33,6 +33,7 @@ DISK_MB = 500.0
 PAUSED = "paused: "  # the activity of a board that is too hot, or short of memory
 HOT = f"{PAUSED}too hot"
 JOINING = "joining"
+STRAYS = 100  # malformed arrivals from which on they are an alarm
 FALL = 0.05  # of the accuracy below its best, both as medians of RECENT rounds
 BOARD_FALL = 0.1  # the same for one board
 RECENT = 5  # rounds
@@ -115,13 +116,28 @@ def _links(transport: TransportStatus, about: str, name: str = "") -> Iterator[A
     if not (transport.connected or transport.bearers):
         text = f"the link{name and ' '}{name} is down: {transport.last_error}"
         yield Alarm(BAD, about, text, "ask `ternmesh doctor`")
+    numbers = {key: value or 0 for key, value in transport.numbers.items()}
+    is_mute = numbers.get("refused", 0) > 0 and not transport.bytes_out
     often = [(reason, n) for reason, n in transport.refusals.items() if n >= NORMAL_UP_TO]
-    for text in (*transport.remarks, *(f"{n} frames refused: {reason}" for reason, n in often)):
+    for reason, n in transport.refusals.items() if is_mute else often:
+        text = f"{transport.end}: {n} frames were not sent: {reason}"
+        level, more = (BAD, "; not one was sent") if is_mute else (WARN, "")
+        yield Alarm(level, about, f"{text}{more}", "see docs/troubleshooting.md")
+    for text in (*transport.remarks, *_strays(numbers)):
         yield Alarm(WARN, about, f"{transport.end}: {text}", "see docs/troubleshooting.md")
     for peer, refused in (transport.link.refused if transport.link else {}).items():
         shown = ", ".join(f"{reason} {count}" for reason, count in sorted(refused.items()))
         text = f"the link refused from or for {peer}: {shown}"
         yield Alarm(WARN, about, text, "see docs/troubleshooting.md")
+
+
+def _strays(numbers: Mapping[str, int]) -> Iterator[str]:
+    """What arrived and is not ours, unless it is a small part; a radio hears frames for others."""
+    malformed, ours = numbers.get("malformed", 0), numbers.get("frames_in", 0)
+    if malformed >= max(STRAYS, ours / STRAYS):
+        yield f"{malformed} arrivals are malformed: another program sends here, or they are damaged"
+    if (foreign := numbers.get("foreign", 0)) >= STRAYS and not ours:
+        yield f"{foreign} frames are for others, and none is for this end: check the addresses"
 
 
 def _security(status: Status) -> Iterator[Alarm]:
@@ -269,6 +285,7 @@ def _board(board: HostedBoard, status: HostStatus) -> Iterator[Alarm]:
     if board.weight < WEIGHT and "owner" not in board.reason:
         since = f" since global update {board.since}" if board.since else ""
         advice = "look at its samples and labels; mute or revoke it if it lies"
+        advice = "check its power and its link" if "absent" in board.reason else advice
         yield Alarm(WARN, name, f"counts {board.weight:.0%}{since}: {board.reason}", advice)
     if board.influence is not None and board.influence.norm == 0:
         yield Alarm(WARN, name, "sends empty updates", "see its log: training may diverge there")

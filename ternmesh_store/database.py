@@ -167,7 +167,9 @@ class Database:
             make_private_folder(path.parent)
             path.touch(PRIVATE, exist_ok=False)
         except (OSError, ValueError) as error:  # ValueError: a path that the system does not take
-            raise StoreError(f"cannot write {path} ({error}): choose another folder") from error
+            raise StoreError(
+                f"cannot write {path} ({error.args[-1]}): choose another folder"
+            ) from error
         try:
             with closing(sqlite3.connect(path)) as copy:
                 self._connected().backup(copy)

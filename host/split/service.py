@@ -178,7 +178,7 @@ class SplitService:
             case Refused():
                 if self._refusals.is_news(event.peer, event.reason):
                     advice = why(event.reason, on_host=True)
-                    _log.info("refused from %s: %s: %s", event.peer, event.reason, advice)
+                    _log.warning("refused from %s: %s: %s", event.peer, event.reason, advice)
 
     def _compute(self, address: int, item: Activation) -> None:
         try:

@@ -397,7 +397,9 @@ def test_a_first_contact_is_no_refusal(tmp_path, caplog):
     bench.service.poll(0.0)
     status = bench.service.status()
     assert (status.refused, status.first_contacts) == ({"seal": 1, "suite": 1}, 1)
-    told = [line for line in caplog.messages if "refused" in line]
+    records = [record for record in caplog.records if "refused" in record.getMessage()]
+    assert {record.levelno for record in records} == {logging.WARNING}
+    told = [record.getMessage() for record in records]
     assert told == [f"refused from ada: suite: {why('suite', on_host=True)}"]
     for _ in range(NORMAL_UP_TO):  # what does not end is no first contact
         bench.service.protocol.session.refuse("ada", "seal", bench.now)

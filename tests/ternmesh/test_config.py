@@ -9,6 +9,7 @@ from ternmesh.config import ConfigError, choices, limits, read_config
 class Radio:
     port: str
     power_db: float = field(default=10.0, metadata=limits(-9, 20))
+    watts: float = field(default=1.0, metadata=limits(1e-12, 1e12))
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,11 @@ def test_small_letters_and_a_byte_order_mark_do_no_harm() -> None:
         ("rounds = 0\n" + GOOD, ["rounds", "0", "1 to 100"]),
         ("rounds = 101\n" + GOOD, ["rounds", "101"]),
         ("rounds = 1.5\n" + GOOD, ["rounds", "1.5", "whole"]),
-        ("rounds = true\n" + GOOD, ["rounds", "True"]),
+        ("rounds = true\n" + GOOD, ["rounds is true: "]),
         ('mode = "ring"\n' + GOOD, ["mode", "ring", "star", "mesh"]),
         ("verbose = 1\n" + GOOD, ["verbose", "true or false"]),
         ("peers = [1]\n" + GOOD, ["peers", "list of texts"]),
+        (GOOD + "watts = 0.0\n", ["radio.watts is 0.0: it must be 1e-12 to 1000000000000"]),
         (GOOD + "power_db = nan\n", ["radio.power_db", "nan", "-9 to 20"]),
         (GOOD + "power_db = " + "9" * 400 + "\n", ["radio.power_db", "number"]),
         (GOOD + 'power_db = "x"\n', ["radio.power_db", "number"]),

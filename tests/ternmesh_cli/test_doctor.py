@@ -6,6 +6,7 @@ What settings alone show is in transcripts/doctor.txt.
 import os
 import pty
 import re
+import shutil
 import socketserver
 import threading
 import time
@@ -256,6 +257,32 @@ def test_a_check_that_hangs_or_breaks_hides_no_other(node):
     assert rows[2][0] == "clock"
 
 
+@pytest.mark.parametrize("what", ["a file in the way", "no answer", "no JSON", "another kind"])
+def test_a_socket_that_cannot_be_asked_hides_no_other_check(enrolled, what) -> None:
+    folder = enrolled.parent / "state"
+    server = None
+    if what == "a file in the way":
+        shutil.rmtree(folder)
+        folder.write_text("")
+    else:
+        says = {"no answer": b"", "no JSON": b"[1\n", "another kind": b'{"role": "x"}\n'}[what]
+
+        class Answer(socketserver.BaseRequestHandler):
+            def handle(self) -> None:
+                self.request.recv(1000)
+                self.request.sendall(says)
+
+        server = socketserver.ThreadingUnixStreamServer(str(folder / "control.sock"), Answer)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+    subject = doctor.look(enrolled, time.time())
+    if server is not None:
+        server.shutdown()
+        server.server_close()
+    assert subject.silence
+    rows = doctor.diagnose(subject, [doctor_checks.settings, doctor_checks.program])
+    assert [row[:2] for row in rows] == [("settings", OK), ("program", WRONG)]
+
+
 def test_the_host_is_asked_about_a_board(enrolled, mosquitto, eventually, capsys):
     """Unknown, known, of another host, revoked: over the link, while the board does not run."""
     path = enrolled.with_name("host.toml")
@@ -302,7 +329,9 @@ def test_ports_that_are_taken(node: Node) -> None:
         port = taken.server_address[1]
         path.write_text(f"{path.read_text()}[page]\nport = {port}\n")
         result, sentence = found(path, "ports")
-        assert (result, f"[page] cannot have port {port}" in sentence) == (WRONG, True)
+        why = "Address already in use"
+        assert sentence == f"[page] cannot have port {port} ({why}): choose another"
+        assert result == WRONG
     assert found(path, "ports") == (OK, f"port {port} is free for the page")
 
 

@@ -149,8 +149,9 @@ def test_a_closed_terminal_stops_a_command_unless_nohup_is_before_it(is_ignored:
     try:
         signal.signal(signal.SIGHUP, signal.SIG_IGN if is_ignored else signal.SIG_DFL)
         stop = process.stop_on_signals()
-        os.kill(os.getpid(), signal.SIGHUP)
-        assert stop.is_set() is not is_ignored
+        assert (signal.getsignal(signal.SIGHUP) == signal.SIG_IGN) is is_ignored
+        os.kill(os.getpid(), signal.SIGTERM if is_ignored else signal.SIGHUP)
+        assert stop.wait(10.0)
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)

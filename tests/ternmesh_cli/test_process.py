@@ -81,6 +81,36 @@ def test_help_and_errors(monkeypatch, capsys, tmp_path) -> None:
     assert identity in capsys.readouterr().err
 
 
+STOPPED_OFTEN = """
+import itertools, os, signal, sys, threading
+sys.path.insert(0, sys.argv[1])
+from ternmesh_cli import process
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+for _ in range(3):
+    for count in (2, 3):
+        for numbers in itertools.product(SIGNALS, repeat=count):
+            stop = process.stop_on_signals()
+            pause = threading.Event()
+            def send():
+                for number in numbers:
+                    os.kill(os.getpid(), number)
+                    pause.wait(50e-6)
+            sender = threading.Thread(target=send)
+            sender.start()
+            while sender.is_alive() or not stop.is_set():
+                stop.wait(0.001)  # it holds the lock of the event again and again
+                stop.is_set()
+print("stopped")
+"""
+
+
+def test_signals_that_come_together_stop_a_program_and_freeze_none() -> None:
+    """As `timeout` sends them, and a terminal that is closed; in any order, many times."""
+    command = [sys.executable, "-c", STOPPED_OFTEN, str(Path(__file__).parents[2])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "stopped\n"), done.stderr
+
+
 def test_logs(monkeypatch) -> None:
     monkeypatch.setenv(PROGRAM, "./run")
     record = logging.LogRecord("x", 20, "x", 1, "see `ternmesh %s`", ("status",), None)

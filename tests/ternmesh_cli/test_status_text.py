@@ -158,6 +158,8 @@ LINK_REFUSES = "the link refused from or for ada: seal 1, suite 3: see docs/trou
         (HOST, {"nodes": (LOW, YVES)},
          "warning: theo: counts 0% since global update 12: excluded: raises the error: look at its "
          "samples and labels; mute or revoke it if it lies"),
+        (HOST, {"nodes": (board("theo", weight=0.2, reason="often absent"), YVES)},
+         "warning: theo: counts 20%: often absent: check its power and its link"),
         (HOST, {"teaching": TEACHING},
          "knowledge packets of other groups: the last at global adapter 6"),
         (HOST, {"teaching": TEACHING}, f"keyword-mlp teaches less: {WORSE}"),
@@ -172,6 +174,12 @@ LINK_REFUSES = "the link refused from or for ada: seal 1, suite 3: see docs/trou
          "9 made room"),
         (NODE, {"source": source_status()},
          "7 wait for a label; by label: none; 3 refused, 9 made room"),
+        (NODE, {"transport": replace(UP, numbers={"malformed": 255, "frames_in": 900})},
+         "warning: mqtt://b:1883 with MQTT 5: 255 arrivals are malformed: another program sends "
+         "here, or they are damaged: see docs/troubleshooting.md"),
+        (NODE, {"transport": replace(UP, numbers={"foreign": 134, "frames_in": 0})},
+         "warning: mqtt://b:1883 with MQTT 5: 134 frames are for others, and none is for this end: "
+         "check the addresses: see docs/troubleshooting.md"),
         (NODE, {"diverged": 3}, f"warning: training diverged in 3 rounds: {DIVERGED}"),
         (NODE, {"transport": replace(UP, link=LINK)},
          "handed to the link 12.3 kB, down 678 B since it started"),

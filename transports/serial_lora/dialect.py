@@ -12,6 +12,8 @@ from typing import Generic, Protocol, TypeVar
 from ternmesh.link.airtime import airtime_us
 from transports.serial_lora.settings import SerialLoraSettings
 
+HEARD_MAX = 32  # bytes of what something else answered that are shown
+
 M = TypeVar("M")
 
 
@@ -101,6 +103,8 @@ class Dialect(ABC, Generic[M]):
         self._reader = reader
         self._malformed = 0  # what was reported of the reader's count
         self._tries = 0  # of the command that waits for its answer
+        self._restarts = 0  # since a payload was sent
+        self._heard = b""  # the newest bytes since the last right answer
         self._in_flight: bytes | None = None  # the payload that the modem is sending
 
     @property
@@ -115,6 +119,7 @@ class Dialect(ABC, Generic[M]):
     def start(self, now: float) -> list[Event]:
         """Set the modem up: the port has been opened, or the modem has restarted."""
         self.ready = False
+        self._heard = b""
         self._in_flight = None
         self._tries = 0
         return self._set_up(now)
@@ -125,6 +130,8 @@ class Dialect(ABC, Generic[M]):
 
     def receive_bytes(self, data: bytes, now: float) -> list[Event]:
         """Take bytes from the modem; they may be anything."""
+        if not self.idle:
+            self._heard = (self._heard + data)[-HEARD_MAX:]
         return self._take(self._reader.feed(data), now)
 
     def line_idle(self, now: float) -> list[Event]:
@@ -168,13 +175,17 @@ class Dialect(ABC, Generic[M]):
         """The modem is set up: nothing is due."""
         self.ready = True
         self.deadline = None
+        self._heard = b""
         return []
 
     def _settle(self, outcome: Sent | PayloadRefused) -> list[Event]:
         """End the flight of the payload; nothing happens where none is in flight."""
         if self._in_flight is None:
             return []
+        if isinstance(outcome, Sent):
+            self._restarts = 0
         self._in_flight = None
+        self._heard = b""
         self.deadline = None
         return [outcome]
 
@@ -182,13 +193,18 @@ class Dialect(ABC, Generic[M]):
         """Write a command that must be answered until `due`; Broken after `tries_max` attempts."""
         self._tries += 1
         if self._tries > self.tries_max:
-            return [Broken(failure)]
+            said = f"; something says {ascii(self._heard)[1:]}" if self._heard else ""
+            return [Broken(f"{failure}{said}: check wiring, port, dialect and baud_rate")]
         self.deadline = due
         return [Write(command)]
 
     def _restart(self, reason: str, now: float) -> list[Event]:
-        """Set the modem up again; a payload in flight is refused."""
+        """Set the modem up again, unless that was often in vain; a payload in flight is refused."""
         refused = [] if self._in_flight is None else [PayloadRefused(reason)]
+        self._restarts += 1
+        if self._restarts > self.tries_max:
+            often = f"{reason} {self._restarts} times, and nothing was sent"
+            return [*refused, Broken(f"{often}: check its power supply and its cable")]
         return [*refused, *self.start(now)]
 
 

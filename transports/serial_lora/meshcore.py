@@ -20,8 +20,8 @@ from transports.serial_lora.framing import KissUnframer, kiss_frame
 from transports.serial_lora.settings import SerialLoraSettings
 
 DATA, SET_HARDWARE = 0x00, 0x06
-SET_RADIO, SET_POWER, GET_AIRTIME = 0x09, 0x0A, 0x0F
-AIRTIME, OK, ERROR, TX_DONE, RX_META = 0x8F, 0xF0, 0xF1, 0xF8, 0xF9
+SET_RADIO, SET_POWER, GET_RADIO, GET_POWER, GET_AIRTIME = 0x09, 0x0A, 0x0B, 0x0C, 0x0F
+RADIO, POWER, AIRTIME, OK, ERROR, TX_DONE, RX_META = 0x8B, 0x8C, 0x8F, 0xF0, 0xF1, 0xF8, 0xF9
 TX_BUSY = 7
 ERRORS = {
     1: "too few bytes",
@@ -35,6 +35,7 @@ PAYLOAD_MAX = 255
 ANSWER_S = 2.0
 CSMA_S = 2.0  # it listens before it sends: half a second of key-up delay, and slots of 0.1 s
 BUSY_S = 0.25
+_Step = tuple[int, bytes, int, bytes]  # sub-command, data, right answer, how its data begin
 
 
 class Meshcore(Dialect[tuple[int, bytes]]):
@@ -44,7 +45,7 @@ class Meshcore(Dialect[tuple[int, bytes]]):
 
     def __init__(self, settings: SerialLoraSettings) -> None:
         super().__init__(settings, KissUnframer())
-        self._steps: deque[tuple[int, bytes, int]] = deque()  # sub-command, data, right answer
+        self._steps: deque[_Step] = deque()
         self._extra_us = 0  # by which the modem's own estimate of airtime exceeds ours
 
     def airtime_us(self, payload_bytes: int) -> int:
@@ -69,7 +70,7 @@ class Meshcore(Dialect[tuple[int, bytes]]):
         """Send the command at the front, or end the set-up."""
         if not self._steps:
             return self._be_ready()
-        code, data, _ = self._steps[0]
+        code, data = self._steps[0][:2]
         command = kiss_frame(SET_HARDWARE, bytes([code]) + data)
         failure = f"no MeshCore modem answers command {code}"
         return self._attempt(command, now + ANSWER_S, failure)
@@ -87,14 +88,19 @@ class Meshcore(Dialect[tuple[int, bytes]]):
             sent = data == b"\x01"
             return self._settle(Sent() if sent else PayloadRefused("the radio could not send"))
         if code == ERROR and data:
-            return self._error(data[0])
-        if self._steps and code == self._steps[0][2]:
-            if code == AIRTIME:
-                self._compare_airtime(data)
-            self._steps.popleft()
-            self._tries = 0
-            return self._next_step(now)
-        return []
+            if not (self._steps and self._steps[0][3]):  # else it cannot be asked
+                return self._error(data[0])
+        elif not (self._steps and code == self._steps[0][2]):
+            return []
+        elif code == AIRTIME:
+            self._compare_airtime(data)
+        elif not data.startswith(wanted := self._steps[0][3]):
+            kept = f"the modem keeps {_shown(data)}, although it took {_shown(wanted)}"
+            return [Broken(f"{kept}: choose a value that its model allows")]
+        self._steps.popleft()
+        self._tries = 0
+        self._heard = b""
+        return self._next_step(now)
 
     def _error(self, code: int) -> list[Event]:
         reason = error_text(code, ERRORS)
@@ -119,9 +125,20 @@ def radio_bytes(settings: SerialLoraSettings) -> bytes:
     return numbers + bytes([radio.spreading_factor, radio.coding_rate + 4])
 
 
-def _steps(settings: SerialLoraSettings) -> list[tuple[int, bytes, int]]:
+def _steps(settings: SerialLoraSettings) -> list[_Step]:
+    radio, power = radio_bytes(settings), bytes([settings.power_dbm])
     return [
-        (SET_RADIO, radio_bytes(settings), OK),
-        (SET_POWER, bytes([settings.power_dbm]), OK),
-        (GET_AIRTIME, bytes([PAYLOAD_MAX]), AIRTIME),
+        (SET_RADIO, radio, OK, b""),
+        (SET_POWER, power, OK, b""),
+        (GET_RADIO, b"", RADIO, radio),
+        (GET_POWER, b"", POWER, power),
+        (GET_AIRTIME, bytes([PAYLOAD_MAX]), AIRTIME, b""),
     ]
+
+
+def _shown(data: bytes) -> str:
+    """The content of Radio or TxPower, in words."""
+    if len(data) < 10:
+        return f"{data[0] if data else 'no'} dBm"
+    hz, bandwidth_hz = int.from_bytes(data[:4], "little"), int.from_bytes(data[4:8], "little")
+    return f"{hz} Hz, bandwidth {bandwidth_hz} Hz, SF {data[8]}, CR 4/{data[9]}"

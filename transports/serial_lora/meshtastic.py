@@ -181,7 +181,7 @@ class Meshtastic(Dialect[dict[int, Value]]):
             return self._restart("the node did not answer", now)
         self._tries = 0 if self._has_room else self._tries + 1
         if self._tries > ROOM_TRIES_MAX:
-            return self.start(now)
+            return self._restart("the queue of the node has stayed full", now)
         self._rest(now)
         return [Write(_to_radio(TO_HEARTBEAT, b""))]
 

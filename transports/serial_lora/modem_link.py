@@ -48,10 +48,10 @@ class SerialLoraCounters:
     airtime_left_us: int | None = None  # of the hour, at the last frame; None without a limit
     lost: int = 0  # frames that waited or were on their way when the modem went away
     too_long: int = 0  # frames of more airtime than is ever granted
-    refused: int = 0  # frames that the modem would not send
+    refused: int = 0  # frames that the modem has not sent
     foreign: int = 0  # payloads for other receivers, or from unknown senders
     malformed: int = 0  # payloads that do not decode, and noise on the line
-    refusals: dict[str, int] = field(default_factory=dict)  # by reason
+    refusals: dict[str, int] = field(default_factory=dict)  # frames that were not sent, by reason
     notice: str = ""  # the newest of the modem to its owner
 
 
@@ -83,12 +83,12 @@ class ModemLink:
         self._stalled_at = inf  # when an incomplete message is given up
         self._broken = ""  # why the modem must be set up anew
         self._notices = RateLimiter(60.0, 3600.0)
-        self._ready_at: float | None = None  # when the modem was set up
+        self.ready_at: float | None = None  # when the modem was set up
 
     @property
     def ready(self) -> bool:
         """Whether frames can be sent."""
-        return self._ready_at is not None and self.dialect.ready
+        return self.ready_at is not None and self.dialect.ready
 
     def run(self, port: SerialPort, stop: threading.Event) -> str:
         """Work until `stop`, or until the modem fails: why it did. PortError if the port fails."""
@@ -110,9 +110,9 @@ class ModemLink:
                     self._handle(port, self.dialect.handle_timeout(now))
             return self._broken
         finally:
-            if self._ready_at is not None:
-                self.ready_s = time.monotonic() - self._ready_at
-            self._ready_at = None
+            if self.ready_at is not None:
+                self.ready_s = time.monotonic() - self.ready_at
+            self.ready_at = None
             flying = self._in_flight is not None and self._in_flight.payload is None
             self._counters.lost += self._queue.clear() + flying
 
@@ -126,9 +126,10 @@ class ModemLink:
         return max(0.0, due - now)
 
     def _note_ready(self, now: float) -> None:
-        if self.dialect.ready and self._ready_at is None:
-            self._ready_at = now
+        if self.dialect.ready and self.ready_at is None:
+            self.ready_at = now
             self._counters.connects += 1
+            _log.info("%s: the %s modem is connected", self._settings.port, self._settings.dialect)
 
     def _offer(self, port: SerialPort, now: float) -> None:
         """Hand the next frame to the modem, if it may leave now."""
@@ -198,15 +199,18 @@ class ModemLink:
         self._in_flight = None
         if item is None:
             return
+        item.tries += 1
+        if refused.garbled:
+            self._coding.refused(self._payload)
+        if refused.again_in_s is not None and item.payload is None and item.tries < TRIES_MAX:
+            self._hold_until = time.monotonic() + refused.again_in_s
+            self._queue.put_back([item])
+            return
         counts = self._counters.refusals
         is_listed = refused.reason in counts or len(counts) < REASONS_MAX
         key = refused.reason if is_listed else "(others)"
         counts[key] = counts.get(key, 0) + 1
-        item.tries += 1
-        if refused.garbled:
-            self._coding.refused(self._payload)
-        if refused.again_in_s is None or item.payload is not None or item.tries == TRIES_MAX:
-            self._counters.refused += item.payload is None
-            return
-        self._hold_until = time.monotonic() + refused.again_in_s
-        self._queue.put_back([item])
+        if item.payload is None:
+            self._counters.refused += 1
+            if self._notices.allow(key, time.monotonic()):
+                _log.warning("%s has not sent a frame: %s", self._settings.port, refused.reason)

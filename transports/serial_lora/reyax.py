@@ -162,6 +162,8 @@ class Reyax(Dialect[Heard | TextLine]):
         super().__init__(settings, ReyaxParser())
         self._phase = _Phase.QUIET
         self._steps: deque[tuple[str, str]] = deque()  # settings that are not compared yet
+        self._asked = "AT"  # the command before
+        self._is_written = False  # whether the setting at the front is asked for after a change
         self._slow = 1  # times as long as usual an answer is waited for
 
     @property
@@ -175,7 +177,7 @@ class Reyax(Dialect[Heard | TextLine]):
 
     def handle_timeout(self, now: float) -> list[Event]:
         if self._phase is _Phase.QUIET:
-            return self._command(_Phase.HELLO, b"AT\r\n", now)
+            return self._command(_Phase.HELLO, "AT", now)
         refused = self._settle(PayloadRefused("the modem did not answer"))
         if refused:
             self._tries = 0
@@ -186,19 +188,20 @@ class Reyax(Dialect[Heard | TextLine]):
     def _set_up(self, now: float) -> list[Event]:
         """Get the modem's attention, then compare its settings and change those that differ."""
         self._steps = deque(modem_settings(self._settings))
+        self._asked, self._is_written = "AT", False
         return self._attract(now)
 
     def _attract(self, now: float, quiet_s: float = 0.0) -> list[Event]:
         """End any half command that the modem holds, and begin again."""
         self._phase = _Phase.QUIET
         ending = FILLER if self._tries else b"\r\n"
-        failure = "the modem does not answer AT: check the wiring and baud_rate"
+        failure = f"no REYAX modem answers {self._asked}"
         return self._attempt(ending, now + max(QUIET_S, quiet_s), failure)
 
-    def _command(self, phase: _Phase, command: bytes, now: float) -> list[Event]:
-        self._phase = phase
+    def _command(self, phase: _Phase, command: str, now: float) -> list[Event]:
+        self._phase, self._asked = phase, command
         self.deadline = now + self._slow * ANSWER_S
-        return [Write(command)]
+        return [Write(f"{command}\r\n".encode())]
 
     def _message(self, message: Heard | TextLine, now: float) -> list[Event]:
         if isinstance(message, Heard):
@@ -213,30 +216,38 @@ class Reyax(Dialect[Heard | TextLine]):
             case _Phase.HELLO if ok:
                 return self._next_step(now)
             case _Phase.ASK if error is not None or message.name == self._steps[0][0]:
-                if message == TextLine(*self._steps[0]):
-                    return self._step_done(now)
-                setting = "=".join(self._steps[0])
-                return self._command(_Phase.SET, f"AT+{setting}\r\n".encode(), now)
+                return self._compare(message, now)
             case _Phase.SET if ok:
-                return self._step_done(now)
+                self._is_written = True
+                return self._next_step(now)
             case _Phase.SET if error is not None:
-                setting = "=".join(self._steps[0])
-                return [Broken(f"the modem refuses AT+{setting}: {error_text(error, ERRORS)}")]
+                return [Broken(f"the modem refuses {self._asked}: {error_text(error, ERRORS)}")]
             case _Phase.READY if ok:
                 return self._settle(Sent())
             case _Phase.READY if error is not None:
                 return self._refused(error, now)
         return []
 
-    def _step_done(self, now: float) -> list[Event]:
-        self._steps.popleft()
-        self._tries = 0  # it answers, however slowly
-        return self._next_step(now)
+    def _compare(self, message: TextLine, now: float) -> list[Event]:
+        """Change the setting at the front where it differs, once; then begin with the next."""
+        name, value = self._steps[0]
+        # Numbers alone are compared: a firmware may write a blank, or ",M" behind a BAND.
+        is_same = re.findall(r"\d+", message.value) == re.findall(r"\d+", value)
+        if self._is_written if message.name == "ERR" else is_same:  # then it can only be told
+            self._steps.popleft()
+            self._is_written = False
+            self._tries = 0  # it answers, however slowly
+            return self._next_step(now)
+        if self._is_written:
+            kept = f"the modem keeps {name}={message.value} after AT+{name}={value}"
+            return [Broken(f"{kept}: choose a value that its model allows")]
+        return self._command(_Phase.SET, f"AT+{name}={value}", now)
 
     def _next_step(self, now: float) -> list[Event]:
         """Ask for the next setting, so that flash is written only where one differs."""
+        self._heard = b""
         if self._steps:
-            return self._command(_Phase.ASK, f"AT+{self._steps[0][0]}?\r\n".encode(), now)
+            return self._command(_Phase.ASK, f"AT+{self._steps[0][0]}?", now)
         self._phase = _Phase.READY
         return self._be_ready()
 

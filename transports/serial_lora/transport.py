@@ -117,7 +117,7 @@ class SerialLoraTransport:
         """Queue frames for the modem; see `Transport.send`. UnknownPeer: it has no address."""
         to = self.settings.address(peer)
         if not self.connected or self._waker is None:
-            raise NotConnected(f"not connected: {self._last_error}")
+            raise NotConnected(f"not connected: {self._why_not()}")
         check_sizes(frames, self.mtu)
         self._queue.offer([QueuedPayload(to, bytes(frame)) for frame in frames])
         self._waker.wake()
@@ -132,7 +132,7 @@ class SerialLoraTransport:
         refusals, notice = numbers.pop("refusals"), numbers.pop("notice")
         return TransportStatus(
             connected=self.connected,
-            last_error=None if self.connected else self._last_error,
+            last_error=None if self.connected else self._why_not(),
             end=f"the {self.settings.dialect} modem at {self.settings.port}",
             turned_s_ago=time.monotonic() - link.turned_at if link else 0.0,
             bytes_out=self.counters.bytes_out,
@@ -150,6 +150,11 @@ class SerialLoraTransport:
                 **numbers,
             },
         )
+
+    def _why_not(self) -> str:
+        """Why it is not connected."""
+        is_anew = self._link is not None and self._link.ready_at is not None
+        return f"{self.settings.port}: its modem is set up again" if is_anew else self._last_error
 
     def _run(self) -> None:
         """Set the modem up again and again until `close`; pauses grow until it was long ready.
@@ -177,6 +182,7 @@ class SerialLoraTransport:
                     path, baud, timeout_s = settings.port, settings.baud, settings.write_timeout_s
                     lines = settings.dtr, settings.rts
                     port = SerialPort(path, baud, timeout_s, self._waker, lines)
+                    self._last_error = f"{path} is open, and its modem is not set up yet"
                 ended = link.run(port, self._stop)
             except Exception as error:  # noqa: BLE001  (this is the thread's outermost loop)
                 is_known = isinstance(error, PortError)

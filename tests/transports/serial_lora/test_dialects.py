@@ -4,6 +4,7 @@ import itertools
 import operator
 import random
 import re
+from collections import deque
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -24,6 +25,8 @@ from transports.serial_lora.dialect import (
     Write,
 )
 from transports.serial_lora.ebyte import Ebyte
+from transports.serial_lora.emulator.modem import Output, Transmit
+from transports.serial_lora.emulator.radios import new_modem
 from transports.serial_lora.framing import KissUnframer, kiss_frame
 from transports.serial_lora.meshcore import Meshcore
 from transports.serial_lora.meshtastic import Meshtastic
@@ -69,8 +72,10 @@ def test_reyax_writes_to_flash_only_what_differs() -> None:
     modem.receive_bytes(b"+OK\r\n", 0.2)
     # A modem that cannot be asked is told: its error 4 is not network 4.
     assert modem.receive_bytes(b"+ERR=4\r\n", 0.2) == [Write(b"AT+NETWORKID=4\r\n")]
-    assert modem.receive_bytes(b"+OK\r\n", 0.2) == [Write(b"AT+ADDRESS?\r\n")]
-    assert modem.receive_bytes(b"+ADDRESS=1\r\n", 0.2) == [Write(b"AT+BAND?\r\n")]
+    # What was written is read back, where the modem can be asked.
+    assert modem.receive_bytes(b"+OK\r\n", 0.2) == [Write(b"AT+NETWORKID?\r\n")]
+    assert modem.receive_bytes(b"+ERR=4\r\n", 0.2) == [Write(b"AT+ADDRESS?\r\n")]
+    assert modem.receive_bytes(b"+ADDRESS= 1\r\n", 0.2) == [Write(b"AT+BAND?\r\n")]
     assert modem.receive_bytes(b"+BAND=5\r\n", 0.2) == [Write(b"AT+BAND=868500000\r\n")]
     reason = "the modem refuses AT+BAND=868500000: error 4, it does not know the command"
     assert modem.receive_bytes(b"+ERR=4\r\n", 0.2) == [Broken(reason)]
@@ -225,7 +230,10 @@ def meshcore_up(airtime_ms: int = 0) -> Meshcore:
     numbers = (868_500_000).to_bytes(4, "little") + (125_000).to_bytes(4, "little") + b"\x09\x05"
     assert modem.start(0.0) == [Write(hardware(0x09, numbers))]
     assert modem.receive_bytes(hardware(0xF0), 0.1) == [Write(hardware(0x0A, b"\x0e"))]
-    assert modem.receive_bytes(hardware(0xF0), 0.2) == [Write(hardware(0x0F, b"\xff"))]
+    assert modem.receive_bytes(hardware(0xF0), 0.2) == [Write(hardware(0x0B))]
+    assert modem.receive_bytes(hardware(0x8B, numbers), 0.2) == [Write(hardware(0x0C))]
+    # A firmware that cannot be asked is believed.
+    assert modem.receive_bytes(hardware(0xF1, b"\x05"), 0.2) == [Write(hardware(0x0F, b"\xff"))]
     answer = hardware(0x8F, airtime_ms.to_bytes(4, "little"))
     assert modem.receive_bytes(answer, 0.3) == []
     assert (modem.ready, modem.idle, modem.deadline) == (True, True, None)
@@ -438,7 +446,7 @@ def test_a_modem_that_restarts_is_set_up_again(dialect, notice, reason, first) -
 @pytest.mark.parametrize(
     ("dialect", "refused", "broken"),
     [
-        ("reyax", "did not answer", "the modem does not answer AT: check the wiring and baud_rate"),
+        ("reyax", "did not answer", "no REYAX modem answers AT"),
         ("rnode", "did not report that it is ready", "no RNode answers"),
         ("meshcore", "did not answer", "no MeshCore modem answers command 9"),
         ("meshtastic", "did not answer", "no Meshtastic node answers on this port"),
@@ -452,7 +460,7 @@ def test_a_modem_that_falls_silent_is_asked_some_times_and_given_up(
     while not isinstance(events[-1], Broken):
         assert modem.deadline is not None
         events += modem.handle_timeout(modem.deadline)
-    assert events[-1] == Broken(broken)
+    assert events[-1] == Broken(f"{broken}: check wiring, port, dialect and baud_rate")
     (outcome,) = (event for event in events if isinstance(event, PayloadRefused))
     assert outcome.reason.endswith(refused)
     written = b"".join(event.data for event in events if isinstance(event, Write))
@@ -473,6 +481,101 @@ def test_a_modem_that_falls_silent_is_asked_some_times_and_given_up(
 def test_airtime_counts_what_the_modem_adds(dialect, radio, payload_bytes, microseconds) -> None:
     modem = new_dialect(settings_for(dialect, radio=radio), random.Random(1))
     assert modem.airtime_us(payload_bytes) == microseconds
+
+
+SAYS = {
+    "a login console": (b"raspberrypi login: ", r"'raspberrypi login: '"),
+    "an error to all": (b"+ERR=4\r\n", r"'+ERR=4\r\n'"),
+    "a GSM modem": (b"OK\r\n", r"'OK\r\n'"),
+    "NUL bytes": (b"\0\0\x1b", r"'\x00\x00\x1b'"),
+    "very much": (b"x" * 10_000, "'" + "x" * 32 + "'"),
+}
+
+
+@pytest.mark.parametrize("what", SAYS)
+@pytest.mark.parametrize("dialect", UP)
+def test_what_answers_instead_of_the_modem_is_shown(dialect: str, what: str) -> None:
+    modem: Dialect[Any] = new_dialect(settings_for(dialect), random.Random(1))
+    modem.start(0.0)
+    modem.receive_bytes(SAYS[what][0], 0.1)
+    events = modem.line_idle(0.1)
+    while not any(isinstance(event, Broken) for event in events):
+        assert modem.deadline is not None
+        events = modem.handle_timeout(modem.deadline)
+    said = f"; something says {SAYS[what][1]}: check wiring, port, dialect and baud_rate"
+    assert cast(Broken, events[0]).reason.endswith(said)
+
+
+def test_a_reyax_modem_that_says_ok_and_keeps_its_band_is_not_used() -> None:
+    modem = Reyax(settings_for("reyax"))
+    events = modem.start(0.0) + modem.handle_timeout(0.2)
+    settings_ = {"NETWORKID": "18", "ADDRESS": "1", "BAND": "915000000"}
+    for now in range(1, 20):
+        if isinstance(events[-1], Broken):
+            break
+        command = cast(Write, events[-1]).data.decode().strip()
+        name = command.removeprefix("AT+").removesuffix("?")
+        answer = f"+{name}={settings_[name]}\r\n" if command.endswith("?") else "+OK\r\n"
+        events += modem.receive_bytes(answer.encode(), float(now))
+    kept = "the modem keeps BAND=915000000 after AT+BAND=868500000"
+    assert events[-1] == Broken(f"{kept}: choose a value that its model allows")
+    assert events.count(Write(b"AT+BAND=868500000\r\n")) == 1  # each write wears the flash
+
+
+@pytest.mark.parametrize(
+    ("answers", "kept"),
+    [
+        ([hardware(0x8B, b"\xc0\xca\x89\x36" + b"\x48\xe8\x01\0" + b"\x09\x05")], "915000000 Hz"),
+        ([hardware(0x8B)], "no dBm, although it took 868500000 Hz, bandwidth 125000 Hz, SF 9"),
+        ([hardware(0xF1, b"\x05"), hardware(0x8C, b"\x02")], "2 dBm, although it took 14 dBm"),
+    ],
+)
+def test_a_meshcore_modem_that_keeps_other_values_is_not_used(answers, kept: str) -> None:
+    modem = Meshcore(settings_for("meshcore"))
+    events = modem.start(0.0)
+    for answer in (hardware(0xF0), hardware(0xF0), *answers):
+        events += modem.receive_bytes(answer, 0.1)
+    assert isinstance(events[-1], Broken)
+    assert events[-1].reason.startswith(f"the modem keeps {kept}")
+
+
+RESTARTS = {
+    "reyax": b"+READY\r\n",
+    "rnode": kiss_frame(0x55, b"\xf8"),
+    "meshcore": b"",  # it says nothing, and answers no frame
+    "meshtastic": meshtastic.frame(number(8, 1)),
+}
+
+
+@pytest.mark.parametrize("patience", [3, 999])  # answers before a restart; 999: it sends first
+@pytest.mark.parametrize("dialect", RESTARTS)
+def test_a_modem_that_restarts_again_and_again_is_given_up(dialect: str, patience: int) -> None:
+    """The transport then waits ever longer before it begins anew."""
+    tuned = settings_for(dialect, radio=LoraSetting(11, 250, 1, 16))
+    modem: Dialect[Any] = new_dialect(tuned, random.Random(1))
+    emulated = new_modem(dialect, 0)
+    now, answered = 0.0, 0
+    waiting = deque(modem.start(now))
+    for _ in range(1000):
+        if not waiting:
+            now = max(now + 0.01, modem.deadline or 0.0)
+            waiting += modem.send(b"x", now) if modem.idle else modem.handle_timeout(now)
+        match waiting.popleft() if waiting else None:
+            case Broken(reason):
+                break
+            case Write(data):
+                actions = emulated.receive_bytes(data)
+                answered += 1
+                if answered % patience == 0 or any(isinstance(act, Transmit) for act in actions):
+                    emulated.power_up()
+                    waiting += modem.receive_bytes(RESTARTS[dialect], now)
+                    continue
+                said = b"".join(act.data for act in actions if isinstance(act, Output))
+                waiting += modem.receive_bytes(said, now)
+    else:
+        pytest.fail("it is set up without an end")
+    expected = r"(restarted|answer|is ready) \d times, and nothing was sent: check its power"
+    assert re.search(expected, reason) or (patience == 3 and "answers" in reason)
 
 
 CHUNKS = st.lists(

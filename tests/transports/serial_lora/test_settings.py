@@ -81,7 +81,7 @@ def test_settings_from_a_table() -> None:
         ({"baud_rate": -1}, "baud_rate -1 must be 0 to 4000000"),
         ({"speed": 0.0}, "speed 0.0 must be above 0"),
         ({"speed": int("9" * 400)}, "link.serial.speed is 9+: it must be a number"),
-        ({"speed": True}, "link.serial.speed is True: it must be a number"),
+        ({"speed": True}, "link.serial.speed is true: it must be a number"),
         ({"answer_margin_s": float("nan")}, "answer_margin_s nan must be above 0"),
         ({"write_timeout_s": -1.0}, "write_timeout_s -1.0 must be above 0"),
         ({"reconnect_max_s": 0.5}, "reconnect_max_s must be at least reconnect_min_s"),

@@ -1,5 +1,6 @@
 """Whole transports on real pseudo-terminals, with emulated modems at the other end."""
 
+import logging
 import os
 import pty
 import random
@@ -7,6 +8,7 @@ import socket
 import termios
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -15,8 +17,10 @@ from serial import serialposix
 
 from ternmesh import protobuf
 from ternmesh.link.airtime import LoraSetting
+from ternmesh_service.alarms import BAD, alarms
 from tests.faulty_radios import FaultyRadios
 from tests.open_files import many_open_files
+from tests.statuses import board_status
 from transports.base import HOST
 from transports.serial_lora import meshtastic, modem_link
 from transports.serial_lora.emulator.ebyte import EbyteModem
@@ -180,7 +184,58 @@ def test_what_the_modem_could_not_take_is_offered_again_unless_that_is_useless(
     assert frames_from(host, len(left)) == left
     eventually(lambda: ada.status().numbers["frames_out"] == len(left))
     assert ada.status().numbers["refused"] == is_refused
-    assert sum(ada.status().refusals.values()) == len(codes)
+    assert sum(ada.status().refusals.values()) == is_refused  # frames, not tries
+
+
+def answers_no_send(modem: EmulatedModem, answer: bytes) -> None:
+    """Let a modem be set up, and say `answer` to each frame instead of sending it."""
+    receive_bytes = modem.receive_bytes
+
+    def receive(data: bytes) -> list[Action]:
+        if data.startswith(b"AT+SEND"):
+            return [Output(answer)] if answer else []
+        return receive_bytes(data)
+
+    modem.__dict__["receive_bytes"] = receive
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [(b"", "the modem did not answer"), (b"+ERR=17\r\n", "error 17, the last transmission")],
+)
+def test_a_modem_that_sends_no_frame_is_spoken_of(
+    eventually, caplog, answer: bytes, reason: str
+) -> None:
+    caplog.set_level(logging.INFO)
+    modem = new_modem("reyax", 0)
+    answers_no_send(modem, answer)
+    with FaultyRadios([modem], speed=SPEED) as radios:
+        settings = settings_for("reyax", radios.paths[0], "ada", answer_margin_s=0.01, binary="no")
+        with closing(SerialLoraTransport(settings)) as ada:
+            ada.open()
+            eventually(lambda: ada.connected)
+            ada.send(HOST, [b"one", b"two"])
+            eventually(lambda: ada.status().numbers["refused"] == 2)
+            status = ada.status()
+    (alarm,) = alarms(replace(board_status(), transport=status))
+    assert (alarm.level, alarm.text.partition(": ")[2][:24]) == (BAD, "2 frames were not sent: ")
+    assert alarm.text.endswith("; not one was sent")
+    assert f"{radios.paths[0]} has not sent a frame: {reason}" in caplog.text
+    assert f"{radios.paths[0]}: the reyax modem is connected" in caplog.text
+
+
+@pytest.mark.parametrize("dialect", ["meshtastic", "reyax"])
+def test_a_port_that_is_open_is_not_called_closed(eventually, dialect: str) -> None:
+    """While its modem is set up, which takes half a minute where it is none."""
+    modem = new_modem(dialect, 0)
+    modem.__dict__["receive_bytes"] = lambda data: []
+    radios = FaultyRadios([modem], speed=SPEED)
+    ada = SerialLoraTransport(settings_for(dialect, radios.paths[0], "ada"))
+    with radios, closing(ada):
+        assert ada.status().last_error == "not opened yet"
+        ada.open()
+        open_ = f"{radios.paths[0]} is open, and its modem is not set up yet"
+        eventually(lambda: ada.status().last_error == open_)
 
 
 class Purse:

@@ -18,6 +18,7 @@ class MeshcoreModem(EmulatedModem):
         super().__init__()
         self._unframer = KissUnframer()
         self._frequency_hz = 869_525_000
+        self._kept = {wire.GET_RADIO: b"", wire.GET_POWER: b"\x16"}  # the answers, as set
         self._radio = LoraSetting(11, 250, 1, PREAMBLE_SYMBOLS)
 
     @property
@@ -53,7 +54,10 @@ class MeshcoreModem(EmulatedModem):
         if command == wire.SET_RADIO:
             return self._set_radio(data)
         if command == wire.SET_POWER:
+            self._kept[wire.GET_POWER] = data[:1]
             return _output(wire.OK) if data else _error(TOO_SHORT)
+        if command in self._kept:
+            return _output(command | 0x80, self._kept[command])
         if command == wire.GET_AIRTIME:
             if not data:
                 return _error(TOO_SHORT)
@@ -70,6 +74,7 @@ class MeshcoreModem(EmulatedModem):
         except ValueError:
             return _error(WRONG)
         self._frequency_hz = int.from_bytes(data[:4], "little")
+        self._kept[wire.GET_RADIO] = data[:10]
         return _output(wire.OK)
 
 
