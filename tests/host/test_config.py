@@ -93,7 +93,7 @@ def test_paths_start_from_the_folder_of_the_file(read, tmp_path, monkeypatch):
         ("rounds = 7", 'rounds = "7"', "run.rounds is '7': it must be a whole number"),
         ("rounds = 7", "turns = 7", "run.turns is not a setting"),
         ("learning_rate = 0.01", "learning_rate = nan", "run.learning_rate is nan: it must be"),
-        ("deadline_s = 12", "deadline_s = 0.9", "run.deadline_s is 0.9: it must be 1.0 to"),
+        ("deadline_s = 12", "deadline_s = 0.9", "run.deadline_s is 0.9: it must be 1 to"),
         ("min_peers = 2", "min_peers = 5\nnodes_max = 4", "min_peers is 5, and run.nodes_max 4"),
         (
             "min_peers = 2",
@@ -116,7 +116,7 @@ def test_paths_start_from_the_folder_of_the_file(read, tmp_path, monkeypatch):
             'aggregation = "krum"\nbyzantine = 3\nnodes_max = 8',
             "krum then needs 9 nodes, and run.nodes_max is 8",
         ),
-        ("up_zeros = 0.8", "up_zeros = 1.0", "run.up_zeros is 1.0: it must be 0.0 to 0.999"),
+        ("up_zeros = 0.8", "up_zeros = 1.0", "run.up_zeros is 1.0: it must be 0 to 0.999"),
         ("min_peers = 2", "frame_mtu = 20", r"frame_mtu is 20: it must be \d+ to 4096"),
         ('state_dir = "state"', "", "state_dir is missing"),
         ("url =", "broker =", "link.broker is not a setting"),
