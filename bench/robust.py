@@ -62,9 +62,9 @@ SMALL = (3, 1)
 REPORTS = ("none", "lies")
 SEEDS, TUNING_SEED = 5, 100  # from that seed on, no dev clip is judged: thresholds were chosen so
 SEEDS_FIRST, WORST_ATTACKS = 2, 5  # seeds with all attacks; how many of a fleet get all seeds
-ROUNDS, ROUNDS_QUICK = 20, 10
+ROUNDS, ROUNDS_QUICK = 40, 10
 FLEETS_QUICK, ATTACKS_QUICK, SEEDS_QUICK = ((3, 1),), ("labels", "sign_flip"), 1
-TURN, RESTART, LAST = 10, 12, 17  # the rounds of turncoat, restart, and late attack
+TURN, RESTART, LAST = 10, 20, 36  # the rounds of turncoat, restart, and late attack
 DETECTED = 0.5  # of the honest boards' median weight
 DEFAULT = "weighted_mean"
 BARE = "no_trust"  # the default without memory, probes and reputations
@@ -166,6 +166,19 @@ def _lost(rows: Rows, fleet: tuple[int, int], seed: int, attack: str, rule: str 
     return float(alone - rows[name(*fleet, seed, attack, rule)]["accuracy"])
 
 
+def _lost_early(rows: Rows, lost: Collection[tuple[tuple[int, int], str]]) -> list[list[float]]:
+    """What each fleet has lost by each attack at round 20, with the seeds that all of them have."""
+    at = 20 // 5 - 1
+    return [
+        [
+            rows[name(*fleet, seed, NONE)]["curve"][at]
+            - rows[name(*fleet, seed, attack)]["curve"][at]
+            for seed in range(SEEDS_FIRST)
+        ]
+        for fleet, attack in lost
+    ]
+
+
 def _figures(
     rows: Rows,
     lost: Mapping[tuple[tuple[int, int], str], list[float]],
@@ -186,6 +199,10 @@ def _figures(
         if found:
             worst = max(found, key=lambda where: float(np.mean(found[where])))
             figures[key] = mean_figure(found[worst], limit)
+    if not quick:
+        figures["worst_points_lost_round_20"] = mean_figure(
+            max(_lost_early(rows, lost), key=np.mean)
+        )
     own = [rows[name(*part)] for part in parts if part[4] == DEFAULT]
     figures["least_above_untrained"] = Figure(
         min(row["accuracy"] - row["untrained"] for row in own), ">=0"

@@ -35,6 +35,7 @@ PROVEN = 0.9  # the least weight of a node that is trusted with more than the us
 LOSS, AGREEMENT, UPTIME = 0.5, 0.3, 0.2  # exponents
 HARM_SCALE = 0.07  # the least rise of the error that is a harm of 1
 USUAL = 1.5  # that rise, in medians of the other nodes' rises
+OWN_MAX = 0.12  # what a node says against its own updates is worth; alone it halves the weight
 OWN = 8.0  # how much more a rise counts that a node reports of its own updates, in its first rounds
 DISCOUNTED, EXCLUDED = 1.5, 2.0  # harm from which on a node counts less, and not at all
 OPPOSED, OPPOSITE = -0.2, -0.5  # the cosines where the discount begins and ends
@@ -246,7 +247,7 @@ class Reputations:
             factor = OWN if old.rounds < EARLY else 1.0
             newest = max(
                 weighted_median((rises[a], 1 / self.copies.get(a, 1)) for a in heard),
-                factor * rises.get(address, -np.inf),
+                min(OWN_MAX, factor * rises.get(address, -np.inf)),
             )
             rise = max(newest, MEMORY * old.rise + (1 - MEMORY) * newest)
         wait = PROBE_FIRST if version < EARLY else min(PROBE_LAST, 2 * old.wait)

@@ -121,12 +121,19 @@ def test_a_node_has_no_vote_on_its_own_updates_but_against_them_it_is_believed()
     found.probed(1, 9, reports(-60.0, 0.1, 0.2, 0.3, 0.4, 0.5))
     assert found.of(1).rise == pytest.approx(0.3)
     found.probed(2, 9, reports(0.1, 0.15, 0.2, 0.3, 0.4, 0.5))
-    assert found.of(2).rise == pytest.approx(reputation.OWN * 0.15)
-    assert found.is_excluded(2)
+    assert found.of(2).rise == pytest.approx(0.3), "the others say more"
     for version in range(10, 30):
         found.counted(dict.fromkeys(NODES, 0.1), (), version)
-    found.probed(3, 30, reports(0.1, 0.15, 0.45, 0.3, 0.4, 0.5))
-    assert found.of(3).rise == pytest.approx(0.45), "updates that overshoot are no lie"
+    found.probed(3, 30, reports(0.01, 0.02, 0.05, 0.01, 0.02, 0.01))
+    assert found.of(3).rise == pytest.approx(0.05), "updates that overshoot are no lie"
+
+
+@pytest.mark.parametrize("own", [0.02, 5.0])
+def test_on_its_own_word_alone_a_node_counts_half_and_is_not_excluded(own: float) -> None:
+    found = fleet()
+    found.probed(2, 9, reports(0.01, own, 0.02, 0.01, 0.02, 0.01))
+    assert found.of(2).rise == pytest.approx(reputation.OWN_MAX)
+    assert 0.4 < found.weight(2) < 0.7, "a few of its own clips may say so by chance"
 
 
 def test_nodes_that_send_the_same_share_one_weight_and_one_report() -> None:
