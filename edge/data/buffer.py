@@ -9,6 +9,7 @@ import json
 import logging
 import math
 import time
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -30,6 +31,7 @@ from edge.data.sources import (
 )
 from edge.errors import DataError, ModelError
 from ternmesh.model_package import ModelPackage, TensorSpec
+from ternmesh_store import checksums
 from ternmesh_store.database import Database
 from ternmesh_store.store import StoredValues
 
@@ -56,7 +58,7 @@ class ReplayCounters:
     refused: int = 0  # wrong names, shapes, dtypes or labels, NaN, a key that is no short text
     repeated: int = 0  # samples whose key is in the buffer already
     unmatched: int = 0  # labels without a waiting sample
-    corrected: int = 0  # labels of a person in place of another one
+    corrected: int = 0  # labels of a person, or of a moved file, in place of another one
     evicted: int = 0  # labelled samples that were deleted for newer ones
     expired: int = 0  # the same of samples without a label
     outdated: int = 0  # samples of both kinds that were older than `keep_s`
@@ -97,6 +99,8 @@ class ReplayBuffer:
         self._waiting: dict[int, float | None] = {}  # certainties, oldest first; None: not rated
         self._fresh: list[int] = []  # ids that got a label since the last `add`
         self._relabelled: set[int] = set()  # ids that wait and had a label: a later one is no news
+        self._moved: set[str] = set()  # keys of files that were moved since the last `add`
+        self._contents: dict[int, int] | None = None  # ids by CRC-32 of inputs; None: not read
         self._values = StoredValues(database, "replay_value")
         self._id = 0  # of the newest sample
 
@@ -148,6 +152,7 @@ class ReplayBuffer:
         """
         for item in items:
             self._take(item, certainties)
+        self._moved.clear()
         self._trim()
         now = self._clock()
         if self.keep_s and abs(now - self._expired_at) >= EXPIRE_S:
@@ -315,7 +320,7 @@ class ReplayBuffer:
     def _take(self, item: Sample | Label, certainties: Mapping[str, float]) -> None:
         try:
             if isinstance(item, Label):
-                self._take_label(item)
+                self._take_label(item, corrects=item.key in self._moved)
             elif isinstance(item, Sample):
                 self._take_sample(item, certainties)
             else:
@@ -329,13 +334,30 @@ class ReplayBuffer:
         if self.find(sample.key):
             self.counters.repeated += 1
             return
+        if sample.file and (row := self._find_content(packed)):
+            if not self.key(row).startswith(f"{sample.file}@"):
+                self._moved.add(sample.key)
+            self._database.write("UPDATE replay_sample SET key = ? WHERE id = ?", sample.key, row)
+            self.counters.repeated += 1
+            return
         self._id += 1
         now, certainty = self._clock(), certainties.get(sample.key)
         added_at = int(now) if now >= CLOCK_SET else 0
         row = (self._id, sample.key, added_at, certainty, False, None, packed, None)
         self._database.insert("replay_sample", *row)
         self._waiting[self._id] = certainty
+        if self._contents is not None:
+            self._contents[zlib.crc32(packed)] = self._id
         self.counters.samples += 1
+
+    def _find_content(self, packed: bytes) -> int:
+        """The id of the sample with these inputs; 0 where there is none."""
+        if self._contents is None:
+            sql = f"SELECT {checksums.FUNCTION}(inputs), id FROM replay_sample"
+            self._contents = dict(self._database.rows(sql))
+        row = self._contents.get(zlib.crc32(packed), 0)
+        same = "SELECT id FROM replay_sample WHERE id = ? AND inputs = ?"
+        return row if self._database.rows(same, row, packed) else 0
 
     def _take_label(self, label: Label, *, corrects: bool = False) -> bool:
         """Store a label; False where no sample takes it."""
@@ -345,6 +367,7 @@ class ReplayBuffer:
         if not is_new and not (row in self.classes and corrects):
             self.counters.unmatched += 1
             return False
+        self.counters.corrected += not is_new and self._packed([row])[0][1] != packed
         self._database.write("UPDATE replay_sample SET targets = ? WHERE id = ?", packed, row)
         self.classes[row] = self._class_of(packed)
         self.last_label = (label.key, self.classes[row])
@@ -356,7 +379,6 @@ class ReplayBuffer:
             else:
                 self._fresh.append(row)
         self.counters.labels += is_new
-        self.counters.corrected += not is_new
         return True
 
     def _class_of(self, targets: bytes) -> int:
@@ -378,6 +400,8 @@ class ReplayBuffer:
         deleted = set(rows)
         for row in deleted:
             self._database.write("DELETE FROM replay_sample WHERE id = ?", row)
+        if self._contents and deleted:
+            self._contents = {h: row for h, row in self._contents.items() if row not in deleted}
         self._drop(deleted)
         return len(deleted)
 

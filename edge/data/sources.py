@@ -61,6 +61,7 @@ class Sample:
 
     key: str  # unique
     inputs: Arrays
+    file: str = ""  # its name, with which the key begins: its content is stored once, if it moves
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """A source that takes files of sound, numbers and pictures as they appear in a folder."""
 
+import hashlib
 import os
 from collections.abc import Iterator
 from functools import partial
@@ -33,6 +34,8 @@ class FolderSource(LiveSource):
         self._seen: dict[str, State] = {}  # in the last poll
         self._unread: dict[str, str] = {}  # the same of what is not read, with the reasons
         self._done: dict[str, State] = {}  # when they were read
+        self._contents: dict[bytes, tuple[str, State]] = {}  # files by the hash of their sample
+        self._copies: dict[str, str] = {}  # the files with the same sample, which is read once
 
     @property
     def has_more(self) -> bool:
@@ -41,11 +44,22 @@ class FolderSource(LiveSource):
 
     def _read(self, now: float) -> list[Sample | Label]:
         unread: dict[str, str] = {}
-        old, self._seen = self._seen, dict(self._files(unread))
+        old, self._seen, copies = self._seen, dict(self._files(unread)), self._copies
         for path in sorted(unread.keys() - self._unread.keys()):
             self._leave_out(unread[path], path)
         self._unread = unread
-        self._done = {path: state for path, state in self._done.items() if path in self._seen}
+        self._contents = {
+            content: (path, state)
+            for content, (path, state) in self._contents.items()
+            if self._seen.get(path) == state
+        }
+        # A copy whose first file has gone is what that file was moved to.
+        self._copies = {path: one for path, one in self._copies.items() if one in self._seen}
+        self._done = {
+            path: state
+            for path, state in self._done.items()
+            if path in self._seen and (path not in copies or path in self._copies)
+        }
         ready = [
             path
             for path, state in sorted(self._seen.items())
@@ -99,14 +113,22 @@ class FolderSource(LiveSource):
             wrong = f"{path}: {error.strerror}" if isinstance(error, OSError) else str(error)
             self._leave_out("file that cannot be used", wrong)
             return []
+        content = b"".join(array.tobytes() for array in sample.values())
+        own_state = str(path), self._seen[str(path)]
+        first, _ = self._contents.setdefault(hashlib.sha256(content).digest(), own_state)
+        if first != str(path):
+            self._copies[str(path)] = first
+            self._leave_out("file with the same content as another", f"{path} is {first}")
+            return []
         # The same key after a restart, so that no sample is stored twice.
-        key = f"{name[-NAME_MAX:]}@{self._seen[str(path)][0]:x}"
+        file = name[-NAME_MAX:]
+        key = f"{file}@{self._seen[str(path)][0]:x}"
         own = path.stem.replace("-", "_").split("_")[0]
         said = own if own in self._package.labels else Path(name).parent.name
         if not said:
-            return [Sample(key, sample)]  # it waits for a label from elsewhere
+            return [Sample(key, sample, file)]  # it waits for a label from elsewhere
         try:
-            return [Sample(key, sample), Label(key, label_arrays(self._package, said))]
+            return [Sample(key, sample, file), Label(key, label_arrays(self._package, said))]
         except DataError:
             self.left_out.add("folder that is called by no label, whose samples wait for one", name)
-            return [Sample(key, sample)]
+            return [Sample(key, sample, file)]

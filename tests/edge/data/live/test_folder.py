@@ -24,7 +24,7 @@ def write_clip(path) -> None:
     path.parent.mkdir(exist_ok=True)
     with wave.open(str(path), "wb") as file:
         file.setparams((1, 2, 8000, 0, "NONE", ""))
-        file.writeframes(np.random.default_rng(1).bytes(8000))
+        file.writeframes(np.random.default_rng([*path.name.encode()]).bytes(8000))
 
 
 def test_clips_are_read_once_with_their_labels(source, package, tmp_path) -> None:
@@ -53,9 +53,54 @@ def test_clips_are_read_once_with_their_labels(source, package, tmp_path) -> Non
     assert {item.key for item in items} < {item.key for item in again.poll(1.0)}
 
 
+def test_content_is_stored_once_whatever_its_file_is_called(
+    source, package, tmp_path, new_buffer
+) -> None:
+    folder = tmp_path / "recordings"
+    for name in ("no", "yes", "stop"):
+        (folder / name).mkdir(parents=True)
+    np.save(folder / "yes/rep.npy", np.array([0.25, 0.5]))
+    buffer = new_buffer(package(2))
+    made, now = source("folder", package(2), path=str(folder)), 0.0
+
+    def look() -> list[int]:
+        nonlocal now
+        for now in (now + 1, now + 2):
+            buffer.add(made.poll(now))
+        assert buffer.waiting == 0
+        return [*buffer.classes.values()]
+
+    assert look() == [1]
+    os.utime(folder / "yes/rep.npy", (1e9, 1e9))  # as `touch`, or rsync without -t
+    assert look() == [1]
+    np.save(folder / "no/copy.npy", np.array([0.25, 0.5]))
+    assert look() == [1]
+    reason = "file with the same content as another"
+    assert made.status().first == {reason: "'no/copy.npy is yes/rep.npy'"}
+    buffer.label(Label(buffer.key(1), {"target": np.array(2)}))
+    os.utime(folder / "yes/rep.npy", (1.1e9, 1.1e9))
+    assert look() == [2], "a person's label goes before the folder that is no news"
+    (folder / "yes/rep.npy").rename(folder / "yes/renamed.npy")
+    assert look() == [0], "the first file has gone: the copy is what it was moved to"
+    corrected = buffer.counters.corrected
+    (folder / "no/copy.npy").rename(folder / "stop/copy.npy")
+    (folder / "yes/renamed.npy").unlink()
+    assert look() == [2]
+    assert buffer.counters.corrected == corrected + 1
+    buffer = new_buffer(package(2))
+    made = source("folder", package(2), path=str(folder))
+    assert look() == [2]
+    (folder / "stop/copy.npy").rename(folder / "stop/other.npy")
+    assert look() == [2]
+    assert (buffer.counters.corrected, buffer.counters.samples) == (0, 0)
+    buffer.forget([1])
+    os.utime(folder / "stop/other.npy", (1e9, 1e9))
+    assert look() == [2], "what was deleted may come again"
+
+
 def test_files_wait_where_there_are_too_many(source, package, tmp_path, monkeypatch) -> None:
     for number in range(7):
-        np.save(tmp_path / f"{number}.npy", np.zeros(2))
+        np.save(tmp_path / f"{number}.npy", np.full(2, number / 8))
     made = source("folder", package(2), path=str(tmp_path), rate_max=2)
     counts = [len(made.poll(float(second))) for second in range(6)]
     assert counts == [0, 2, 2, 2, 1, 0]
