@@ -6,7 +6,10 @@ exclusive lock that refuses a second process. A commit is an fsync (synchronous=
 users' samples and keys of the fleet: only their owner may read them.
 """
 
+import errno
 import logging
+import os
+import shutil
 import sqlite3
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
@@ -20,6 +23,7 @@ from ternmesh_store.files import PRIVATE, make_private_folder, sync_folder
 MEMORY: Final = Path(":memory:")  # SQLite's name for a database without a file
 LOCK_WAIT_S = 1.0  # how long to wait for a process that is about to end
 WAL_HEADER, WAL_FRAME = 32, 24  # bytes before all frames, and before the page of each
+FREE_MIN = 1 << 16  # bytes that a disk has, unless it is full
 ASIDE_MAX = 3  # damaged or replaced files that are kept; a further one replaces the last
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _TABLE_DAMAGE = (*_DAMAGE, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT)  # ERROR: no such table
@@ -175,9 +179,7 @@ class Database:
                 self._connected().backup(copy)
         except sqlite3.Error as error:
             path.unlink()
-            raise StoreError(
-                f"cannot write {path} ({error}): check the room on its disk"
-            ) from error
+            raise StoreError(f"cannot write {path}: {trouble(path, error)}") from error
         sync_folder(path.parent)
 
     def replace_by(self, copy: Path) -> None:
@@ -211,6 +213,8 @@ class Database:
             make_private_folder(self.path.parent)
             if self.path != MEMORY:
                 self._finish_replacing()
+                if self.path.is_dir():
+                    raise IsADirectoryError(self.path)
                 if not self.path.exists():
                     self._make_file()
                 if not self.path.stat().st_size:
@@ -219,10 +223,7 @@ class Database:
             # The timeout is SQLite's own. Transactions are ours (isolation_level).
             self._connection = sqlite3.connect(self.path, timeout=LOCK_WAIT_S, isolation_level=None)
         except (OSError, sqlite3.Error) as error:
-            raise StoreError(
-                f"cannot open {self.path} ({error}): its folder must be one that may be "
-                "written, also for what only reads"
-            ) from error
+            raise StoreError(f"cannot open {self.path}: {trouble(self.path, error)}") from error
         self._prepare()
 
     def _make_file(self) -> None:
@@ -251,16 +252,16 @@ class Database:
         checksums.prepare(self._connected())
         self._check_wal()
         self._begin()
-        self._refuse(self.rows("PRAGMA integrity_check(1)")[0][0], "ok")
+        self._refuse(self.rows("PRAGMA integrity_check(1)")[0][0], "ok", "its pages")
         self._check_kind()
         self._check_rows()
         self._follow_rows()
         self.commit()
 
-    def _refuse(self, actual: object, expected: object, what: str = "") -> None:
+    def _refuse(self, actual: object, expected: object, what: str) -> None:
         if actual != expected:
             self.close()
-            raise DamagedError(self.path, what or actual)
+            raise DamagedError(self.path, what)
 
     def _check_wal(self) -> None:
         """Say what SQLite leaves out without a word: the WAL from its first bad frame on."""
@@ -343,12 +344,10 @@ class Database:
     def _explain(self, error: Exception) -> StoreError:
         code = _code(error)
         if code in _DAMAGE:
-            return DamagedError(self.path, error)
+            return DamagedError(self.path, "its pages")
         if code in _BUSY:
             return StoreError(f"another process uses {self.path}: stop it, or choose a state_dir")
-        return StoreError(
-            f"cannot write {self.path} ({error}): check that the disk has room and may be written"
-        )
+        return StoreError(f"cannot write {self.path}: {trouble(self.path, error)}")
 
     # Replacing a damaged file
 
@@ -420,6 +419,23 @@ class Database:
                 raise self._explain(error) from error
             return False
         return True
+
+
+def trouble(path: Path, error: Exception) -> str:
+    """Why a file cannot be used, and what to do: the words of SQLite do not say it."""
+    code, number = _code(error), getattr(error, "errno", None)
+    folder = next(filter(os.path.exists, path.absolute().parents), Path("/"))
+    is_full = code == sqlite3.SQLITE_FULL or number in (errno.ENOSPC, errno.EDQUOT)
+    if is_full or shutil.disk_usage(folder).free < FREE_MIN:
+        return "its disk is full: make room there"
+    if os.path.isdir(path):
+        return "it is a folder: rename that"
+    if code == sqlite3.SQLITE_IOERR or number == errno.EIO:
+        return "its disk did not do it: check its room, and whether it fails (`dmesg`)"
+    if code in _TABLE_DAMAGE:  # also a file whose WAL was not read
+        return "it is not whole: start its program again, or see docs/backup.md"
+    reason = getattr(error, "strerror", None) or "this user may not use it"
+    return f"{reason}: its folder must be one that may be written, also for what only reads"
 
 
 def _code(error: Exception) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 from ternmesh.errors import SecurityError
 from ternmesh.security.host_keys import HostKeys, read_host_keys
 from ternmesh_store.airtime_store import AirtimeStore
-from ternmesh_store.database import DamagedError, Database, Schema, StoreError
+from ternmesh_store.database import DamagedError, Database, Schema, StoreError, trouble
 from ternmesh_store.files import PRIVATE, copy_file, make_private_folder, open_regular
 from ternmesh_store.link_store import LinkStore
 
@@ -209,8 +209,10 @@ class StateFile(Database):
             with closing(sqlite3.connect(uri, uri=True)) as connection:
                 row = connection.execute("SELECT fleet, host FROM security_fleet").fetchone()
             return StoredFleet(row[0], read_host_keys(row[1])) if row else None
-        except (sqlite3.Error, SecurityError) as error:
+        except SecurityError as error:
             raise StoreError(f"cannot read {self.path} ({error}): see docs/backup.md") from error
+        except sqlite3.Error as error:
+            raise StoreError(f"cannot read {self.path}: {trouble(self.path, error)}") from error
 
     def link(self) -> LinkStore:
         return LinkStore(self)

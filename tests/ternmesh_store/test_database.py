@@ -1,3 +1,4 @@
+import errno
 import logging
 import os
 import resource
@@ -12,7 +13,14 @@ from typing import Any
 import pytest
 
 from ternmesh_store import database as database_module
-from ternmesh_store.database import ASIDE_MAX, DamagedError, Database, Schema, StoreError
+from ternmesh_store.database import (
+    ASIDE_MAX,
+    DamagedError,
+    Database,
+    Schema,
+    StoreError,
+    trouble,
+)
 from ternmesh_store.files import GITIGNORE
 from ternmesh_store.store import StoredValues
 
@@ -39,6 +47,13 @@ def opened(path: Path, schema: Schema = SCHEMA, keep: tuple[str, ...] | None = N
     database = Database(path, schema)
     database.open(keep)
     return database
+
+
+def coded(code: int) -> sqlite3.Error:
+    """An error with this code of SQLite."""
+    error = sqlite3.OperationalError("raw text")
+    error.sqlite_errorcode = code
+    return error
 
 
 def values(database: Database) -> StoredValues:
@@ -347,10 +362,41 @@ def test_a_full_disk_is_a_sentence_and_keeps_what_was_committed(path):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
     try:
-        with pytest.raises(StoreError, match=r"cannot write .*check that the disk has room"):
+        with pytest.raises(StoreError, match=r"cannot write .*check its room"):
             write_on()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     survivor = values(opened(path)).get("key")
     assert survivor is not None
     assert survivor == bytes([survivor[0]]) * 10_000, "a whole value, not a torn one"
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "its disk is full: make room there"),
+        (coded(sqlite3.SQLITE_FULL), "its disk is full: make room there"),
+        (coded(sqlite3.SQLITE_IOERR), "its disk did not do it: check its room"),
+        (coded(sqlite3.SQLITE_CORRUPT), "it is not whole: start its program again"),
+        (coded(sqlite3.SQLITE_CANTOPEN), "this user may not use it: its folder must be"),
+        (PermissionError(errno.EACCES, "Permission denied"), "Permission denied: its folder must"),
+    ],
+)
+def test_what_sqlite_or_the_system_says_becomes_a_sentence(tmp_path, error, sentence) -> None:
+    assert trouble(tmp_path / "none" / "x", error).startswith(sentence)
+
+
+def test_a_full_disk_is_named_whatever_failed_and_a_folder_stays_one(tmp_path, monkeypatch) -> None:
+    (tmp_path / "x").mkdir(mode=0o755)
+    with pytest.raises(StoreError, match="cannot open .*x: it is a folder: rename that"):
+        opened(tmp_path / "x")
+    assert (tmp_path / "x").stat().st_mode & 0o777 == 0o755
+    monkeypatch.setattr(database_module, "FREE_MIN", 1 << 80)
+    assert "disk is full" in trouble(tmp_path / "x", coded(sqlite3.SQLITE_CORRUPT))
+
+
+def test_a_damaged_page_is_no_text_of_sqlite(tmp_path) -> None:
+    filled(tmp_path / "x")
+    overwritten(3 * 4096, bytes(100))(tmp_path / "x")
+    with pytest.raises(DamagedError, match=r"is damaged \(its pages\)"):
+        opened(tmp_path / "x")
