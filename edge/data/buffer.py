@@ -334,10 +334,10 @@ class ReplayBuffer:
         if self.find(sample.key):
             self.counters.repeated += 1
             return
-        if sample.file and (row := self._find_content(packed)):
-            if not self.key(row).startswith(f"{sample.file}@"):
+        if sample.file and (known := self._find_content(packed)):
+            if not self.key(known).startswith(f"{sample.file}@"):
                 self._moved.add(sample.key)
-            self._database.write("UPDATE replay_sample SET key = ? WHERE id = ?", sample.key, row)
+            self._database.write("UPDATE replay_sample SET key = ? WHERE id = ?", sample.key, known)
             self.counters.repeated += 1
             return
         self._id += 1

@@ -4,6 +4,7 @@ They are .npz files in the state folder, which the board reads beside its source
 """
 
 import hashlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -92,6 +93,8 @@ def write_history(
 
 
 def _source(path: Path, package: ModelPackage, options: Table) -> CsvSource | FolderSource:
+    if not os.path.exists(path):
+        raise DataError(f"{path} is not there, or may not be read by this user: check its name")
     if path.is_dir():
         return FolderSource(FolderOptions(path=str(path), rate_max=RATE_MAX), package)
     known = {item.name: options[item.name] for item in fields(CsvOptions) if item.name in options}

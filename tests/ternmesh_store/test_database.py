@@ -13,14 +13,7 @@ from typing import Any
 import pytest
 
 from ternmesh_store import database as database_module
-from ternmesh_store.database import (
-    ASIDE_MAX,
-    DamagedError,
-    Database,
-    Schema,
-    StoreError,
-    trouble,
-)
+from ternmesh_store.database import ASIDE_MAX, DamagedError, Database, Schema, StoreError, trouble
 from ternmesh_store.files import GITIGNORE
 from ternmesh_store.store import StoredValues
 
@@ -388,7 +381,7 @@ def test_what_sqlite_or_the_system_says_becomes_a_sentence(tmp_path, error, sent
 
 def test_a_full_disk_is_named_whatever_failed_and_a_folder_stays_one(tmp_path, monkeypatch) -> None:
     (tmp_path / "x").mkdir(mode=0o755)
-    with pytest.raises(StoreError, match="cannot open .*x: it is a folder: rename that"):
+    with pytest.raises(StoreError, match=r"cannot open .*x: it is a folder: rename that"):
         opened(tmp_path / "x")
     assert (tmp_path / "x").stat().st_mode & 0o777 == 0o755
     monkeypatch.setattr(database_module, "FREE_MIN", 1 << 80)

@@ -95,5 +95,5 @@ def test_a_folder_that_may_not_be_read_is_a_sentence_about_the_state(tmp_path, m
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("os.stat", refuse)  # root may read everything
-    with pytest.raises(StoreError, match=r"cannot open .*state\.sqlite .*Permission denied"):
+    with pytest.raises(StoreError, match=r"cannot open .*state\.sqlite: Permission denied"):
         opened(tmp_path)

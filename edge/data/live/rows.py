@@ -21,10 +21,11 @@ LINE_MAX = 8192  # bytes
 READ_MAX = 1 << 14  # bytes in one poll: 0.1 s of work for a PC, 1 s for a small board
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 ROWS_MAX = 1000  # in one JSON value
-LINE_SHOWN = 80  # bytes
+LINE_SHOWN, BEFORE = 80, 20  # bytes; of these, before what is wrong
 SEPARATORS = (",", ";", "\t", "|")
 DECIMAL_COMMA = SEPARATORS[1:]
 _DATA = re.compile(r"[+-]?([.,]?\d+([-+:/.,e]|$)|nan$)", re.I)  # a number or a time, no name
+_SEPARATOR = re.compile(r'"?sep=([,;|\t])"?,*', re.I)
 _THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2},\d{3}")  # or three decimals
 
 Row = dict[str, Any]
@@ -76,6 +77,7 @@ class RowReader:
         self._odd = 0  # of a row that had not as many: a second one of these is no accident
         self._decimal_comma = ""  # the separator, which may allow it
         self._open_json = ""  # lines of JSON that have not ended
+        self._fault: tuple[str, str] | None = None  # what is wrong there, and the place
 
     def take(self, line: bytes) -> list[Row]:
         """The rows that a line adds. DataError where it is none."""
@@ -85,6 +87,8 @@ class RowReader:
             raise DataError("line that is not UTF-8") from error
         if self._open_json or text[:1] in ("{", "["):
             return self._take_json(text)
+        if self.is_separator(line):
+            return []
         return self._take_csv(text) if line.strip() else []
 
     def is_header(self, line: bytes) -> bool:
@@ -104,13 +108,19 @@ class RowReader:
                 return True
         return False
 
+    def is_separator(self, line: bytes) -> bool:
+        """Whether `line` is "sep=;", with which Excel names the separator of the lines after."""
+        if found := _SEPARATOR.fullmatch(line.decode("utf-8-sig", errors="replace").strip("\r\n")):
+            self._given = self._separator = found[1]
+        return found is not None
+
     def begin(self, line: bytes, path: str) -> None:
         """Read the first line of a file. DataError where it is a header without all columns."""
         text = line.decode("utf-8-sig", errors="replace").strip()
         if "\0" in text or "\r" in text:
             raise DataError(f"{path} is no CSV file in UTF-8 with a line for each row: save it so")
         is_named = text[:1] not in "{[" and not any(map(str.isdigit, self._columns))
-        if not is_named or self.is_header(line):
+        if self.is_separator(line) or not is_named or self.is_header(line):
             return
         # A file that logrotate has emptied goes on with rows.
         if not self._header or not any(map(_DATA.match, _fields(text, self._separator))):
@@ -152,23 +162,28 @@ class RowReader:
         return [row]
 
     def _take_json(self, text: str) -> list[Row]:
-        for begun in dict.fromkeys((self._open_json, "")):
-            with suppress(ValueError, RecursionError):
-                content = json.loads(begun + text)
-                if not begun:  # what began before was cut off
-                    self.end()
-                self._open_json = ""
-                return _rows(content)
-        self._open_json += text + "\n"
+        begun = self._open_json
+        if begun and text[:1] in ("{", "["):  # it is new, or a part of what has begun
+            is_wrong = self._fault or _try_json(begun + text)[1]
+            if is_wrong or (begun[0] + text[0] == "{{" and _try_json(text)[0]):
+                self.end()
+        content, fault = _try_json(self._open_json + text)
+        if content:
+            self._open_json, self._fault = "", None
+            return _rows(content[0])
+        is_first, self._open_json = not self._open_json, f"{self._open_json}{text}\n"
+        self._fault = self._fault or fault
         if len(self._open_json) > LINE_MAX:
             self.end(f"JSON over {LINE_MAX} bytes: write an object a line")
+        elif is_first and fault:  # it may be all: no row after it is a part of it
+            self.end()
         return []
 
     def end(self, reason: str = "JSON that does not end") -> None:
         """No more lines belong to what has begun."""
         if self._open_json:
-            self._left_out.add(reason, self._open_json[:LINE_SHOWN])
-            self._open_json = ""
+            self._left_out.add(*(self._fault or (reason, self._open_json[:LINE_SHOWN])))
+        self._open_json, self._fault = "", None
 
 
 def _fields(text: str, separator: str) -> list[str]:
@@ -177,6 +192,20 @@ def _fields(text: str, separator: str) -> list[str]:
         return [field.strip() for field in next(reader, [])]
     except csv.Error as error:
         raise DataError("line that is no CSV, and no JSON") from error
+
+
+def _try_json(text: str) -> tuple[list[Any], tuple[str, str] | None]:
+    """The value in a list, or what is wrong and where; neither where more lines may complete it."""
+    try:
+        return [json.loads(text)], None
+    except json.JSONDecodeError as error:
+        if error.pos >= len(text) or error.msg.startswith("Unterminated"):
+            return [], None
+        place = f"character {error.pos + 1}: {text[max(0, error.pos - BEFORE) :][:LINE_SHOWN]}"
+        return [], (f"JSON that is wrong ({error.msg})", place)
+    except (ValueError, RecursionError):
+        reason = "JSON that is nested too deep, or has numbers that are too long"
+        return [], (reason, text[:LINE_SHOWN])
 
 
 def _rows(content: Any) -> list[Row]:

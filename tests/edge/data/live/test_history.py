@@ -61,6 +61,8 @@ def test_what_cannot_be_imported_is_one_sentence(
     with pytest.raises(kind, match=sentence):
         write_history(tmp_path, read_history(path, package(2), options), 0.2, by_order=True)
     assert not (tmp_path / HISTORY).exists()
+    with pytest.raises(DataError, match=r"nosuch\.csv is not there"):
+        read_history(tmp_path / "nosuch.csv", package(2), {})
 
 
 @pytest.mark.parametrize(("line", "left_out"), [("1,2,0\n", None), ("1,2,\n", "without a label")])

@@ -56,6 +56,16 @@ def test_rows_that_are_added_to_a_file(csv) -> None:
     )
 
 
+@pytest.mark.parametrize("is_empty_first", [False, True])
+def test_a_file_that_names_its_separator_as_excel_does(csv, is_empty_first) -> None:
+    head = "sep=;\na;b\n"
+    path, source = csv("" if is_empty_first else f"{head}9;9\n")
+    assert source.poll(0.0) == []
+    add(path, f"{head if is_empty_first else ''}1,5;2\n")
+    assert keys(source.poll(1.0)) == [[1.5, 2.0]]
+    assert not source.status().left_out
+
+
 def test_a_file_that_is_replaced_or_emptied(csv) -> None:
     path, source = csv("b,a\n1,2")
     assert source.poll(0.0) == []

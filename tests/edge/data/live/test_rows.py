@@ -44,6 +44,56 @@ def item_arrays(item):
     return (item.inputs if isinstance(item, Sample) else item.targets).values()
 
 
+@pytest.mark.parametrize(
+    ("line", "reason", "place"),
+    [
+        ("{'a': 1, 'b': 2}", "JSON that is wrong (Expecting property name", "character 2: {'a'"),
+        ('{"a": 1, "b": 2,}', "JSON that is wrong (", "character 1"),
+        ('{"a": 1, "b": 2}\0', "JSON that is wrong (Extra data)", "character 17: "),
+        ('{"a": 1, "b": nope}', "JSON that is wrong (Expecting value)", "character 15: "),
+        (f'{{"a": {"1" * 5000}}}', "JSON that is nested too deep, or has numbers", '{"a": 111'),
+        ("[" * 8000, "JSON that is nested too deep, or has numbers", "[[[["),
+    ],
+)
+def test_json_that_is_wrong_is_named_with_its_place(mapper, left_out, line, reason, place) -> None:
+    made = mapper(separator=",")
+    assert take(made, line, "a,b", "3,4") == [("k1", [3.0, 4.0])]
+    [found] = left_out.counts
+    assert found.startswith(reason)
+    assert place in left_out.first[found]
+
+
+def test_json_over_several_lines_names_its_first_fault(mapper, left_out) -> None:
+    good = json.dumps({"a": 1, "b": [2, {"c": ["x", None, -1.5e3]}]}, indent=1)
+    for end in range(1, good.count("\n") + 1):
+        made = mapper()
+        assert take(made, *good.split("\n")[:end]) == []
+        made.reader.end()
+        assert left_out.counts == {"JSON that does not end": 1}
+    rows = json.dumps([{"a": 1, "b": 2}, {"a": 3, "b": 4}]).replace("}", "}\n").replace("[", "[\n")
+    assert take(mapper(), *rows.replace("\n,", ",\n").split("\n")) == [
+        ("k1", [1.0, 2.0]),
+        ("k2", [3.0, 4.0]),
+    ]
+    made, lines = mapper(), json.dumps({"a": 3, "b": 4}, indent=1).split("\n")
+    assert take(made, '{"a": {', ' "a": 1,', " b: 2", "3", *lines) == [("k1", [3.0, 4.0])]
+    made = mapper()
+    assert take(made, "{", ' "a": 1,', " b: 2", "}", '{"a": 3, "b": 4}') == [("k1", [3.0, 4.0])]
+    [reason] = left_out.counts
+    assert reason.startswith("JSON that is wrong (Expecting property name")
+    assert "b: 2" in left_out.first[reason]
+
+
+@pytest.mark.parametrize("first", ["sep=;", '"sep=;"', "\ufeffSEP=;\r", "sep=\t", "sep=,"])
+def test_a_line_of_excel_names_the_separator(mapper, left_out, first) -> None:
+    separator = next(mark for mark in ";\t," if mark in first)
+    lines = (first, *(separator.join(row) for row in ("ab", "12")))
+    made = mapper()
+    made.reader.begin(first.encode(), "x.csv")
+    assert take(made, *lines) == [("k1", [1.0, 2.0])]
+    assert not left_out.counts
+
+
 def test_csv_with_a_header_json_and_places(mapper) -> None:
     named = mapper()
     assert take(named, "b,c,a", "2,9,1", '{"a": 3, "b": "4", "key": "mine"}') == [
@@ -136,7 +186,7 @@ def test_a_class_by_name_or_number_is_the_label_of_its_own_row(mapper, left_out)
         ('{"a": 1}', "no number in column b"),
         ('{"a": 1, "b": [1]}', "no number in column b"),
         ('{"a": ', "JSON that does not end"),
-        ("{" * 9000, "JSON over 8192 bytes: write an object a line"),
+        ('{"a": [' + "1," * 5000, "JSON over 8192 bytes: write an object a line"),
         ("1," * LINE_MAX, "line without the 2 fields"),
         ("[" + "{}," * 1001 + "{}]", "JSON that is no object, and no list"),
     ],
