@@ -20,7 +20,7 @@ from ternmesh.security.identity import Role
 from ternmesh.security.membership import found_fleet
 from ternmesh_cli.setup import SERIAL, SYSTEMD
 from ternmesh_service import commands
-from ternmesh_service.alarms import BAD, alarms
+from ternmesh_service.alarms import BAD, DOCTOR, SOURCE, alarms
 from ternmesh_service.config_file import load_model_package, package_folder
 from ternmesh_service.identity_file import check_owner, read_identity_file
 from ternmesh_service.status import BoardStatus, Status
@@ -181,7 +181,8 @@ def program(subject: Subject) -> Iterator[Result]:
     else:
         yield OK, "it runs; `ternmesh status` shows more"
         for alarm in alarms(subject.status):
-            yield WRONG if alarm.level == BAD else WARNING, alarm.sentence
+            sentence = alarm.sentence.replace(DOCTOR, "see what follows")
+            yield WRONG if alarm.level == BAD else WARNING, sentence
 
 
 @contextmanager
@@ -300,7 +301,10 @@ def data(subject: Subject) -> Iterator[Result]:
     if subject.kind != "node":
         return
     if isinstance(subject.status, BoardStatus):
-        yield OK, f"{subject.status.samples} samples"
+        source, result = subject.status.source, f"{subject.status.samples} samples"
+        failed = source and source.last_failure
+        more = f"; the source {config.data.source} fails: {failed}: {SOURCE}" if failed else ""
+        yield WRONG if failed else OK, result + more
         return
     from edge.data.node_data import open_files
 

@@ -40,6 +40,8 @@ RECENT = 5  # rounds
 WEIGHT = 0.5  # a board that counts less is an alarm
 ENDS_DAYS = 21.0
 ALARMS_MAX = 50
+DOCTOR = "ask `ternmesh doctor`"
+SOURCE = "mend [data], or what its source reads; it is tried again by itself"
 DAY_S = 86_400.0
 
 
@@ -115,7 +117,7 @@ def _links(transport: TransportStatus, about: str, name: str = "") -> Iterator[A
         yield from _links(bearer, about, part)
     if not (transport.connected or transport.bearers):
         text = f"the link{name and ' '}{name} is down: {transport.last_error}"
-        yield Alarm(BAD, about, text, "ask `ternmesh doctor`")
+        yield Alarm(BAD, about, text, DOCTOR)
     numbers = {key: value or 0 for key, value in transport.numbers.items()}
     is_mute = numbers.get("refused", 0) > 0 and not transport.bytes_out
     often = [(reason, n) for reason, n in transport.refusals.items() if n >= NORMAL_UP_TO]
@@ -211,7 +213,7 @@ def _own(status: BoardStatus) -> Iterator[Alarm]:
         yield Alarm(WARN, "", text, "see docs/live-data.md")
     if status.source is not None and status.source.last_failure:
         text = f"the source of samples failed: {status.source.last_failure}"
-        yield Alarm(WARN, "", text, "ask `ternmesh doctor`")
+        yield Alarm(WARN, "", text, SOURCE)
     if status.releases is not None:
         for version, reason in (*status.releases.bad[-1:], *status.releases.not_taken[-1:]):
             text = f"release {version} was rejected here: {reason}"

@@ -4,6 +4,7 @@ import importlib
 import io
 import math
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,10 @@ SUFFIXES = (".wav", ".npy", ".npz", *PICTURES)
 BYTES_MAX, PIXELS_MAX, HEAD_MAX = 64 << 20, 1 << 24, 4096  # of a picture; bytes of its head
 NPY_MAX, ITEM_MAX = 1 << 20, 16  # bytes of a .npy file at least; of each of its numbers at most
 MODES = ("1", "L", "P", "RGB")  # of Pillow
+_OTHER = re.compile(  # pictures of other kinds, which often have the name of a JPEG
+    rb"(?s)(?P<GIF>GIF8)|(?P<BMP>BM)|(?P<TIFF>II\*\0|MM\0\*)|(?P<WebP>RIFF....WEBP)"
+    rb"|(?P<HEIC>....ftyp)|(?P<JPEG2000>\0\0\0\x0cjP)"
+)
 _HEAD = re.compile(rb"P([56])" + 3 * rb"(?:\s|#[^\n]*\n)+(\d{1,6})" + rb"\s")
 
 
@@ -41,6 +46,8 @@ def read_sample(path: Path, package: ModelPackage, note: Note = str) -> dict[str
                 found, dtype = array_head(path, archive, spec.name)
                 is_fit = found == shape and dtype.itemsize <= ITEM_MAX
                 array = archive[spec.name] if is_fit else np.empty(0)
+                if {*archive.files} - {one.name for one in specs}:
+                    note("arrays of an .npz file beside the inputs: folders and names give labels")
         elif suffix == ".npy":
             array = _read_npy(path, max(NPY_MAX, HEAD_MAX + ITEM_MAX * math.prod(shape)))
         elif suffix == ".wav":
@@ -84,12 +91,19 @@ def read_picture(path: Path, shape: tuple[int, ...]) -> Array:
 
 
 def _with_pillow(path: Path, data: bytes, size: tuple[int, int], mode: str) -> Array:
+    if (kind := _OTHER.match(data)) is not None:
+        raise DataError(f"{path} is a picture of the kind {kind.lastgroup}: save it as PNG or JPEG")
+    if (kind := re.match(rb"P([1-7])\s", data)) is not None:
+        raise DataError(
+            f"{path} is a P{kind[1].decode()} picture that is not P5 or P6 with 255 levels: save "
+            "it so, or as PNG or JPEG"
+        )
     try:
         pillow = importlib.import_module("PIL.Image")
     except ImportError as error:
         raise DataError(
             f"{path}: pictures other than PGM and PPM (P5, P6, 255 levels) need the package "
-            "Pillow: pip install pillow"
+            f"Pillow: {sys.executable} -m pip install pillow"
         ) from error
     try:
         with pillow.open(io.BytesIO(data), formats=("PNG", "JPEG")) as image:
@@ -104,6 +118,10 @@ def _with_pillow(path: Path, data: bytes, size: tuple[int, int], mode: str) -> A
                     "RGB without them"
                 )
             pixels = np.asarray(upright.convert(mode).resize(size), np.uint8)
-    except (ValueError, SyntaxError, OSError, pillow.DecompressionBombError) as error:
-        raise DataError(f"{path} is damaged or no picture ({error})") from error
+    except pillow.DecompressionBombError as error:
+        raise DataError(f"{path} has more than {PIXELS_MAX} pixels: make it smaller") from error
+    except pillow.UnidentifiedImageError as error:
+        raise DataError(f"{path} is damaged, or no PNG or JPEG picture") from error
+    except (ValueError, SyntaxError, OSError) as error:
+        raise DataError(f"{path} is damaged ({error}): save it again") from error
     return pixels.reshape(*size[::-1], -1)

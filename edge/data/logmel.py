@@ -109,8 +109,9 @@ def read_clip(path: Path, note: Note = str) -> Sound:
     is_known = kind and channels and block == channels * bits // 8
     if not is_known or not RATES[0] <= rate <= RATES[1]:
         raise DataError(
-            f"{path} has format {tag} of {bits} bits at {rate} Hz: convert it to PCM of 8, 16, 24 "
-            f"or 32 bits or to floats, {RATES[0]} to {RATES[1]} Hz"
+            f"{path} has format {tag} of {bits} bits at {rate} Hz, {channels} channels in {block} "
+            f"bytes: convert it to PCM of 8, 16, 24 or 32 bits or to floats, {RATES[0]} to "
+            f"{RATES[1]} Hz, with 1 channel"
         )
     used = data[: len(data) // block * block]
     if bits == 24:  # as 32 bits whose lowest are 0
@@ -121,7 +122,10 @@ def read_clip(path: Path, note: Note = str) -> Sound:
         samples = ((samples - zero) / full).astype(np.float32)
     if not np.isfinite(samples).all():
         raise DataError(f"{path} holds NaN or infinity: record or convert it")
-    mixed = samples.reshape(-1, channels).mean(1)
+    tracks = samples.reshape(-1, channels)
+    mixed = tracks.mean(1)
+    if len(tracks) and mixed.std() * channels < (alone := tracks.std(0)).max() / 2:
+        mixed = tracks[:, alone.argmax()]  # the channels cancel each other
     sound = loudest(mixed, rate)
     if not len(sound) or sound.std() < SILENT:
         raise DataError(f"{path} is silent: record it again, or leave it out")

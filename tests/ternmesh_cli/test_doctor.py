@@ -31,6 +31,7 @@ from ternmesh_service.status import UNOPENED, ask_status
 from ternmesh_store.security_store import SecurityStore
 from ternmesh_store.state_file import StateFile
 from tests.mosquitto import find_mosquitto
+from tests.statuses import board_status, source_status
 from tests.ternmesh_cli.test_broker_access import Deployment
 from transports.base import TransportStatus
 
@@ -341,3 +342,17 @@ def test_both_programs_of_a_machine_are_looked_at(enrolled, monkeypatch, capsys)
     shown = capsys.readouterr().out
     assert "node.toml: node ada" in shown
     assert "host.toml: host host" in shown
+
+
+def test_a_running_board_is_not_sent_to_doctor_by_doctor(node: Node) -> None:
+    """Its data check says what is wrong with the source."""
+    down = replace(UNOPENED, last_error="no route")
+    source = source_status(last_failure="FileNotFoundError: nothing.csv")
+    status = board_status(source=source, transport=down)
+    subject = replace(doctor.look(node(), time.time()), status=status)
+    found = doctor.diagnose(subject, (doctor_checks.program, doctor_checks.data))
+    sentences = [sentence for _, _, sentence in found]
+    assert not any("doctor" in sentence for sentence in sentences)
+    assert any(sentence.endswith("no route: see what follows") for sentence in sentences)
+    assert found[-1][:2] == ("data", WRONG)
+    assert "FileNotFoundError: nothing.csv: mend [data]" in sentences[-1]

@@ -100,6 +100,7 @@ def test_a_board_has_alarms_of_its_own() -> None:
     source = source_status(last_failure="no device")
     revoked = board_status(activity="revoked by the host", diverged=3, source=source)
     assert [alarm.level for alarm in alarms(revoked)] == [BAD, WARN, WARN]
+    assert not any("doctor" in alarm.advice for alarm in alarms(revoked))  # which asks alarms
 
 
 def test_what_is_refused_is_an_alarm_unless_it_is_normal() -> None:

@@ -7,6 +7,8 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
+
 from edge.data.decode import SUFFIXES, read_sample
 from edge.data.live.base import LiveSource
 from edge.data.live.options import FolderOptions
@@ -34,7 +36,7 @@ class FolderSource(LiveSource):
         self._seen: dict[str, State] = {}  # in the last poll
         self._unread: dict[str, str] = {}  # the same of what is not read, with the reasons
         self._done: dict[str, State] = {}  # when they were read
-        self._contents: dict[bytes, tuple[str, State]] = {}  # files by the hash of their sample
+        self._contents: dict[str, bytes] = {}  # the hash of their samples
         self._copies: dict[str, str] = {}  # the files with the same sample, which is read once
 
     @property
@@ -44,22 +46,15 @@ class FolderSource(LiveSource):
 
     def _read(self, now: float) -> list[Sample | Label]:
         unread: dict[str, str] = {}
-        old, self._seen, copies = self._seen, dict(self._files(unread)), self._copies
+        old, self._seen = self._seen, dict(self._files(unread))
         for path in sorted(unread.keys() - self._unread.keys()):
             self._leave_out(unread[path], path)
         self._unread = unread
-        self._contents = {
-            content: (path, state)
-            for content, (path, state) in self._contents.items()
-            if self._seen.get(path) == state
-        }
-        # A copy whose first file has gone is what that file was moved to.
-        self._copies = {path: one for path, one in self._copies.items() if one in self._seen}
-        self._done = {
-            path: state
-            for path, state in self._done.items()
-            if path in self._seen and (path not in copies or path in self._copies)
-        }
+        self._done = {path: state for path, state in self._done.items() if path in self._seen}
+        self._contents = {path: one for path, one in self._contents.items() if path in self._seen}
+        for path in [path for path, first in self._copies.items() if first not in self._seen]:
+            del self._copies[path]  # it is what the first was moved to: read it
+            self._done.pop(path, None)
         ready = [
             path
             for path, state in sorted(self._seen.items())
@@ -113,13 +108,13 @@ class FolderSource(LiveSource):
             wrong = f"{path}: {error.strerror}" if isinstance(error, OSError) else str(error)
             self._leave_out("file that cannot be used", wrong)
             return []
-        content = b"".join(array.tobytes() for array in sample.values())
-        own_state = str(path), self._seen[str(path)]
-        first, _ = self._contents.setdefault(hashlib.sha256(content).digest(), own_state)
-        if first != str(path):
+        content = hashlib.sha256(b"".join(map(np.ndarray.tobytes, sample.values()))).digest()
+        same = (other for other, one in self._contents.items() if one == content)
+        if (first := next(same, str(path))) != str(path):
             self._copies[str(path)] = first
             self._leave_out("file with the same content as another", f"{path} is {first}")
             return []
+        self._contents[str(path)] = content
         # The same key after a restart, so that no sample is stored twice.
         file = name[-NAME_MAX:]
         key = f"{file}@{self._seen[str(path)][0]:x}"

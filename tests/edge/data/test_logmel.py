@@ -100,11 +100,23 @@ def test_what_is_above_the_new_range_is_filtered_out() -> None:
     assert np.abs(resample(high, 48_000)[100:-100]).max() < 0.02
 
 
+@pytest.mark.parametrize("loudness", [(1, -1), (1, -0.999), (0, 1, -1), (1, 0), (1, 0, 0, 0)])
+def test_channels_that_cancel_each_other_are_no_silence(tmp_path, loudness) -> None:
+    tone = np.round(9000 * np.sin(np.arange(800))).astype("<i2")
+    tracks = np.outer(tone, loudness).astype("<i2")
+    count = len(loudness)
+    form = (1, count, 8000, 16_000 * count, 2 * count, 16)
+    sound = read_clip(riff(tmp_path / "a.wav", form, tracks.tobytes()))
+    mixed = tone / 32_768 if sum(loudness) < 1 else tracks.mean(1) / 32_768
+    assert np.allclose(sound, mixed, atol=1e-4)
+
+
 def test_a_file_of_another_kind_is_one_sentence(tmp_path) -> None:
     sound = np.zeros(80)
     for path, sentence in (
         (write_wav(tmp_path / "a.wav", 500, 2, 1, sound), "has format 1 of 16 bits at 500 Hz"),
         (riff(tmp_path / "b.wav", (7, 1, 8000, 8000, 1, 8), bytes(80)), "has format 7 of 8 bits"),
+        (riff(tmp_path / "e.wav", (1, 0, 8000, 0, 0, 16), bytes(80)), "8000 Hz, 0 channels in 0 b"),
         (riff(tmp_path / "c.wav", MONO, b""), "its header promises no sound"),
         (riff(tmp_path / "d.wav", MONO, bytes(80), promised=99), "promises 99 bytes, and 80 are"),
     ):

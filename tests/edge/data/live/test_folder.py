@@ -2,7 +2,10 @@
 
 import importlib.util
 import os
+import struct
+import sys
 import wave
+import zlib
 from contextlib import suppress
 
 import numpy as np
@@ -178,18 +181,56 @@ def test_arrays_and_pictures_of_the_models_shape(package, tmp_path) -> None:
         read("a.gif", 3)
 
 
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        (b"GIF89a", "of the kind GIF: save it as PNG or JPEG"),
+        (b"RIFF\x0a\0\0\0WEBPVP8 ", "of the kind WebP"),
+        (b"II*\0", "of the kind TIFF"),
+        (b"\0\0\0\x18ftypheic", "of the kind HEIC"),
+        (b"P3\n1 1\n255\n1 2 3\n", "a P3 picture that is not P5 or P6 with 255 levels"),
+        (b"P6 1 1 65535\n123456", "a P6 picture that is not P5 or P6 with 255 levels"),
+    ],
+)
+def test_a_picture_says_what_it_is_whatever_its_name(package, tmp_path, data, sentence) -> None:
+    for name in ("a.jpg", "a.png", "a.ppm"):
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(DataError, match=f"{name} is .*{sentence}"):
+            read_sample(tmp_path / name, package(3, 4, 4))
+
+
+def test_a_label_in_an_npz_file_is_not_passed_over_in_silence(source, package, tmp_path) -> None:
+    (tmp_path / "yes").mkdir()
+    np.savez(tmp_path / "yes/a.npz", x=np.zeros(2), target=np.array(2))
+    made = source("folder", package(2), path=str(tmp_path))
+    made.poll(0.0)
+    assert [int(item.targets["target"]) for item in made.poll(1.0)[1:]] == [1]
+    [(reason, name)] = made.status().first.items()
+    assert ("folders and names give labels" in reason, name) == (True, "'yes/a.npz'")
+
+
 def test_pictures_of_other_kinds_need_pillow(package, tmp_path) -> None:
     path = tmp_path / "a.png"
     path.write_bytes(b"\x89PNG")
     has_pillow = importlib.util.find_spec("PIL") is not None
-    with pytest.raises(DataError, match="damaged or no picture" if has_pillow else "pip install"):
+    wrong = "damaged, or no PNG or JPEG" if has_pillow else f"{sys.executable} -m pip install"
+    with pytest.raises(DataError, match=wrong):
         read_sample(path, package(4, 4))
     if has_pillow:
         from PIL import Image
 
         image = Image.fromarray(np.full((8, 8, 3), 51, np.uint8))
         image.save(path, "BMP")  # Pillow reads slowly what some other formats may hold
-        with pytest.raises(DataError, match="damaged or no picture"):
+        with pytest.raises(DataError, match="of the kind BMP: save it as PNG or JPEG"):
+            read_sample(path, package(3, 4, 4))
+        image.resize((64, 64)).save(path)
+        path.write_bytes(path.read_bytes()[:-40])
+        with pytest.raises(DataError, match="is damaged .*truncated"):
+            read_sample(path, package(3, 4, 4))
+        head = b"\0\0\0\rIHDR" + struct.pack(">IIBBBBB", 30_000, 30_000, 8, 2, 0, 0, 0)
+        head += struct.pack(">I", zlib.crc32(head[4:])) + b"\0\0\0\0IDAT" + bytes(8)
+        path.write_bytes(b"\x89PNG\r\n\x1a\n" + head)
+        with pytest.raises(DataError, match="more than 16777216 pixels: make it smaller"):
             read_sample(path, package(3, 4, 4))
         image.save(path)
         assert np.allclose(read_sample(path, package(3, 4, 4))["x"], 0.2)
