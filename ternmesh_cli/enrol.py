@@ -80,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         if name in ("export", "import"):
             row.add_argument("file", type=path, help="the list of members, signed by the host")
         if name == "join":
-            row.add_argument("code", help="the code that the host printed")
+            row.add_argument("code", nargs="+", help="the code that the host printed")
         if name == "code":
             roles = [role.name.lower() for role in Role if role is not Role.HOST]
             row.add_argument("--role", choices=roles, default="node", help="of the new member")
@@ -224,7 +224,7 @@ def _code(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _join(arguments: argparse.Namespace) -> dict[str, Any]:
-    return join_fleet(arguments.config, arguments.code)
+    return join_fleet(arguments.config, "".join(arguments.code))
 
 
 def join_fleet(path: Path, text: str) -> dict[str, Any]:

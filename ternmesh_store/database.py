@@ -431,7 +431,7 @@ def trouble(path: Path, error: Exception) -> str:
     if os.path.isdir(path):
         return "it is a folder: rename that"
     if code == sqlite3.SQLITE_IOERR or number == errno.EIO:
-        return "its disk did not do it: check its room, and whether it fails (`dmesg`)"
+        return "its disk refuses to read or write: check its room, and whether it fails (`dmesg`)"
     if code in _TABLE_DAMAGE:  # also a file whose WAL was not read
         return "it is not whole: start its program again, or see docs/backup.md"
     reason = getattr(error, "strerror", None) or "this user may not use it"

@@ -369,7 +369,7 @@ def test_a_full_disk_is_a_sentence_and_keeps_what_was_committed(path):
     [
         (OSError(errno.ENOSPC, "No space left on device"), "its disk is full: make room there"),
         (coded(sqlite3.SQLITE_FULL), "its disk is full: make room there"),
-        (coded(sqlite3.SQLITE_IOERR), "its disk did not do it: check its room"),
+        (coded(sqlite3.SQLITE_IOERR), "its disk refuses to read or write: check its room"),
         (coded(sqlite3.SQLITE_CORRUPT), "it is not whole: start its program again"),
         (coded(sqlite3.SQLITE_CANTOPEN), "this user may not use it: its folder must be"),
         (PermissionError(errno.EACCES, "Permission denied"), "Permission denied: its folder must"),

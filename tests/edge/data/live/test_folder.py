@@ -225,7 +225,7 @@ def test_pictures_of_other_kinds_need_pillow(package, tmp_path) -> None:
             read_sample(path, package(3, 4, 4))
         image.resize((64, 64)).save(path)
         path.write_bytes(path.read_bytes()[:-40])
-        with pytest.raises(DataError, match="is damaged .*truncated"):
+        with pytest.raises(DataError, match=r"is damaged .*truncated"):
             read_sample(path, package(3, 4, 4))
         head = b"\0\0\0\rIHDR" + struct.pack(">IIBBBBB", 30_000, 30_000, 8, 2, 0, 0, 0)
         head += struct.pack(">I", zlib.crc32(head[4:])) + b"\0\0\0\0IDAT" + bytes(8)
