@@ -99,7 +99,7 @@ class ReplayBuffer:
         self._waiting: dict[int, float | None] = {}  # certainties, oldest first; None: not rated
         self._fresh: list[int] = []  # ids that got a label since the last `add`
         self._relabelled: set[int] = set()  # ids that wait and had a label: a later one is no news
-        self._moved: set[str] = set()  # keys of files that were moved since the last `add`
+        self._moved = ""  # the key of the newest file that was moved: a label comes with it
         self._contents: dict[int, int] | None = None  # ids by CRC-32 of inputs; None: not read
         self._values = StoredValues(database, "replay_value")
         self._id = 0  # of the newest sample
@@ -152,7 +152,6 @@ class ReplayBuffer:
         """
         for item in items:
             self._take(item, certainties)
-        self._moved.clear()
         self._trim()
         now = self._clock()
         if self.keep_s and abs(now - self._expired_at) >= EXPIRE_S:
@@ -320,7 +319,7 @@ class ReplayBuffer:
     def _take(self, item: Sample | Label, certainties: Mapping[str, float]) -> None:
         try:
             if isinstance(item, Label):
-                self._take_label(item, corrects=item.key in self._moved)
+                self._take_label(item, corrects=item.key == self._moved)
             elif isinstance(item, Sample):
                 self._take_sample(item, certainties)
             else:
@@ -335,8 +334,7 @@ class ReplayBuffer:
             self.counters.repeated += 1
             return
         if sample.file and (known := self._find_content(packed)):
-            if not self.key(known).startswith(f"{sample.file}@"):
-                self._moved.add(sample.key)
+            self._moved = "" if self.key(known).startswith(f"{sample.file}@") else sample.key
             self._database.write("UPDATE replay_sample SET key = ? WHERE id = ?", sample.key, known)
             self.counters.repeated += 1
             return

@@ -22,7 +22,7 @@ NPY_MAX, ITEM_MAX = 1 << 20, 16  # bytes of a .npy file at least; of each of its
 MODES = ("1", "L", "P", "RGB")  # of Pillow
 _OTHER = re.compile(  # pictures of other kinds, which often have the name of a JPEG
     rb"(?s)(?P<GIF>GIF8)|(?P<BMP>BM)|(?P<TIFF>II\*\0|MM\0\*)|(?P<WebP>RIFF....WEBP)"
-    rb"|(?P<HEIC>....ftyp)|(?P<JPEG2000>\0\0\0\x0cjP)"
+    rb"|(?P<HEIC>....ftyp)|(?P<JPEG2000>\0\0\0\x0cjP)|(?P<PNM>P[1-7]\s)"
 )
 _HEAD = re.compile(rb"P([56])" + 3 * rb"(?:\s|#[^\n]*\n)+(\d{1,6})" + rb"\s")
 
@@ -92,11 +92,9 @@ def read_picture(path: Path, shape: tuple[int, ...]) -> Array:
 
 def _with_pillow(path: Path, data: bytes, size: tuple[int, int], mode: str) -> Array:
     if (kind := _OTHER.match(data)) is not None:
-        raise DataError(f"{path} is a picture of the kind {kind.lastgroup}: save it as PNG or JPEG")
-    if (kind := re.match(rb"P([1-7])\s", data)) is not None:
         raise DataError(
-            f"{path} is a P{kind[1].decode()} picture that is not P5 or P6 with 255 levels: save "
-            "it so, or as PNG or JPEG"
+            f"{path} is a {kind.lastgroup} picture: save it as PNG or JPEG, or P5 or P6 with 255 "
+            "levels"
         )
     try:
         pillow = importlib.import_module("PIL.Image")

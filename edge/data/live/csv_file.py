@@ -46,9 +46,9 @@ class CsvSource(RowSource):
         is_after = self._is_first and not self._from_start
         end = os.fstat(self._file.fileno()).st_size if is_after else 0
         head = self._file.readline(LINE_MAX)
-        if self._mapper.reader.is_separator(head):
-            head = self._file.readline(LINE_MAX)
         self._mapper.reader.begin(head, str(self._path))
+        if b"sep=" in head[:8].lower():  # the names are in the next line
+            self._mapper.reader.begin(self._file.readline(LINE_MAX), str(self._path))
         self._has_begun = bool(head.strip())  # an empty file has no header yet
         # The byte before the end: where it ends a line, no half line follows.
         at = self._file.seek(max(0, end - 1))

@@ -25,7 +25,7 @@ LINE_SHOWN, BEFORE = 80, 20  # bytes; of these, before what is wrong
 SEPARATORS = (",", ";", "\t", "|")
 DECIMAL_COMMA = SEPARATORS[1:]
 _DATA = re.compile(r"[+-]?([.,]?\d+([-+:/.,e]|$)|nan$)", re.I)  # a number or a time, no name
-_SEPARATOR = re.compile(r'"?sep=([,;|\t])"?,*', re.I)
+_SEPARATOR = re.compile(r'"?sep=([,;|\t]?)"?,*', re.I)  # with which Excel begins a file
 _THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2},\d{3}")  # or three decimals
 
 Row = dict[str, Any]
@@ -87,16 +87,17 @@ class RowReader:
             raise DataError("line that is not UTF-8") from error
         if self._open_json or text[:1] in ("{", "["):
             return self._take_json(text)
-        if self.is_separator(line):
-            return []
         return self._take_csv(text) if line.strip() else []
 
     def is_header(self, line: bytes) -> bool:
-        """Whether `line` has the names of all columns, which are then those of later lines.
+        """Whether `line` names all columns, or the separator: those of later lines, then.
 
         DataError where a column stands there twice.
         """
         text = line.decode("utf-8-sig", errors="replace").strip()
+        if found := _SEPARATOR.fullmatch(text):
+            self._given = self._separator = found[1] or "\t"
+            return True
         wanted = set(self._columns)
         for separator in (self._given,) if self._given else SEPARATORS:
             fields = _fields(text, separator)
@@ -108,19 +109,13 @@ class RowReader:
                 return True
         return False
 
-    def is_separator(self, line: bytes) -> bool:
-        """Whether `line` is "sep=;", with which Excel names the separator of the lines after."""
-        if found := _SEPARATOR.fullmatch(line.decode("utf-8-sig", errors="replace").strip("\r\n")):
-            self._given = self._separator = found[1]
-        return found is not None
-
     def begin(self, line: bytes, path: str) -> None:
         """Read the first line of a file. DataError where it is a header without all columns."""
         text = line.decode("utf-8-sig", errors="replace").strip()
         if "\0" in text or "\r" in text:
             raise DataError(f"{path} is no CSV file in UTF-8 with a line for each row: save it so")
         is_named = text[:1] not in "{[" and not any(map(str.isdigit, self._columns))
-        if self.is_separator(line) or not is_named or self.is_header(line):
+        if not is_named or self.is_header(line):
             return
         # A file that logrotate has emptied goes on with rows.
         if not self._header or not any(map(_DATA.match, _fields(text, self._separator))):

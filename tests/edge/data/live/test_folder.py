@@ -184,18 +184,18 @@ def test_arrays_and_pictures_of_the_models_shape(package, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("data", "sentence"),
     [
-        (b"GIF89a", "of the kind GIF: save it as PNG or JPEG"),
-        (b"RIFF\x0a\0\0\0WEBPVP8 ", "of the kind WebP"),
-        (b"II*\0", "of the kind TIFF"),
-        (b"\0\0\0\x18ftypheic", "of the kind HEIC"),
-        (b"P3\n1 1\n255\n1 2 3\n", "a P3 picture that is not P5 or P6 with 255 levels"),
-        (b"P6 1 1 65535\n123456", "a P6 picture that is not P5 or P6 with 255 levels"),
+        (b"GIF89a", "a GIF picture: save it as PNG or JPEG"),
+        (b"RIFF\x0a\0\0\0WEBPVP8 ", "a WebP picture"),
+        (b"II*\0", "a TIFF picture"),
+        (b"\0\0\0\x18ftypheic", "a HEIC picture"),
+        (b"P3\n1 1\n255\n1 2 3\n", "a PNM picture: .* P5 or P6 with 255 levels"),
+        (b"P6 1 1 65535\n123456", "a PNM picture: .* P5 or P6 with 255 levels"),
     ],
 )
 def test_a_picture_says_what_it_is_whatever_its_name(package, tmp_path, data, sentence) -> None:
     for name in ("a.jpg", "a.png", "a.ppm"):
         (tmp_path / name).write_bytes(data)
-        with pytest.raises(DataError, match=f"{name} is .*{sentence}"):
+        with pytest.raises(DataError, match=f"{name} is {sentence}"):
             read_sample(tmp_path / name, package(3, 4, 4))
 
 
@@ -221,7 +221,7 @@ def test_pictures_of_other_kinds_need_pillow(package, tmp_path) -> None:
 
         image = Image.fromarray(np.full((8, 8, 3), 51, np.uint8))
         image.save(path, "BMP")  # Pillow reads slowly what some other formats may hold
-        with pytest.raises(DataError, match="of the kind BMP: save it as PNG or JPEG"):
+        with pytest.raises(DataError, match="is a BMP picture: save it as PNG or JPEG"):
             read_sample(path, package(3, 4, 4))
         image.resize((64, 64)).save(path)
         path.write_bytes(path.read_bytes()[:-40])
