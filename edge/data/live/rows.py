@@ -18,6 +18,7 @@ from edge.errors import DataError
 from ternmesh.model_package import ModelPackage
 
 LINE_MAX = 8192  # bytes
+DEPTH_MAX = 64  # brackets of JSON that are open at once: how many json takes depends on Python
 READ_MAX = 1 << 14  # bytes in one poll: 0.1 s of work for a PC, 1 s for a small board
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 ROWS_MAX = 1000  # in one JSON value
@@ -191,6 +192,9 @@ def _fields(text: str, separator: str) -> list[str]:
 
 def _try_json(text: str) -> tuple[list[Any], tuple[str, str] | None]:
     """The value in a list, or what is wrong and where; neither where more lines may complete it."""
+    deep = "JSON that is nested too deep, or has numbers that are too long"
+    if sum(map(text.count, "[{")) - sum(map(text.count, "]}")) > DEPTH_MAX:
+        return [], (deep, text[:LINE_SHOWN])
     try:
         return [json.loads(text)], None
     except json.JSONDecodeError as error:
@@ -199,8 +203,7 @@ def _try_json(text: str) -> tuple[list[Any], tuple[str, str] | None]:
         place = f"character {error.pos + 1}: {text[max(0, error.pos - BEFORE) :][:LINE_SHOWN]}"
         return [], (f"JSON that is wrong ({error.msg})", place)
     except (ValueError, RecursionError):
-        reason = "JSON that is nested too deep, or has numbers that are too long"
-        return [], (reason, text[:LINE_SHOWN])
+        return [], (deep, text[:LINE_SHOWN])
 
 
 def _rows(content: Any) -> list[Row]:
