@@ -65,6 +65,7 @@ SEEDS_FIRST, WORST_ATTACKS = 2, 5  # seeds with all attacks; how many of a fleet
 ROUNDS, ROUNDS_QUICK = 40, 10
 FLEETS_QUICK, ATTACKS_QUICK, SEEDS_QUICK = ((3, 1),), ("labels", "sign_flip"), 1
 TURN, RESTART, LAST = 10, 20, 36  # the rounds of turncoat, restart, and late attack
+ROUND_20 = 3  # its place in a curve
 DETECTED = 0.5  # of the honest boards' median weight
 DEFAULT = "weighted_mean"
 BARE = "no_trust"  # the default without memory, probes and reputations
@@ -161,22 +162,16 @@ def reports_of(seed: int) -> str:
     return REPORTS[seed % len(REPORTS)]
 
 
-def _lost(rows: Rows, fleet: tuple[int, int], seed: int, attack: str, rule: str = DEFAULT) -> float:
-    alone = rows[name(*fleet, seed, NONE)]["accuracy"]
-    return float(alone - rows[name(*fleet, seed, attack, rule)]["accuracy"])
-
-
-def _lost_early(rows: Rows, lost: Collection[tuple[tuple[int, int], str]]) -> list[list[float]]:
-    """What each fleet has lost by each attack at round 20, with the seeds that all of them have."""
-    at = 20 // 5 - 1
-    return [
-        [
-            rows[name(*fleet, seed, NONE)]["curve"][at]
-            - rows[name(*fleet, seed, attack)]["curve"][at]
-            for seed in range(SEEDS_FIRST)
-        ]
-        for fleet, attack in lost
-    ]
+def _lost(
+    rows: Rows,
+    fleet: tuple[int, int],
+    seed: int,
+    attack: str,
+    rule: str = DEFAULT,
+    at: int = -1,  # a place in the curves
+) -> float:
+    alone = rows[name(*fleet, seed, NONE)]["curve"][at]
+    return float(alone - rows[name(*fleet, seed, attack, rule)]["curve"][at])
 
 
 def _figures(
@@ -200,9 +195,11 @@ def _figures(
             worst = max(found, key=lambda where: float(np.mean(found[where])))
             figures[key] = mean_figure(found[worst], limit)
     if not quick:
-        figures["worst_points_lost_round_20"] = mean_figure(
-            max(_lost_early(rows, lost), key=np.mean)
-        )
+        early = [
+            [_lost(rows, fleet, seed, attack, at=ROUND_20) for seed in range(SEEDS_FIRST)]
+            for fleet, attack in lost
+        ]
+        figures["worst_points_lost_round_20"] = mean_figure(max(early, key=np.mean))
     own = [rows[name(*part)] for part in parts if part[4] == DEFAULT]
     figures["least_above_untrained"] = Figure(
         min(row["accuracy"] - row["untrained"] for row in own), ">=0"
@@ -436,7 +433,7 @@ def run(
             _restart(host, settings)
         run_until_finished(driver, present, clock, stop)
         weights.append(_weights(host, names))
-        if stop % 5 == 0:
+        if stop % 5 == 0:  # see ROUND_20
             curve.append(round(100 * judge(to_float(host.model_q24), claimed)[1], 2))
     own_clips = next(b.held_out for b in fleet if b.member.settings.name == f"board-{first}")
     adapters = np.zeros(plan.dimension, np.float32), to_float(host.model_q24)

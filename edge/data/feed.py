@@ -83,9 +83,8 @@ class Feed:
             items = list(islice(self._source.poll(now), ITEMS_MAX + 1))
             self.floods += len(items) > ITEMS_MAX
             del items[ITEMS_MAX:]
-            if (
-                live := self.status()
-            ) is None or live.open:  # a built-in source pauses after a failure
+            live = self.status()
+            if live is None or live.open:  # a built-in source pauses after a failure
                 self.last_failure = ""
         except Exception as error:  # noqa: BLE001  (the user's code may raise anything)
             # Not "[Errno 2]", which says nothing.
