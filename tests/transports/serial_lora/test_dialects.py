@@ -30,7 +30,7 @@ from transports.serial_lora.emulator.radios import new_modem
 from transports.serial_lora.framing import KissUnframer, kiss_frame
 from transports.serial_lora.meshcore import Meshcore
 from transports.serial_lora.meshtastic import Meshtastic
-from transports.serial_lora.reyax import ERRORS, Heard, Reyax, ReyaxParser, TextLine
+from transports.serial_lora.reyax import ANSWER_S, ERRORS, Heard, Reyax, ReyaxParser, TextLine
 from transports.serial_lora.rnode import Rnode, RnodeCommand
 from transports.serial_lora.settings import DIALECTS, SerialLoraSettings
 from transports.serial_lora.transport import new_dialect
@@ -63,6 +63,17 @@ def reyax_up(**options: Any) -> Reyax:
         events = modem.receive_bytes(b"+%b=%b\r\n" % (name, value), 0.2)
     assert (events, modem.ready, modem.idle, modem.deadline) == ([], True, True, None)
     return modem
+
+
+def test_reyax_waits_for_a_late_answer_before_it_asks_again() -> None:
+    modem = Reyax(settings_for("reyax"))
+    modem.start(0.0)
+    assert modem.handle_timeout(1.0) == [Write(b"AT\r\n")]
+    modem.handle_timeout(4.0)  # no answer
+    assert modem.deadline == 4.0 + 2 * ANSWER_S
+    assert modem.receive_bytes(b"+OK\r\n+ERR=2\r\n", 5.0) == [], "they answer no later command"
+    assert modem.handle_timeout(8.0) == [Write(b"AT\r\n")]
+    assert modem.deadline == 8.0 + 2 * ANSWER_S
 
 
 def test_reyax_writes_to_flash_only_what_differs() -> None:

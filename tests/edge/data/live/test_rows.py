@@ -53,6 +53,7 @@ def item_arrays(item):
         ('{"a": 1, "b": nope}', "JSON that is wrong (Expecting value)", "character 15: "),
         (f'{{"a": {"1" * 5000}}}', "JSON that is nested too deep, or has numbers", '{"a": 111'),
         ("[" * 8000, "JSON that is nested too deep, or has numbers", "[[[["),
+        ("[" * 100, "JSON that is nested too deep, or has numbers", "[[[["),
     ],
 )
 def test_json_that_is_wrong_is_named_with_its_place(mapper, left_out, line, reason, place) -> None:
