@@ -105,7 +105,7 @@ class Memory:
             if self.rounds(address) >= KNOWN and address not in excluded
         ]
         if len(known) < 3:
-            return Comparison(copies, frozenset())
+            return Comparison(copies, None)  # what was known of the others stays
         if not is_first:
             return Comparison(copies, None)
         unit = 1 / math.sqrt(totals.shape[1])

@@ -18,7 +18,7 @@ Nodes whose recent updates are nearly the same share one weight and one report, 
 (Fung, Yoon and Beschastnikh, "The limitations of federated learning in Sybil settings", RAID 2020).
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import cbor2
@@ -48,6 +48,7 @@ EARLY = 16  # rounds with many probes
 PROBE_FIRST, PROBE_LAST = 4, 16  # rounds before a node's first probe, and between late ones
 FLEET_MIN, DEVIATIONS, MARGIN_MIN = 4, 2.5, 0.15  # of a node that is unlike the others
 REPORTS_MIN = 2  # that a probe needs
+FEW = 3  # nodes of which each judges both others
 TRUSTED_MIN, TRUSTED_SHARE = 3, 2 / 3  # reports that suffice without those of excluded nodes
 
 
@@ -65,6 +66,8 @@ class NodeStanding:
     turned: bool = False  # it sends the opposite of what it sent before (`memory`)
     opposed: int = 0  # see OPPOSED_MIN
     low_since: int = 0  # the version since which its weight is low; 0: it is not
+    # The rises that the nodes have reported of its newest probe, by address, where they are few
+    told: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -251,7 +254,8 @@ class Reputations:
             )
             rise = max(newest, MEMORY * old.rise + (1 - MEMORY) * newest)
         wait = PROBE_FIRST if version < EARLY else min(PROBE_LAST, 2 * old.wait)
-        self.standings[address] = replace(old, rise=rise, probed=version, wait=wait)
+        told = dict(rises) if len(rises) <= FEW else {}
+        self.standings[address] = replace(old, rise=rise, probed=version, wait=wait, told=told)
         self.judge()
         if self.harm(address) > 0.5:
             # An excluded node's probes say less as the fleet goes on without it.
@@ -265,19 +269,37 @@ class Reputations:
     def forget_probes(self) -> None:
         """Judge nobody by the probes so far: no more will come, by which it could improve."""
         for address, known in self.standings.items():
-            self.standings[address] = replace(known, rise=0.0, probed=0, wait=PROBE_FIRST)
+            self.standings[address] = replace(known, rise=0.0, probed=0, wait=PROBE_FIRST, told={})
         self.judge()
 
     def judge(self) -> None:
         """What the rises are worth: those of a minority at most."""
         if self.asked:
             return
+        present = [address for address, item in self.standings.items() if item.uptime > 0.5]
+        if len(present) == FEW:
+            self._harms = self._harm_of_three(present)
+            return
         known = sorted((item.rise, a) for a, item in self.standings.items() if item.probed)
-        present = sum(item.uptime > 0.5 for item in self.standings.values())
-        worst = known[::-1][: max(0, (present - 1) // 2)]
+        worst = known[::-1][: max(0, (len(present) - 1) // 2)]
         # The same for all of a minority, since none of them is the median.
         scale = self._scale(worst[0][1]) if worst else HARM_SCALE
         self._harms = {address: rise / scale for rise, address in worst if rise > 0}
+
+    def _harm_of_three(self, nodes: Sequence[int]) -> dict[int, float]:
+        """Of three nodes one at most does harm: as the two others say, if neither says it of both.
+
+        One that lies of both others would else have one of them excluded, by the honest word that
+        data are different.
+        """
+        harms = {}
+        for address in nodes:
+            (one, first), (other, second) = ((a, self.of(a)) for a in nodes if a != address)
+            if first.probed and second.probed:
+                between = max(first.told.get(other, 0.0), second.told.get(one, 0.0))
+                harms[address] = self.of(address).rise / max(HARM_SCALE, USUAL * between)
+        worst = max(harms, key=harms.__getitem__, default=None)
+        return {worst: harms[worst]} if worst is not None and harms[worst] > 0 else {}
 
     def _scale(self, address: int) -> float:
         """The rise of the error that is a harm of 1.

@@ -52,6 +52,27 @@ def test_a_node_whose_probes_raise_the_error_is_excluded_and_comes_back() -> Non
     assert found.reason(1) == ""
 
 
+def three() -> Reputations:
+    found = Reputations(first_loss=1.2)
+    for version in range(1, 18):
+        found.counted(dict.fromkeys((1, 2, 3), 0.1), (), version)
+    return found
+
+
+def test_of_three_nodes_one_that_lies_has_no_honest_one_excluded() -> None:
+    found = three()
+    found.probed(1, 18, {1: -0.1, 2: 0.4, 3: 32.0})  # other data, and a lie
+    assert not any(map(found.harm, (1, 2, 3))), "the others may do the same harm"
+    found.probed(2, 19, {1: 0.2, 2: -0.1, 3: 32.0})
+    found.probed(3, 20, {1: 0.1, 2: 0.1, 3: -32.0})
+    assert found.weight(1) == found.weight(2) == pytest.approx(1.0)
+    again = restored(found.stored())
+    assert again.harm(1) == found.harm(1)
+    found.probed(3, 24, {1: 1.3, 2: 1.5, 3: -32.0})
+    assert found.is_excluded(3), "two that do each other less harm say the same of it"
+    assert found.weight(1) == found.weight(2) == pytest.approx(1.0)
+
+
 @given(st.lists(st.floats(-65, 65), min_size=3, max_size=3))
 def test_a_minority_moves_a_rise_no_further_than_honest_reports(lies: list[float]) -> None:
     found = fleet()
