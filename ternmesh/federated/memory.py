@@ -104,10 +104,8 @@ class Memory:
             for at, address in enumerate(nodes)
             if self.rounds(address) >= KNOWN and address not in excluded
         ]
-        if len(known) < 3:
-            return Comparison(copies, None)  # what was known of the others stays
-        if not is_first:
-            return Comparison(copies, None)
+        if len(known) < 3 or not is_first:
+            return Comparison(copies, None)  # what was known of them stays
         unit = 1 / math.sqrt(totals.shape[1])
         limit = (OPPOSED_FEW if len(known) < FEW else OPPOSED) * unit
         found = opposed(cosines[np.ix_(known, known)], 1 / counts[known], limit, AGREED * unit)

@@ -48,7 +48,7 @@ EARLY = 16  # rounds with many probes
 PROBE_FIRST, PROBE_LAST = 4, 16  # rounds before a node's first probe, and between late ones
 FLEET_MIN, DEVIATIONS, MARGIN_MIN = 4, 2.5, 0.15  # of a node that is unlike the others
 REPORTS_MIN = 2  # that a probe needs
-FEW = 3  # nodes of which each judges both others
+TRIO = 3  # nodes of which each judges both others
 TRUSTED_MIN, TRUSTED_SHARE = 3, 2 / 3  # reports that suffice without those of excluded nodes
 
 
@@ -254,7 +254,7 @@ class Reputations:
             )
             rise = max(newest, MEMORY * old.rise + (1 - MEMORY) * newest)
         wait = PROBE_FIRST if version < EARLY else min(PROBE_LAST, 2 * old.wait)
-        told = dict(rises) if len(rises) <= FEW else {}
+        told = dict(rises) if len(rises) <= TRIO else {}
         self.standings[address] = replace(old, rise=rise, probed=version, wait=wait, told=told)
         self.judge()
         if self.harm(address) > 0.5:
@@ -277,7 +277,7 @@ class Reputations:
         if self.asked:
             return
         present = [address for address, item in self.standings.items() if item.uptime > 0.5]
-        if len(present) == FEW:
+        if len(present) == TRIO:
             self._harms = self._harm_of_three(present)
             return
         known = sorted((item.rise, a) for a, item in self.standings.items() if item.probed)
@@ -290,14 +290,18 @@ class Reputations:
         """Of three nodes one at most does harm: as the two others say, if neither says it of both.
 
         One that lies of both others would else have one of them excluded, by the honest word that
-        data are different.
+        data are different. A node that is away is judged as in a larger fleet: it may come back.
         """
         harms = {}
-        for address in nodes:
-            (one, first), (other, second) = ((a, self.of(a)) for a in nodes if a != address)
-            if first.probed and second.probed:
+        for address, known in self.standings.items():
+            scale = self._scale(address)
+            if address in nodes:
+                (one, first), (other, second) = ((a, self.of(a)) for a in nodes if a != address)
+                if not (first.probed and second.probed):
+                    continue
                 between = max(first.told.get(other, 0.0), second.told.get(one, 0.0))
-                harms[address] = self.of(address).rise / max(HARM_SCALE, USUAL * between)
+                scale = max(HARM_SCALE, USUAL * between)
+            harms[address] = known.rise / scale
         worst = max(harms, key=harms.__getitem__, default=None)
         return {worst: harms[worst]} if worst is not None and harms[worst] > 0 else {}
 

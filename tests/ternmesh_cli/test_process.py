@@ -83,7 +83,7 @@ def test_help_and_errors(monkeypatch, capsys, tmp_path) -> None:
 
 STOPPED_OFTEN = """
 import faulthandler, itertools, os, signal, sys, threading
-faulthandler.dump_traceback_later(100, exit=True)  # so that a failure says where it stood
+faulthandler.dump_traceback_later(50, exit=True)  # so that a failure says where it stood
 sys.path.insert(0, sys.argv[1])
 from ternmesh_cli import process
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -108,7 +108,7 @@ print("stopped")
 def test_signals_that_come_together_stop_a_program_and_freeze_none() -> None:
     """As `timeout` sends them, and a terminal that is closed; in any order, many times."""
     command = [sys.executable, "-c", STOPPED_OFTEN, str(Path(__file__).parents[2])]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "stopped\n"), done.stderr
 
 

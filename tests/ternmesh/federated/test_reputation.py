@@ -1,5 +1,7 @@
 """Reputations: what lowers a node's weight, and what must not."""
 
+from collections.abc import Iterable
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -20,11 +22,11 @@ from ternmesh.federated.reputation import (
 NODES = range(1, 7)
 
 
-def fleet(rounds: int = 8, **cosines: float) -> Reputations:
-    """Six nodes after some rounds; `cosines` by "n1", "n2" and so on."""
+def fleet(rounds: int = 8, nodes: Iterable[int] = NODES, /, **cosines: float) -> Reputations:
+    """Six or other nodes after some rounds; `cosines` by "n1", "n2" and so on."""
     found = Reputations(first_loss=1.2)
     for version in range(1, rounds + 1):
-        found.counted({node: cosines.get(f"n{node}", 0.1) for node in NODES}, (), version)
+        found.counted({node: cosines.get(f"n{node}", 0.1) for node in nodes}, (), version)
     return found
 
 
@@ -52,25 +54,28 @@ def test_a_node_whose_probes_raise_the_error_is_excluded_and_comes_back() -> Non
     assert found.reason(1) == ""
 
 
-def three() -> Reputations:
-    found = Reputations(first_loss=1.2)
-    for version in range(1, 18):
-        found.counted(dict.fromkeys((1, 2, 3), 0.1), (), version)
-    return found
-
-
 def test_of_three_nodes_one_that_lies_has_no_honest_one_excluded() -> None:
-    found = three()
+    found = fleet(17, (1, 2, 3))
     found.probed(1, 18, {1: -0.1, 2: 0.4, 3: 32.0})  # other data, and a lie
     assert not any(map(found.harm, (1, 2, 3))), "the others may do the same harm"
     found.probed(2, 19, {1: 0.2, 2: -0.1, 3: 32.0})
     found.probed(3, 20, {1: 0.1, 2: 0.1, 3: -32.0})
     assert found.weight(1) == found.weight(2) == pytest.approx(1.0)
     again = restored(found.stored())
-    assert again.harm(1) == found.harm(1)
+    assert again.harm(3) == found.harm(3) > 0
     found.probed(3, 24, {1: 1.3, 2: 1.5, 3: -32.0})
     assert found.is_excluded(3), "two that do each other less harm say the same of it"
     assert found.weight(1) == found.weight(2) == pytest.approx(1.0)
+
+
+def test_a_liar_is_not_forgotten_while_it_is_away_from_three_others() -> None:
+    found = fleet(17, (1, 2, 3, 4))
+    found.probed(4, 18, {1: 0.9, 2: 0.9, 3: 0.9, 4: -32.0})
+    for version in range(19, 40):
+        found.counted(dict.fromkeys((1, 2, 3), 0.1), (), version)
+    for node in (1, 2, 3):
+        found.probed(node, 40 + node, dict.fromkeys((1, 2, 3), 0.02))
+    assert found.is_excluded(4)
 
 
 @given(st.lists(st.floats(-65, 65), min_size=3, max_size=3))
