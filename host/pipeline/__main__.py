@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 from host.pipeline.agreement import GONE, end_with
@@ -25,17 +26,18 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--supervised",
         action="store_true",
-        help="read the addresses and a secret as JSON from stdin, and end when it is closed",
+        help="read addresses, a secret and a descriptor as JSON from stdin; end when it is closed",
     )
     given = parser.parse_args(arguments)
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
     try:
         config = read_pipeline_config(given.config)
-        addresses, token = list(config.addresses), ""
+        addresses, token, listening = list(config.addresses), "", None
         if given.supervised:
-            addresses, token = json.loads(sys.stdin.buffer.readline())
+            addresses, token, listening = json.loads(sys.stdin.buffer.readline())
             threading.Thread(target=_end_with_parent, daemon=True).start()
         place = place_of(config, given.rank, addresses, token, given.insecure)
+        place = replace(place, listening=listening)
         from host.pipeline.rank import run_rank  # torch loads slowly
 
         run_rank(config, place)

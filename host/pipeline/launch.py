@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from host.pipeline.config import PipelineConfig, PipelineError, host_and_port
-from host.pipeline.meeting import place_of
+from host.pipeline.meeting import PENDING_MAX, place_of
 from host.pipeline.report import PROGRESS, parse
 from ternmesh.extras import how_to_install
 
@@ -115,10 +115,12 @@ class Ranks:
 
     def _start(self) -> None:
         token = "" if self._config.addresses else secrets.token_hex(16)  # machines share none
-        given = json.dumps([self._addresses(), token]).encode() + b"\n"
         environment = {"OMP_NUM_THREADS": str(self._config.threads), **os.environ}
-        with self.log.open("ab") as out:
+        with self.log.open("ab") as out, ExitStack() as stack:
+            servers = self._servers(stack)
+            addresses = [f"127.0.0.1:{server.getsockname()[1]}" for server in servers]
             for rank in self._own:
+                own = [servers[rank].fileno()] if servers else []
                 process = subprocess.Popen(
                     command(self._path, rank, self._is_insecure),
                     stdin=subprocess.PIPE,
@@ -126,10 +128,12 @@ class Ranks:
                     stderr=out,
                     env=environment,
                     start_new_session=True,
+                    pass_fds=own,
                 )
                 assert process.stdin is not None
+                given = [addresses or self._config.addresses, token, own[0] if own else None]
                 with suppress(BrokenPipeError):  # it is dead already, and will be looked after
-                    process.stdin.write(given)
+                    process.stdin.write(json.dumps(given).encode() + b"\n")
                     process.stdin.flush()  # stays open: a rank ends with this process
                 self._processes[rank] = process
 
@@ -151,16 +155,17 @@ class Ranks:
         self._start()
         return True
 
-    def _addresses(self) -> list[str]:
-        """The address of each rank: of the configuration, or free ports of this machine."""
+    def _servers(self, stack: ExitStack) -> list[socket.socket]:
+        """Where no addresses are given, a listening socket for each rank, on a free port.
+
+        A rank inherits its socket: another program could take a port that was only looked up.
+        """
         if self._config.addresses:
-            return list(self._config.addresses)
-        with ExitStack() as stack:
-            servers = [
-                stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-                for _ in range(self._config.ranks)
-            ]
-            return [f"127.0.0.1:{server.getsockname()[1]}" for server in servers]
+            return []
+        return [
+            stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=PENDING_MAX))
+            for _ in range(self._config.ranks)
+        ]
 
     def _new_reports(self) -> Iterator[dict[str, Any]]:
         progress = self._config.folder / PROGRESS

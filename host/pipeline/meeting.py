@@ -42,12 +42,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A rank, and how it reaches all: their addresses, keys (None: no TLS), and a shared secret."""
+    """A rank, and how it reaches all: their addresses, keys (None: no TLS), and a shared secret.
+
+    `listening` is the descriptor of a socket that the parent process has bound for the rank.
+    """
 
     rank: int
     addresses: Sequence[str]
     peers: Sequence[PublicIdentity] | None
     token: str = ""
+    listening: int | None = None
 
     @property
     def own(self) -> tuple[str, int]:
@@ -96,14 +100,7 @@ class Meeting:
     def connect(self, wanted: Sequence[tuple[int, str]]) -> Mapping[tuple[int, str], Wires]:
         """The wires to each rank and purpose in `wanted`; LinkError, PipelineError."""
         deadline = time.monotonic() + self._config.timeout_s
-        host, port = self._place.own
-        bound = (self._config.listen or host, port)
-        family = socket.AF_INET6 if ":" in bound[0] else socket.AF_INET
-        try:
-            server = socket.create_server(bound, family=family, backlog=PENDING_MAX)
-        except OSError as error:
-            raise LinkError(f"{bound[0]}:{port} cannot be used: {error}") from error
-        with server:
+        with self._server() as server:
             threading.Thread(target=self._accept, args=(server,), daemon=True).start()
             made = {w: self._call(*w, deadline) for w in wanted if w[0] < self._place.rank}
             made |= {w: self._await(*w, deadline) for w in wanted if w[0] > self._place.rank}
@@ -123,6 +120,17 @@ class Meeting:
         missing = "" if used == wanted else f" (this kernel has no {wanted}: modprobe tcp_{wanted})"
         sealed = "no TLS" if self._place.peers is None else "TLS"
         return f"{used}{missing}, {sealed}"
+
+    def _server(self) -> socket.socket:
+        if self._place.listening is not None:
+            return socket.socket(fileno=self._place.listening)
+        host, port = self._place.own
+        bound = (self._config.listen or host, port)
+        family = socket.AF_INET6 if ":" in bound[0] else socket.AF_INET
+        try:
+            return socket.create_server(bound, family=family, backlog=PENDING_MAX)
+        except OSError as error:
+            raise LinkError(f"{bound[0]}:{port} cannot be used: {error}") from error
 
     def _await(self, other: int, purpose: str, deadline: float) -> Wires:
         ways = [(other, purpose, way) for way in ("up", "down")]

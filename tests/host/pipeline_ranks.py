@@ -128,7 +128,7 @@ def run_rank(config: str, rank: int, addresses: list[str], log: str) -> None:
     """Be a rank, in a process of its own."""
     os.dup2(os.open(log, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), 2)
     given, write = os.pipe()  # `write` stays open as long as this process
-    os.write(write, json.dumps([addresses, "secret"]).encode() + b"\n")
+    os.write(write, json.dumps([addresses, "secret", None]).encode() + b"\n")
     sys.stdin = os.fdopen(given)
     from host.pipeline.__main__ import main
 
