@@ -61,7 +61,7 @@ FLEETS = ((3, 1), (6, 1), (9, 2), (12, 4))
 SMALL = (3, 1)
 REPORTS = ("none", "lies")
 SEEDS, TUNING_SEED = 5, 100  # from that seed on, no dev clip is judged: thresholds were chosen so
-SEEDS_FIRST, WORST_ATTACKS = 2, 5  # seeds with all attacks; how many of a fleet get all seeds
+SEEDS_FIRST, WORST_ATTACKS = 2, 3  # seeds with all attacks; how many of a fleet get all seeds
 ROUNDS, ROUNDS_QUICK = 40, 10
 FLEETS_QUICK, ATTACKS_QUICK, SEEDS_QUICK = ((3, 1),), ("labels", "sign_flip"), 1
 TURN, RESTART, LAST = 10, 20, 36  # the rounds of turncoat, restart, and late attack
@@ -76,7 +76,7 @@ NOTES = (
     "bearer is in memory, without loss or keys",
     "points lost: accuracy of the fleet of the honest boards alone minus that of all boards, the "
     "same seed; the worst is the largest mean over five seeds. Each fleet meets all attacks with "
-    "two seeds, and the five that cost it most with three seeds more: their means are, if "
+    "two seeds, and the three that cost it most with three seeds more: their means are, if "
     "anything, too high",
     "liars know all honest updates of the round; with even seeds they report nothing, with odd "
     "ones that honest boards' probes ruin the model, theirs improve it, and all is well",
