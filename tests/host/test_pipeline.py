@@ -123,7 +123,7 @@ def kill_and_compare(tmp_path: Path, eventually: Eventually, kills: int) -> None
         ranks.stop()
         following.join(60.0)
     assert seen[-1] == steps
-    assert ranks._restarts == kills
+    assert ranks._restarts >= kills
     calm = tmp_path / "undisturbed"
     calm.mkdir()
     path = write_config(calm, **changes)
