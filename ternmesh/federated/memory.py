@@ -108,7 +108,9 @@ class Memory:
             return Comparison(copies, None)  # what was known of them stays
         unit = 1 / math.sqrt(totals.shape[1])
         limit = (OPPOSED_FEW if len(known) < FEW else OPPOSED) * unit
-        found = opposed(cosines[np.ix_(known, known)], 1 / counts[known], limit, AGREED * unit)
+        # Two honest nodes of three may have nothing in common, with quite different data.
+        agreed = (-OPPOSED if len(known) == 3 else AGREED) * unit
+        found = opposed(cosines[np.ix_(known, known)], 1 / counts[known], limit, agreed)
         nodes_found = None if found is None else frozenset(nodes[known[at]] for at in found)
         return Comparison(copies, nodes_found)
 

@@ -195,6 +195,18 @@ def test_a_node_that_opposes_a_majority_that_agrees_is_found() -> None:
     assert memory.compare([0, 3], (), is_first=True).opposed is None
 
 
+@pytest.mark.parametrize(("between", "opposed"), [(0.0, frozenset({2})), (-0.2, None)])
+def test_of_three_nodes_one_opposes_two_that_have_nothing_in_common(
+    between: float, opposed: frozenset[int] | None
+) -> None:
+    memory = Memory(3000, 0.9)
+    one, other = vector_of(1), vector_of(2) + np.float32(between) * vector_of(1)
+    for _ in range(2):
+        for node, update in enumerate((one, other, -one - other)):
+            memory.add(node, update)
+    assert memory.compare(range(3), (), is_first=True).opposed == opposed
+
+
 @pytest.mark.parametrize("is_carried", [False, True])
 def test_who_opposes_the_others_in_the_first_rounds_of_learning_weighs_little(
     is_carried: bool,
