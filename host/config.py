@@ -139,6 +139,21 @@ class HostKnowledgeConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class AgreementConfig:
+    """`[agreement]`: the hosts that share one fleet, so that it goes on without any of them.
+
+    `voters` are the public identities of all, the same on each; `name` is this one's. In the mode
+    "crash" fewer than half of them may stop, in "bft" fewer than a third may stop or lie. A voter
+    takes over from a leader of which it has heard nothing for `timeout_s`.
+    """
+
+    name: str = field(default="", metadata=needs("voters"))
+    voters: tuple[str, ...] = field(default=(), metadata=needs("name"))
+    mode: str = field(default="crash", metadata=choices("crash", "bft"))
+    timeout_s: float = field(default=5.0, metadata=limits(0.5, 3600.0))
+
+
+@dataclass(frozen=True, slots=True)
 class HostConfig:
     """The settings of one host.
 
@@ -155,6 +170,7 @@ class HostConfig:
     knowledge: HostKnowledgeConfig = field(default_factory=HostKnowledgeConfig)
     releases: PublishConfig = field(default_factory=PublishConfig)
     security: SecurityConfig = field(default_factory=SecurityConfig)
+    agreement: AgreementConfig = field(default_factory=AgreementConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     page: PageConfig = field(default_factory=PageConfig)
     health: HealthConfig = field(default_factory=HealthConfig)
@@ -214,6 +230,13 @@ def _check(config: HostConfig) -> HostConfig:
         )
     if config.run.groups and config.knowledge.path is None:
         raise ConfigError("run.groups needs a probe set: write its file as path in [knowledge]")
+    if config.agreement.voters and (
+        config.own_samples.path or config.run.groups or config.run.aggregation_file
+    ):
+        raise ConfigError(
+            "[agreement]: voters make the same update each, so none may have [own_samples], "
+            "run.groups or run.aggregation_file"
+        )
     if both := set(config.run.pinned) & set(config.run.muted):
         raise ConfigError(f"run.pinned and run.muted both name {min(both)!r}: take it out of one")
     config.security.check(has_radio=config.link.has_radio)

@@ -6,7 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,31 +14,33 @@ from typing import Any
 
 from host import membership
 from host.config import HostConfig, OwnSamplesConfig, plan_of, settings_of
+from host.council import Council
 from host.enrolment import EnrolmentService
 from host.knowledge import Teaching
 from host.releases import FOLDER, Publisher, active_model, signed_here
 from host.report import HISTORY_MAX, RoundCosts, answer_boards, describe, status, summary
 from host.runs import can_carry, continue_or_begin
+from host.voting import Voting, as_leader
 from ternmesh.config import ConfigError
-from ternmesh.federated.events import OLD_MEMBERS, GlobalUpdateMade, HostEvent, Refused, RoundOpened
+from ternmesh.federated.events import (
+    OLD_MEMBERS,
+    GlobalUpdateMade,
+    HostEvent,
+    Proposed,
+    Refused,
+    RoundOpened,
+)
 from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.refusals import RefusalLog
 from ternmesh.federated.rules import Root
 from ternmesh.federated.state import NODES_AGGREGATED_MAX, HostSettings
+from ternmesh.model_package import ModelPackage
 from ternmesh.plan import Plan
 from ternmesh.timers import NETWORK_TIMERS, TimerSettings
 from ternmesh.wire.control import FINISHED, GATHERING, OPEN
 from ternmesh_service.backup import answer_backup
 from ternmesh_service.config_file import control_path, load_model_package, package_folder
-from ternmesh_service.control_socket import (
-    BACKUP,
-    BOARDS,
-    PUBLISHED,
-    RETURN,
-    Answer,
-    ControlServer,
-    Relay,
-)
+from ternmesh_service.control_socket import BACKUP, BOARDS, PUBLISHED, RETURN, ControlServer, Relay
 from ternmesh_service.keyring import Keyring, NoKeyring, choose_keyring, hop_keys, opened
 from ternmesh_service.machine import Machine
 from ternmesh_service.mqtt_health import served_health
@@ -52,6 +54,7 @@ from transports.base import HOST, StatusTransport, Transport
 from transports.driver import Driver
 from transports.factory import make_transport, pace_of, profile_of
 
+FOLLOW_S = 0.02  # between two looks at what other voters say
 POLL_S = 0.1  # the longest wait of a status request or a stop
 GATHERING_S = 15.0  # after which a host that waits for its first round says so
 
@@ -79,6 +82,7 @@ class HostService:
         pace: TimerSettings = NETWORK_TIMERS,
         releases: Publisher | None = None,
         teaching: Teaching | None = None,
+        council: Council | None = None,
     ) -> None:
         if settings.partial_aggregates and len(stored.state.nodes) > NODES_AGGREGATED_MAX:
             raise ConfigError(
@@ -105,6 +109,7 @@ class HostService:
         self.driver: Driver[HostEvent] = Driver(self.protocol, transport, clock)
         self.releases = releases
         self.teaching = teaching
+        self._council = council
         self._store = store
         standings = self.protocol.combiner.aggregation.reputations.standings
         # The addresses of nodes that are trusted little
@@ -144,6 +149,8 @@ class HostService:
             self._history.extend(self._store.history(len(self._made)))
             self._made.clear()
         now = self._clock()
+        if self._council is not None:
+            self._council.turn(now)
         if self.releases is not None:
             known = (node.name for node in self.protocol.nodes.values())
             boards = (name for name in known if not self.protocol.is_excluded(name))
@@ -161,6 +168,11 @@ class HostService:
         if self._finished_at is None and self.protocol.phase == FINISHED:
             self._finished_at = now
         return moved
+
+    @property
+    def is_deposed(self) -> bool:
+        """Whether another voter leads now, or this one is cut off from the others."""
+        return self._council is not None and not self._council.can_lead(self._clock())
 
     def manage(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """The answer to a request about the fleet's members, or the boards of the run."""
@@ -225,6 +237,8 @@ class HostService:
                 if remark and remark != self._remark:
                     self._lines.append((logging.WARNING, remark))
                 self._remark = remark
+            case Proposed() if self._council is not None:
+                self._council.propose(event, now)
             case RoundOpened():
                 self._costs.take_seconds(now)  # the time before belongs to no round
         line = describe(event, self.protocol, now)
@@ -327,6 +341,18 @@ def _own_training(
     return open_samples(model, config.own_samples, plan)
 
 
+def _keyring(config: HostConfig, state: StateFile, *, insecure: bool) -> Keyring | NoKeyring:
+    """The keys of this host, not opened yet; ConfigError."""
+    if config.run.partial_aggregates and not insecure:
+        raise ConfigError(
+            "run.partial_aggregates needs --insecure: sealed updates cannot be added up yet"
+        )
+    keyring = choose_keyring(state, config.security, config.link, insecure=insecure)
+    if isinstance(keyring, Keyring):
+        keyring.has_voters = bool(config.agreement.voters)
+    return keyring
+
+
 def _host_model(
     config: HostConfig,
     stop: threading.Event,
@@ -344,116 +370,157 @@ def _host_model(
     package = load_model_package(str(model))
     plan = plan_of(config.run, package.dimension, profile_of(config.link))
     settings = settings_of(config.run, _own_training(config, model, plan, open_samples))
+    settings = replace(settings, has_voters=bool(config.agreement.voters))
     teaching = make_teaching(model) if make_teaching else None
     state = StateFile(Path(config.state_dir))
-    keyring = choose_keyring(state, config.security, config.link, insecure=insecure)
-    if config.run.partial_aggregates and not insecure:
-        raise ConfigError(
-            "run.partial_aggregates needs --insecure: sealed updates cannot be added up yet"
-        )
+    keyring = _keyring(config, state, insecure=insecure)
     store = HostStore(state, settings.chain_max)
-    transport = make_transport(config.link, HOST, state, hop_keys(keyring, HOST))
     # A damaged run is given up only with --new-run: all nodes would follow the new one.
     needed = () if new_run else (HOST_TABLES,)
-    with opened(state, keyring, config.link.fleet, *needed), closing(transport):
+    with opened(state, keyring, config.link.fleet, *needed), ExitStack() as stack:
         keyring.security(HOST, package.model_hash(), 0)  # refuses wrong keys before a run begins
         new_run |= model.parent == folder and not can_carry(store.learned(), package)
         stored = continue_or_begin(store, plan, package, new_run=new_run, after_end=after_end)
+        council = None
+        if settings.has_voters:
+            voting = Voting(keyring, settings, package.model_hash(), store)
+            council = stack.enter_context(voting.seated(config, stored))
         longest_s, signer = float(plan.announce_s), signed_here(keyring)
         releases = Publisher(folder, model, package.name, signer, config.releases, longest_s)
         if config.publishes:
             releases.open()
-        service = HostService(
-            stored,
-            settings,
-            package.model_hash(),
-            store,
-            transport,
-            keyring=keyring,
-            pace=pace_of(transport),
-            releases=releases if config.publishes else None,
-            teaching=teaching,
-        )
-
         path = control_path(config.state_dir, config.control_socket)
         servers = servers_of(config.page, config.metrics, path, state.folder)
-        health = served_health(config.health, path, config.link.fleet, HOST)
         relay = Relay()
-        with servers, health, ControlServer(path, relay.ask):
-            machine = Machine(state.folder, config.page, config.link, servers)
-            whole = partial(_whole, config, package.name, releases, transport, machine)
-            answer = partial(_answer, state, config, service, whole)
-            ends = Ends(stop, until_finished=until_finished)
-            return _serve(service, releases, transport, servers, relay, answer, ends, manager)
-
-
-def _answer(
-    state: StateFile,
-    config: HostConfig,
-    service: HostService,
-    whole: Callable[[HostStatus], dict[str, Any]],
-    request: Mapping[str, Any],
-) -> dict[str, Any]:
-    """The answer to a request over the control socket."""
-    if BACKUP in request:
-        return answer_backup(state, config.security.path(state.folder), request)
-    if {membership.ASK, BOARDS, PUBLISHED, RETURN} & set(request):
-        return service.manage(request)
-    return whole(service.status(int(request.get("since", 0))))
-
-
-def _whole(
-    config: HostConfig,
-    model: str,
-    releases: Publisher,
-    transport: StatusTransport,
-    machine: Machine,
-    status: HostStatus,
-) -> dict[str, Any]:
-    """The status of a run with what is around it, as JSON."""
-    found = replace(
-        status,
-        fleet=config.link.fleet,
-        model=model,
-        transport=transport.status(),
-        release=releases.status(),
-        machine=machine.status(),
-    )
-    return to_json(found)
+        stack.enter_context(servers)
+        stack.enter_context(served_health(config.health, path, config.link.fleet, HOST))
+        stack.enter_context(ControlServer(path, relay.ask))
+        program = Program(
+            config=config,
+            model=package,
+            settings=settings,
+            state=state,
+            keyring=keyring,
+            store=store,
+            releases=releases,
+            teaching=teaching,
+            council=council,
+            servers=servers,
+            machine=Machine(state.folder, config.page, config.link, servers),
+            relay=relay,
+            manager=manager,
+            stop=stop,
+            until_finished=until_finished,
+        )
+        return program.run()
 
 
 @dataclass(frozen=True, slots=True)
-class Ends:
-    """When the host ends."""
+class Program:
+    """The host's process while it has one model: what serves the boards, and its owner."""
 
+    config: HostConfig
+    model: ModelPackage
+    settings: HostSettings
+    state: StateFile
+    keyring: Keyring | NoKeyring
+    store: HostStore
+    releases: Publisher
+    teaching: Teaching | None
+    council: Council | None  # with the other voters
+    servers: Servers
+    machine: Machine
+    relay: Relay
+    manager: ServiceManager
     stop: threading.Event
-    until_finished: bool  # with the run
+    until_finished: bool  # end with the run
 
-
-def _serve(
-    service: HostService,
-    releases: Publisher,
-    transport: StatusTransport,
-    servers: Servers,
-    relay: Relay,
-    answer: Answer,
-    ends: Ends,
-    manager: ServiceManager,
-) -> bool:
-    """Serve until the end of process or run; True where a release has replaced the model."""
-    transport.open()
-    service.start()
-    servers.turn(time.monotonic())
-    manager.ready()
-    describe_run = partial(summary, service.protocol)
-    while not (ends.stop.is_set() or releases.has_switched):
-        if ends.until_finished and service.may_leave():
-            break
-        service.poll(POLL_S)
-        servers.turn(time.monotonic())
-        relay.serve(answer)
-        manager.turn(describe_run, lambda: [transport.status()])
-    if ends.stop.is_set() or not releases.has_switched:
-        manager.stopping()
+    def run(self) -> bool:
+        """Serve until the end of process or run; True where a release has replaced the model."""
+        is_over = False
+        while not (is_over or self.stop.is_set()):
+            hops = hop_keys(self.keyring, HOST)
+            transport = make_transport(self.config.link, HOST, self.state, hops)
+            with closing(transport):
+                if self.council is not None and not self.council.can_lead(time.monotonic()):
+                    self._follow(self.council, transport)
+                    continue
+                is_over = self._lead(transport) or self.council is None
+        if is_replaced := self.releases.has_switched and not self.stop.is_set():
+            return is_replaced
+        self.manager.stopping()
         return False
-    return True
+
+    def _lead(self, transport: StatusTransport) -> bool:
+        """Serve the boards; True where that is over, False where another voter leads now."""
+        service = self._new_service(transport)
+        describe_run = partial(summary, service.protocol)
+        if self.council is not None:
+            self.council.host = service.protocol
+        transport.open()
+        service.start()
+        self.servers.turn(time.monotonic())
+        self.manager.ready()
+        while not (self.stop.is_set() or self.releases.has_switched or service.is_deposed):
+            if self.until_finished and service.may_leave():
+                return True
+            service.poll(POLL_S)
+            self.servers.turn(time.monotonic())
+            self.relay.serve(partial(self._answer, service, transport))
+            self.manager.turn(describe_run, lambda: [transport.status()])
+        if self.council is not None:
+            self.council.host = None
+        return not service.is_deposed
+
+    def _follow(self, council: Council, transport: StatusTransport) -> None:
+        """Follow the leader of the voters, until this host is to lead."""
+        self.manager.ready()
+        while not (self.stop.is_set() or council.can_lead(time.monotonic())):
+            council.turn(time.monotonic())
+            self.servers.turn(time.monotonic())
+            self.relay.serve(partial(self._answer, None, transport))
+            self.manager.turn(lambda: f"follows {council.leader}", list)
+            self.stop.wait(FOLLOW_S)
+
+    def _new_service(self, transport: StatusTransport) -> HostService:
+        model_hash = self.model.model_hash()
+        stored = self.store.load(model_hash)
+        assert stored is not None
+        return HostService(
+            stored if self.council is None else as_leader(stored, self.council),
+            self.settings,
+            model_hash,
+            self.store,
+            transport,
+            keyring=self.keyring,
+            pace=pace_of(transport),
+            # Another model would be another run, of which the other voters know nothing.
+            releases=self.releases if self.config.publishes and not self.council else None,
+            teaching=self.teaching,
+            council=self.council,
+        )
+
+    def _answer(
+        self, service: HostService | None, transport: StatusTransport, request: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """The answer to a request over the control socket; without `service` this host follows."""
+        if BACKUP in request:
+            path = self.config.security.path(self.state.folder)
+            return answer_backup(self.state, path, request)
+        if {membership.ASK, BOARDS, PUBLISHED, RETURN} & set(request):
+            if service is None:
+                assert self.council is not None
+                return {"error": f"this host follows: ask {self.council.leader}, which leads"}
+            return service.manage(request)
+        shown = service or self._new_service(transport)
+        follows = self.council if service is None else None
+        found = replace(
+            shown.status(int(request.get("since", 0))),
+            fleet=self.config.link.fleet,
+            model=self.model.name,
+            transport=follows.bus.status() if follows else transport.status(),
+            release=self.releases.status(),
+            agreement=self.council.status(time.monotonic()) if self.council else None,
+            machine=self.machine.status(),
+        )
+        return to_json(found)

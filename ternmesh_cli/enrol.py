@@ -29,7 +29,7 @@ from ternmesh.security.signatures import quantum_key
 from ternmesh_cli.keys import End, host_of, keyring_of, link_of, read, read_host
 from ternmesh_cli.process import Subcommands, add_config, add_json, add_option, path, real
 from ternmesh_service.control_socket import ask
-from ternmesh_service.identity_file import read_host_file, read_identity_file
+from ternmesh_service.identity_file import make_identity_file, read_host_file, read_identity_file
 from ternmesh_store.files import UnfitFile, read_text, replace_file
 from ternmesh_store.store import END
 from transports.base import check_name
@@ -49,6 +49,8 @@ or, with a code to type instead of lines to copy:
 a gateway between radios and a broker has keys like a board; its boards get its keys from a file:
   ternmesh enrol export --config host.toml FILE    on the host: its members, signed
   ternmesh enrol import --config node.toml FILE    on the boards of a gateway
+several hosts may keep one fleet together (docs/voters.md):
+  ternmesh enrol voter --config host.toml          on each: prints its line for [agreement]
 to change the key of the host, while it is stopped:
   ternmesh enrol rotate --config host.toml         its boards and gateways follow
   ternmesh enrol rotate --config node.toml TM1-ROTATION:...     or by hand, on each of them
@@ -67,6 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("import", _import, "on a gateway, or a board behind one: read the list of members"),
         ("code", _code, "on a running host: make a one-time code with which a board can join"),
         ("join", _join, "on a board that is not running: join with the host's one-time code"),
+        ("voter", _voter, "on a host that others share the fleet with: show its key as a voter"),
         ("rotate", _rotate, "a new key for a host that does not run, signed by its old one"),
     ):
         row = rows.add(name, summary, run)
@@ -90,6 +93,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             one = row.add_mutually_exclusive_group()
             one.add_argument("rotation", nargs="?", help=what)
             one.add_argument("--line", action="store_true", help="print the last lines again")
+        if name == "voter":
+            row.add_argument("--name", default="", help="of this voter, if it has no key yet")
         if name == "revoke":
             row.add_argument("name", help="of the board")
         if name == "identity":
@@ -134,6 +139,22 @@ def own_identity(config: End) -> dict[str, Any]:
             keyring.found(config.fleet)
             return _shown(keyring.own.public, keyring.member_list.hosts)
         return _shown(keyring.own.public)
+
+
+def _voter(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The key of a host as a voter, with a new one where there is none. ConfigError."""
+    from host.config import read_host_config
+    from host.voting import IDENTITY
+
+    config = read_host_config(arguments.config)
+    name = arguments.name or config.agreement.name
+    if not name:
+        raise ConfigError("name this voter: --name barn, as [agreement] has it")
+    file = Path(config.state_dir, IDENTITY)
+    # A role that neither trains nor forwards: this key only votes.
+    is_new = not file.exists()
+    own = make_identity_file(file, name, Role.OBSERVER) if is_new else read_identity_file(file)
+    return _shown(own.public)
 
 
 def _host(arguments: argparse.Namespace) -> dict[str, Any]:

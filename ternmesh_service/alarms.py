@@ -225,6 +225,15 @@ def _fleet(status: HostStatus) -> Iterator[Alarm]:
         yield Alarm(BAD, "", status.behind, "keep this host running until it has caught up")
     if status.remark:
         yield Alarm(WARN, "", status.remark, "see [run] aggregation")
+    if (seat := status.agreement) is not None and seat.missing:
+        names = ", ".join(seat.missing)
+        if seat.has_quorum:
+            yield Alarm(WARN, "", f"nothing is heard of the voters {names}", "start them again")
+        else:
+            text = (
+                f"nothing is learned: {seat.needed} voters must agree; nothing is heard of {names}"
+            )
+            yield Alarm(BAD, "", text, "start them, and see that all reach the broker")
     if status.min_peers == 1:
         text = "a round needs one board alone, and what that sends is checked by nobody"
         yield Alarm(WARN, "", text, "set run.min_peers = 2 or more")

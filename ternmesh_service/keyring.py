@@ -130,6 +130,7 @@ class Keyring:
     def __init__(self, state: StateFile, config: SecurityConfig) -> None:
         self.state = state
         self.store = SecurityStore(state)
+        self.has_voters = False  # other hosts of this fleet sign with this one
         self._config = config
         self._path = config.path(state.folder)
         self._own: Identity | None = None
@@ -185,6 +186,7 @@ class Keyring:
             self.store.sealing(END),
             self.signers,
             self._cosigners(),
+            others_sign=self.has_voters,
         )
         assert isinstance(security.sealing, KeyedSealing)
         self._sealings[END] = security.sealing

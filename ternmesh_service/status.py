@@ -143,6 +143,27 @@ class PublishedRelease:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AgreementStatus:
+    """The voters of a fleet, as one of them sees them."""
+
+    name: str  # of this voter
+    mode: str
+    term: int
+    leader: str
+    voters: tuple[str, ...]
+    missing: tuple[str, ...]  # of which nothing was heard lately
+    needed: int  # voters of a quorum
+    decisions: int = 0  # that this process has led to, with their mean and 95th percentile
+    decision_mean_s: float | None = None
+    decision_p95_s: float | None = None
+
+    @property
+    def has_quorum(self) -> bool:
+        """Whether enough voters are connected to agree."""
+        return len(self.voters) - len(self.missing) >= self.needed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HostStatus:
     """A host and its run. Refusals are counted since the program began."""
 
@@ -171,6 +192,7 @@ class HostStatus:
     carried_from: str | None = None  # run and version of the adapter with which this run began
     teaching: TeachingStatus | None = None
     release: PublishedRelease | None = None
+    agreement: AgreementStatus | None = None  # where the fleet has several hosts
     security: SecurityStatus = SecurityStatus()
     transport: TransportStatus = UNOPENED
     machine: MachineStatus = MachineStatus()

@@ -30,9 +30,10 @@ from ternmesh_store.store import END, Store, StoredValues
 ROUNDS_MAX = 1000  # closed rounds that the history holds
 _OF_ROUNDS = ("host_round", "host_traffic", "host_report")
 _RUN_TABLES = ("host_run", "host_node", "host_chain", "host_body", *_OF_ROUNDS)
+_COPIED = (*_RUN_TABLES, "host_board", "host_value")
 _MODEL, _RESIDUAL = "model_q24", "residual"
 _KEY, _CARRIED, _MEAN = "adapter_key", "carried_from", "mean"
-_STANDINGS, _MUTED = "standings", "muted"
+_STANDINGS, _MUTED, _BASE = "standings", "muted", "voters since"
 _KEPT = [f"kept {place}" for place in range(KEPT_MAX)]  # rounds, each in the place of an older one
 
 
@@ -115,9 +116,7 @@ class HostStore(Store):
             kept=tuple(filter(None, map(self._values.get, _KEPT))),
             nodes=tuple(self._nodes()),
             chain=self._chain("host_chain"),
-            bodies=tuple(
-                self._database.rows("SELECT address, body FROM host_body ORDER BY position")
-            ),
+            bodies=self.bodies(),
             counter=self._read_counter(END),
         )
         return StoredRun(run, from_numbers(tuple(json.loads(plan))), state)
@@ -132,6 +131,12 @@ class HostStore(Store):
         return LearnedRun(run, version, model, self._values.get(_KEY), learned)
 
     @property
+    def version(self) -> int:
+        """Of the newest global update; 0 where there is none."""
+        rows = self._database.rows("SELECT version FROM host_run")
+        return int(rows[0][0]) if rows else 0
+
+    @property
     def carried_from(self) -> str:
         """The run, and its version, whose adapter this run has begun with; '' for none."""
         return (self._values.get(_CARRIED) or b"").decode()
@@ -141,9 +146,42 @@ class HostStore(Store):
         """The nodes of the fleet that the owner has muted while the host ran."""
         return [str(name) for name in json.loads(self._values.get(_MUTED) or b"[]")]
 
+    @property
+    def base(self) -> int | None:
+        """The version of the run when its fleet got voters; None where it has none."""
+        value = self._values.get(_BASE)
+        return int(value) if value else None
+
+    def keep_base(self, version: int) -> None:
+        """Store it; `commit` makes it durable."""
+        self._values.put(_BASE, str(version).encode())
+
     def keep_muted(self, names: Iterable[str]) -> None:
         """Store them; `commit` makes it durable."""
         self._values.put(_MUTED, json.dumps(sorted(names)).encode())
+
+    def bodies(self) -> tuple[tuple[int, bytes], ...]:
+        """The bodies of the open round, by address, in the order in which they came."""
+        return tuple(self._database.rows("SELECT address, body FROM host_body ORDER BY position"))
+
+    def copied(self) -> bytes:
+        """All that another host of this fleet needs to go on with the run, from the last commit."""
+        rows = {table: self._database.rows(f"SELECT * FROM {table}") for table in _COPIED}
+        written: bytes = cbor2.dumps(rows)
+        return written
+
+    def take_copy(self, data: bytes) -> None:
+        """Replace the run by that of another host (`copied`); `commit` makes it durable.
+
+        ValueError for anything else, and nothing is changed.
+        """
+        found = cbor2.loads(data)
+        if not isinstance(found, dict) or found.keys() != set(_COPIED):
+            raise ValueError("no copy of a run")
+        self._database.clear(*_COPIED)
+        for table, rows in found.items():
+            for row in rows:
+                self._database.insert(table, *row)
 
     def begin(
         self,

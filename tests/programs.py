@@ -52,6 +52,10 @@ class Process:
         with (self.folder / "log.txt").open("ab") as log:
             self.process = subprocess.Popen(self._command, cwd=ROOT, stdout=log, stderr=log)
 
+    @property
+    def runs(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
     def send(self, number: int) -> None:
         assert self.process.poll() is None, self.log
         self.process.send_signal(number)

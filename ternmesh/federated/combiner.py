@@ -79,7 +79,7 @@ class Combiner:
         self._plan = plan
         self._fixed = settings.fixed
         self._model_hash = model_hash
-        self._nodes = nodes
+        self.nodes = nodes
 
     def mute(self, names: Collection[str]) -> None:
         """From now on nodes with these names count nothing, as if `fixed` said so."""
@@ -127,7 +127,7 @@ class Combiner:
         self.guard.reset()
         why = f": since then the boards' loss has risen by {rollback.rise:.2f}"
         if rollback.excluded:
-            names = sorted(self._nodes[address].name for address in rollback.excluded)
+            names = sorted(self.nodes[address].name for address in rollback.excluded)
             why += f", likely by {', '.join(names)}"
         else:
             reputations.ask(update.address for update in count.updates)
@@ -159,7 +159,7 @@ class Combiner:
     def _fix_weights(self) -> None:
         """Give the nodes that the settings or the owner name their weights."""
         fixed = {**self._fixed, **dict.fromkeys(self.muted, 0.0)}
-        named = {name: self._nodes.named(name) for name in fixed}
+        named = {name: self.nodes.named(name) for name in fixed}
         self.aggregation.reputations.fixed = {
             node.address: fixed[name] for name, node in named.items() if node is not None
         }

@@ -239,6 +239,15 @@ class GlobalUpdateMade:
 
 
 @dataclass(frozen=True, slots=True)
+class Proposed:
+    """A host with other voters has made a global update, and waits until they agree to it."""
+
+    version: int
+    content: bytes  # without a certificate
+    returns_to: int | None  # an older version, for the owner
+
+
+@dataclass(frozen=True, slots=True)
 class RunAdopted:
     """The host had lost all of its runs, and goes on with the run that a node has named."""
 
@@ -254,6 +263,7 @@ HostEvent = (
     | UpdateForgotten
     | RoundOpened
     | RoundExtended
+    | Proposed
     | GlobalUpdateMade
 )
 

@@ -18,7 +18,7 @@ From both states of a host that is behind, the last global update leads to FINIS
 
 A round, in the order of the methods: bodies arrive (`_receive_update`), until the round has all of
 them or its deadline passes (`_advance`, `_deadline_passed`). Then it is closed, and what counts is
-combined, encoded (both by a `Combiner`), certified and published (`_end_round`).
+combined, encoded (both by a `Combiner`), certified and published (`end_round`).
 
 A node that misses a deadline is inactive until it sends a frame again, and may rest for some rounds
 besides; what it sends in time counts. A silent node counts as present without an update.
@@ -28,6 +28,7 @@ hear of it first, a deadline counts only nodes known since the start to be at th
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from ternmesh.codec.encoder import zero_residual
 from ternmesh.deliveries import Delivery
@@ -35,7 +36,7 @@ from ternmesh.errors import WireError
 from ternmesh.federated import events
 from ternmesh.federated.aggregation import encode_step
 from ternmesh.federated.channel import Channel
-from ternmesh.federated.combiner import Combined, Combiner, Proposal
+from ternmesh.federated.combiner import Combiner, Proposal
 from ternmesh.federated.events import HostEvent
 from ternmesh.federated.fleet_session import FleetSession, Handlers
 from ternmesh.federated.open_round import PARTIAL_AGGREGATE, Count, OpenRound, check_round, round_of
@@ -59,6 +60,17 @@ from ternmesh.timers import NETWORK_TIMERS, TimerSettings, earliest
 from ternmesh.wire import control, fragments, global_update, release, update
 from ternmesh.wire.control import Hello, Refusal
 from ternmesh.wire.frame import BROADCAST, DOWN, UNASSIGNED
+from ternmesh.wire.global_update import Certificate
+
+
+@dataclass(frozen=True, slots=True)
+class Awaiting:
+    """A global update to which the other voters have not agreed yet."""
+
+    proposal: Proposal
+    count: Count
+    content: bytes
+
 
 UNHEARD = "unheard"  # the reason that makes a node say hello to a host that has begun anew
 
@@ -96,7 +108,6 @@ class HostProtocol:
         self.plan = plan
         self.settings = settings
         self._model_hash = model_hash
-        # The nodes, and what they and this host send each other
         self.channel = Channel[HostEvent](run=run, counter=state.counter, security=security)
         self.refused = self.channel.refused  # frames, by reason
         self.nodes = NodeRegistry(state.nodes, new=RegisteredNode)
@@ -122,6 +133,7 @@ class HostProtocol:
         self.round = self._new_round(state.bodies)
         self.deadline = 0.0  # the caller's clock
         self.is_held = False  # it stays open until its deadline, whatever is here
+        self.awaiting: Awaiting | None = None  # with other voters: what they are to agree to
         self.combiner = Combiner(
             plan=plan,
             settings=settings.aggregation,
@@ -138,7 +150,7 @@ class HostProtocol:
             model_hash=model_hash,
             authenticator=security.authenticator,
             pause_s=pace.catch_up_s,
-            may_adopt=state.is_first,
+            may_adopt=state.is_first and not settings.has_voters,
         )
         self._catch_up = CatchUp(pace.catch_up_s)
         self._announce_at = 0.0
@@ -185,14 +197,14 @@ class HostProtocol:
 
     def next_timeout(self) -> float | None:
         """Return the time when `handle_timeout` is due."""
-        deadline = self.deadline if self.state is RunState.OPEN else None
+        deadline = self.deadline if self.is_collecting else None
         return earliest(self._announce_at, self.recovery.at, deadline, self.session.next_due())
 
     def handle_timeout(self, now: float) -> None:
         """Close or extend the round at its deadline; announce version and phase."""
         self.session.send_due(now)
         self._ask_if_due(now)
-        if self.state is RunState.OPEN and now >= self.deadline:
+        if self.is_collecting and now >= self.deadline:
             self._deadline_passed(now)
         if now >= self._announce_at:
             self._announce(now)
@@ -231,7 +243,7 @@ class HostProtocol:
         What the host has not sent yet is dropped. The updates of the open round do not count, and
         stay with their nodes.
         """
-        if self.state is not RunState.OPEN:
+        if not self.is_collecting:
             return "no round is open: an older version is for a run that goes on"
         if not 0 <= version < self.version:
             return f"there is no version {version} before {self.version}"
@@ -239,8 +251,28 @@ class HostProtocol:
         if combined is None:
             return f"version {version} is not kept any more, or was itself taken back"
         self.round.silent.update(self.nodes)  # none is missing
-        self._make_global_update(combined, Count(), now)
+        proposal = self.combiner.encode(combined, self.version + 1, self.global_hash)
+        self._propose(proposal, Count(), now, returns_to=version)
         return ""
+
+    # With other voters
+
+    @property
+    def is_collecting(self) -> bool:
+        """Whether a round is open, and takes updates."""
+        return self.state is RunState.OPEN and self.awaiting is None
+
+    def agreed(self, certificate: Certificate, now: float) -> None:
+        """The voters agree to what is `awaiting`: publish it."""
+        assert self.awaiting is not None
+        awaiting, self.awaiting = self.awaiting, None
+        content = awaiting.content
+        name = global_update.hash_global_update(content)
+        data = global_update.certify(content, certificate)
+        link = ChainLink(awaiting.proposal.version, name, data)
+        self._publish(awaiting.proposal, link, awaiting.count, now)
+        if self.state is RunState.OPEN:
+            self._open_round(now)
 
     # What the program shows
 
@@ -281,7 +313,8 @@ class HostProtocol:
         if is_lost and self.recovery.may_adopt and hello.run != self.run:
             self._adopt(hello)
         if hello.run == self.run and hello.version > self.version:
-            is_possible = hello.version <= self.plan.last_version
+            # A leader has heard of all that was decided: other voters give it what it lacks.
+            is_possible = hello.version <= self.plan.last_version and not self.settings.has_voters
             if not (is_possible and self.recovery.claim(hello.name, hello.version, now)):
                 raise WireError("ahead", f"{peer} has a global update that this host never made")
             self._step(RunStep.CLAIM_HEARD)
@@ -315,13 +348,17 @@ class HostProtocol:
         if self.channel.outgoing.holds(node.address | DOWN, fragments.KIND):
             return  # the slowest check, so the last one
         steps = self.chain.between(version, known, self.version)
-        if steps is None or sum(map(len, steps)) > 4 * self.plan.dimension:
-            contents = [self._snapshot(node)]
+        is_long = sum(map(len, steps or ())) > 4 * self.plan.dimension
+        if steps is None or (is_long and not self.settings.has_voters):
+            objects = [self._certified(self._snapshot(node))]
+        elif self.settings.has_voters:
+            objects = list(steps)  # a voter alone cannot certify
         else:
-            contents = [global_update.split_certificate(step)[0] for step in steps]
-        for content in contents:
             # Certified once more: the host's key may have changed since.
-            self._send_object(node.name, node.address | DOWN, self._certified(content))
+            contents = [global_update.split_certificate(step)[0] for step in steps]
+            objects = [self._certified(content) for content in contents]
+        for data in objects:
+            self._send_object(node.name, node.address | DOWN, data)
 
     def _snapshot(self, node: RegisteredNode) -> bytes:
         """The newest global adapter, for one node."""
@@ -343,12 +380,12 @@ class HostProtocol:
     def _receive_update(self, node: RegisteredNode, body: bytes, now: float) -> None:
         """Take a body of an update, or a `Silent`, for the open round."""
         number = round_of(body, self.version, self.plan, self.settings.partial_aggregates)
-        check_round(number, self.version, is_open=self.state is RunState.OPEN)
+        check_round(number, self.version, is_open=self.is_collecting)
         place = self.round.place(node.address, body)
         if place & PARTIAL_AGGREGATE and not self.settings.partial_aggregates:
             raise WireError("bundle", "this host takes no partial aggregates any more")
         try:
-            is_new = self._take(node, place, body)
+            is_new = self.take_body(node, place, body)
         finally:
             self.round.unanswered.update(self.round.contributors(place))
         for address in self.round.contributors(place):
@@ -360,7 +397,7 @@ class HostProtocol:
             self.channel.refused["duplicate"] += 1
             node.refused["duplicate"] += 1
 
-    def _take(self, node: RegisteredNode, place: int, body: bytes) -> bool:
+    def take_body(self, node: RegisteredNode, place: int, body: bytes) -> bool:
         """Add a body to the open round. Return False for a duplicate. Raises WireError."""
         try:
             is_new = self.round.add(place, body)
@@ -409,6 +446,7 @@ class HostProtocol:
             self.version,
             self.nodes if is_aggregated or self.settings.partial_aggregates else None,
             all_train=self.plan.rounds == 0 and has_learned,
+            only_whole=self.settings.has_voters,
         )
         for place, body in stored:
             new_round.add(place, body)
@@ -422,19 +460,21 @@ class HostProtocol:
         """Begin the run, or end the open round, if nothing is missing for it."""
         if self.state is RunState.GATHERING:
             if len(self.awaited(now)) >= self.settings.min_peers:
-                self._begin_run(now)
-        elif self.state is RunState.OPEN and not self.is_held and self._has_all(now):
-            self._end_round(now)
+                self.begin_run(now)
+        elif self.is_collecting and not self.is_held and self._has_all(now):
+            self.end_round(now)
 
-    def _begin_run(self, now: float) -> None:
+    def begin_run(self, now: float) -> None:
+        """Open the first round, or make the global update that takes an adapter along."""
         self._step(RunStep.ENOUGH_JOINED)
         if self.model_q24.any():  # it is of another run: version 1 takes it along
             self.round.silent.update(self.nodes)  # nobody was asked for an update
             zeros = zero_residual(self.plan.dimension)
             chunks, _ = encode_step(zeros, self._model_hash, 1, self.plan)
-            proposal = Proposal(1, chunks, self.model_q24, self.residual)
-            self._publish(proposal, self._certify(proposal, Count()), Count(), now)
-        self._lead_on(now)
+            self._propose(Proposal(1, chunks, self.model_q24, self.residual), Count(), now)
+            self._announce(now)
+        else:
+            self._lead_on(now)
 
     def _has_all(self, now: float) -> bool:
         """Whether the open round has the updates of all nodes that it waits for.
@@ -469,7 +509,7 @@ class HostProtocol:
             enough = self.round.ready().union(usable if self.plan.manifest_repeats else ())
             for address in set(awaited) - enough:
                 self.nodes[address].rest(self.version, now, self.settings.deadline_s)
-            self._end_round(now)
+            self.end_round(now)
             return
         self.channel.events.append(events.RoundExtended(self.version, self.deadline))
         self._announce(now)
@@ -481,39 +521,30 @@ class HostProtocol:
 
     # A round: from what it has to the next global update
 
-    def _end_round(self, now: float) -> None:
-        """Make the next global update of the open round, unless the round has no news."""
-        count = self._close(now)
-        if count is not None:
-            combined = self.combiner.combine(
-                count,
-                silent=self.round.silent,
-                version=self.version,
-                model_q24=self.model_q24,
-                residual=self.residual,
-                chain=self.chain,
-            )
-            self._make_global_update(combined, count, now)
-
-    def _make_global_update(self, combined: Combined, count: Count, now: float) -> None:
-        proposal = self.combiner.encode(combined, self.version + 1, self.global_hash)
-        self._publish(proposal, self._certify(proposal, count), count, now)
-        if self.state is RunState.OPEN:
-            self._open_round(now)
-
-    def _close(self, now: float) -> Count | None:
-        """What counts in the open round; None if it goes on, as nobody has news."""
+    def end_round(self, now: float) -> None:
+        """Make the next global update of the open round, unless nobody has news."""
         count = self.round.count()
         if self.plan.rounds == 0 and not self.round.has_news(count.rows):
             if not self.round.all_train:
-                return None
+                return
             count = Count()
         for address in self.round.present():
             self.nodes[address].was_on_time(now, self.settings.deadline_s)
-        return count
+        combined = self.combiner.combine(
+            count,
+            silent=self.round.silent,
+            version=self.version,
+            model_q24=self.model_q24,
+            residual=self.residual,
+            chain=self.chain,
+        )
+        proposal = self.combiner.encode(combined, self.version + 1, self.global_hash)
+        self._propose(proposal, count, now)
 
-    def _certify(self, proposal: Proposal, count: Count) -> ChainLink:
-        """The global update as sent, with the signatures that make nodes accept it."""
+    def _propose(
+        self, proposal: Proposal, count: Count, now: float, *, returns_to: int | None = None
+    ) -> None:
+        """Publish a global update, or wait until the other voters agree to it."""
         authenticator = self.channel.authenticator
         version = proposal.version
         content = global_update.write_global_update(
@@ -531,8 +562,11 @@ class HostProtocol:
                 returns_to=proposal.returns_to,
             )
         )
-        name = global_update.hash_global_update(content)
-        return ChainLink(version, name, self._certified(content))
+        self.awaiting = Awaiting(proposal, count, content)
+        if self.settings.has_voters:
+            self.channel.events.append(events.Proposed(version, content, returns_to))
+        else:
+            self.agreed(authenticator.certify(self.run, content), now)
 
     def _certified(self, content: bytes) -> bytes:
         signatures = self.channel.authenticator.certify(self.run, content)

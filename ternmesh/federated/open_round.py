@@ -274,6 +274,7 @@ class OpenRound:
     A body's place is the address of its node, with the flag `PARTIAL_AGGREGATE` if the body belongs
     to a partial aggregate that is sent in the node's name. `all_train`: in a run without an end,
     silent nodes send updates, too, as others have news; the round waits for these updates then.
+    `only_whole`: updates that lack chunks do not count.
     """
 
     def __init__(
@@ -284,6 +285,7 @@ class OpenRound:
         nodes: Collection[int] | None = None,
         *,
         all_train: bool = False,
+        only_whole: bool = False,
     ) -> None:
         self.number = number
         self.updates: dict[int, UpdateReassembler] = {}
@@ -295,6 +297,7 @@ class OpenRound:
         self._plan = plan
         self._model = model
         self.all_train = all_train
+        self._only_whole = only_whole
         self._nodes = nodes  # possible contributors; None if partial aggregates are not accepted
 
     def place(self, address: int, body: bytes) -> int:
@@ -400,7 +403,9 @@ class OpenRound:
         own = {
             address: update
             for address, update in sorted(self.updates.items())
-            if update.usable and address not in aggregates
+            if update.usable
+            and address not in aggregates
+            and (update.complete or not self._only_whole)
         }
         rows = {address: item.counted(address) for address, item in (own | aggregates).items()}
         leads = {lead: item for lead, item in sorted(aggregates.items()) if item.lead == lead}

@@ -94,6 +94,7 @@ _ALIKE = {
             "bitmap",
             "piece",
             "knowledge",
+            "agreement",
         ),
         f"damaged on the way (a few are normal), or {_VERSION}",
     ),

@@ -104,7 +104,7 @@ class RobustAggregation:
         self.influence: dict[int, Influence] = {}  # of the newest round, by address
         self.sent = Weighted()  # in the newest round
         self.remark = ""  # what failed in the newest round
-        self.reputations, norms, steps = _restored(stored)
+        self.reputations, norms, steps, probe = _restored(stored)
         self._plan = plan
         self._model_hash = model_hash
         self._settings = settings
@@ -118,7 +118,7 @@ class RobustAggregation:
         self._norms: deque[float] = deque(norms, maxlen=HISTORY)
         self._steps: deque[float] = deque(steps, maxlen=HISTORY)
         self.before: Vector | None = None  # the newest step
-        self._probe: tuple[int, int] | None = None  # its version, and the address of the node
+        self._probe = probe  # its version, and the address of the node
 
     def combine(
         self,
@@ -210,7 +210,7 @@ class RobustAggregation:
     def stored(self) -> bytes:
         """What must be on disk, with norms in whole units of 2**-24."""
         norms, steps = ([round(norm / UNIT) for norm in of] for of in (self._norms, self._steps))
-        return cbor2.dumps([self.reputations.stored(), norms, steps])
+        return cbor2.dumps([self.reputations.stored(), norms, steps, self._probe])
 
     def _read_reports(self, updates: Sequence[Update], version: int) -> None:
         reports = [item.evaluation for item in updates]
@@ -332,13 +332,19 @@ class RobustAggregation:
         return step + np.float32(share) * self.before
 
 
-def _restored(data: bytes) -> tuple[Reputations, list[float], list[float]]:
+Probe = tuple[int, int] | None  # a version, and the address of a node
+
+
+def _restored(data: bytes) -> tuple[Reputations, list[float], list[float], Probe]:
     """What `RobustAggregation.stored` has returned; no bytes, or damaged ones, begin anew."""
     try:
-        standings, norms, steps = cbor2.loads(data)
-        return restored(standings), [UNIT * int(n) for n in norms], [UNIT * int(n) for n in steps]
+        standings, norms, steps, *rest = cbor2.loads(data)  # at first without a probe
+        (version, address) = rest[0] if rest and rest[0] else (0, 0)
+        probe = (int(version), int(address)) if version else None
+        known = restored(standings)
+        return known, [UNIT * int(n) for n in norms], [UNIT * int(n) for n in steps], probe
     except (ValueError, TypeError, cbor2.CBORDecodeError):
-        return Reputations(), [], []
+        return Reputations(), [], [], None
 
 
 def bound(

@@ -150,7 +150,8 @@ class HostSettings:
     """How the host runs rounds; times in seconds.
 
     `chain_max` global updates are kept for nodes that missed some. `partial_aggregates`: whether
-    the host accepts updates that a gateway has added up.
+    the host accepts updates that a gateway has added up. `has_voters`: whether other hosts must
+    agree to a global update before it is certified; then whole updates alone count.
 
     >>> HostSettings(min_peers=2, deadline_s=120.0).nodes_max
     1024
@@ -162,6 +163,7 @@ class HostSettings:
     chain_max: int = 256
     partial_aggregates: bool = False
     aggregation: AggregationSettings = field(default_factory=AggregationSettings)
+    has_voters: bool = False
 
     @property
     def deadline_ms(self) -> int:

@@ -117,6 +117,8 @@ class KeyedAuthenticator:
         sealing: KeyedSealing,
         signers: Signers,
         cosigners: Sequence[Identity],
+        *,
+        others_sign: bool = False,
     ) -> None:
         self._own = own
         self._member_list = member_list
@@ -127,7 +129,7 @@ class KeyedAuthenticator:
         self._certifiers: tuple[tuple[int, Identity], ...] = ()  # on the host, with their indexes
         self._quantum: QuantumKey | None = None
         if own.public.role is Role.HOST:
-            self._certifiers = local_signers(signers, (own, *cosigners))
+            self._certifiers = local_signers(signers, (own, *cosigners), others_sign=others_sign)
             self._quantum = own_quantum(signers, own)
 
     @property
@@ -277,16 +279,20 @@ def make_security_layer(
     state: SealingState,
     signers: Signers | None = None,
     cosigners: Sequence[Identity] = (),
+    *,
+    others_sign: bool = False,
 ) -> SecurityLayer:
     """The security of a host or a node with keys, end to end.
 
     `entropy` is 32 random bytes of this process, `counter` the first seal counter that was never
     reserved, `state` the stored state of earlier processes. Without `signers` the host alone
-    signs; `cosigners` are the other signers whose keys the host has. SecurityError if too few.
+    signs; `cosigners` are the other signers whose keys the host has. SecurityError if too few,
+    unless `others_sign`, too.
     """
     hub = None if own.public.role is Role.HOST else HOST
     sealing = KeyedSealing(own, member_list, SUITE_END, entropy, counter, state, hub=hub)
     signers = signers or Signers((member_list.host,))
-    return SecurityLayer(
-        sealing, KeyedAuthenticator(own, member_list, model_hash, sealing, signers, cosigners)
+    authenticator = KeyedAuthenticator(
+        own, member_list, model_hash, sealing, signers, cosigners, others_sign=others_sign
     )
+    return SecurityLayer(sealing, authenticator)

@@ -230,15 +230,15 @@ def choose_signers(
 
 
 def local_signers(
-    signers: Signers, identities: Iterable[Identity]
+    signers: Signers, identities: Iterable[Identity], *, others_sign: bool = False
 ) -> tuple[tuple[int, Identity], ...]:
     """The signers whose private keys are here, as many as needed; SecurityError for fewer.
 
-    Each with its index, in rising order.
+    Each with its index, in rising order. Where `others_sign` as well, one is enough here.
     """
     indexes = {key.verify: index for index, key in enumerate(signers.keys)}
     here = {i.public.verify: i for i in identities if i.public.verify in indexes}
-    if len(here) < signers.needed:
+    if len(here) < (1 if others_sign else signers.needed):
         raise SecurityError(
             f"global updates need the signatures of {signers.needed} of {len(signers.keys)} "
             f"signers, but only {len(here)} of their private keys are here: add more to "

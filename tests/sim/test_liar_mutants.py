@@ -11,7 +11,6 @@ from ternmesh.codec.scale import add_q24
 from ternmesh.federated import combiner, node, recovery
 from ternmesh.federated.aggregation import global_delta_q24, older_adapter
 from ternmesh.federated.guard import Guard
-from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.node import NodeProtocol
 from ternmesh.wire.global_update import GlobalUpdate, read_object, split_certificate
 from tests.sim.planted import Bug, instead, plant
@@ -80,10 +79,9 @@ def dropping_what_waits(bases: Method) -> Method:
 
 
 def keeping_a_residual(make: Method) -> Method:
-    def method(self: HostProtocol, combined: Any, count: Any, now: float) -> None:
-        if combined.returns_to is not None and not count.rows:
-            combined = replace(combined, residual=combined.residual + np.float32(0.01))
-        make(self, combined, count, now)
+    def method(self: combiner.Combiner, *arguments: Any) -> Any:
+        back = make(self, *arguments)
+        return back and replace(back, residual=back.residual + np.float32(0.01))
 
     return method
 
@@ -124,7 +122,7 @@ MUTANTS: dict[str, tuple[Bug, ...]] = {
         (NodeProtocol, "_bases", dropping_what_waits),
     ),
     "the host's residual outlives the return that the owner asked for": (
-        (HostProtocol, "_make_global_update", keeping_a_residual),
+        (combiner.Combiner, "return_to", keeping_a_residual),
     ),
     "a node gives a host that is behind a step that it cannot add": (
         (node, "steps_after", instead(steps_alone)),

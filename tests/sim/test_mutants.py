@@ -146,7 +146,7 @@ MUTANTS: dict[str, tuple[Bug, ...]] = {
         (host, "check_round", instead(check_loosely)),
     ),
     "the host does not clear what it has counted": (
-        (HostProtocol, "_end_round", keeping("round", "updates")),
+        (HostProtocol, "end_round", keeping("round", "updates")),
     ),
     "the mean divides by all, not by those who sent this chunk": (
         (
@@ -158,7 +158,7 @@ MUTANTS: dict[str, tuple[Bug, ...]] = {
         ),
     ),
     "the host drops what its global update could not carry": (
-        (HostProtocol, "_end_round", dropping_the_residual),
+        (HostProtocol, "end_round", dropping_the_residual),
     ),
     "a node that missed a global update waits for ever": (
         (Backoff, "soon", instead(lambda self, now: None)),
@@ -185,7 +185,7 @@ MUTANTS: dict[str, tuple[Bug, ...]] = {
         ),
     ),
     "who was silent in one round is not waited for in the next": (
-        (HostProtocol, "_end_round", keeping("round", "silent")),
+        (HostProtocol, "end_round", keeping("round", "silent")),
     ),
     "in a new run the node waits for the version of the old one": (
         (NodeProtocol, "_receive_welcome", keeping_the_target),

@@ -20,6 +20,8 @@ from ternmesh import generator, plan
 from ternmesh.codec import encoder, permutation, scale, trits
 from ternmesh.codec.entropy_coder import CODEBOOK, Coded, decode_trits, encode_trits
 from ternmesh.errors import WireError
+from ternmesh.federated.agreement import messages as agreement
+from ternmesh.federated.agreement.voters import make_voters
 from ternmesh.link import erasure_code, messages
 from ternmesh.security import (
     enrolment,
@@ -369,11 +371,62 @@ ROWS: dict[str, Callable[[Row], Row]] = {
     "release": release_bodies,
     "activations": activations,
 }
+
+
+def agreement_messages() -> Entries:
+    """Each message of the voters, signed by keys made of fixed bytes; certificates of three."""
+    voters = make_voters(RUN, ("ada", "bob", "cy", "dee"), "bft")
+    keys = [
+        identity.make_identity(n, identity.Role.HOST, bytes(range(i, i + 64)))
+        for i, n in enumerate(voters.names)
+    ]
+    digest, previous, nonce = (
+        bytes(range(32)),
+        bytes(range(32, 64)),
+        b"\x08\x07\x06\x05\x04\x03\x02\x01",
+    )
+
+    def signed(message: Any) -> Any:
+        return agreement.sign_message(voters, message, keys[message.voter].sign)
+
+    def certificate(kind: Any, term: int, version: int) -> agreement.QuorumCertificate:
+        rows = b"".join(signed(kind(n, term, version, digest)).signature for n in (0, 1, 3))
+        return agreement.QuorumCertificate(term, version, digest, (0, 1, 3), rows)
+
+    lock, proof = certificate(agreement.Prepare, 4, 9), certificate(agreement.Commit, 3, 8)
+    vote = 2, 5, 9, digest
+    messages = {
+        "propose": agreement.Propose(1, 5, 9, digest, previous, None),
+        "propose with a proof": agreement.Propose(1, 5, 9, digest, previous, lock),
+        "prepare": agreement.Prepare(*vote),
+        "commit": agreement.Commit(*vote),
+        "suspect": agreement.Suspect(3, 4),
+        "new term": agreement.NewTerm(3, 5, 8, None),
+        "new term with a lock": agreement.NewTerm(3, 5, 8, lock),
+        "ask": agreement.DecisionWanted(0, 8),
+        "decision": agreement.Decision(1, proof),
+        "alive": agreement.Alive(1, 5, 8),
+        "question": agreement.StartQuestion(2, nonce),
+        "answer": agreement.StartAnswer(
+            0, 2, nonce, 5, 9, proof, lock, signed(agreement.Commit(*vote)).data
+        ),
+        "answer that knows nothing": agreement.StartAnswer(0, 2, nonce, 0, 0, None, None, b""),
+    }
+    return {
+        "voters": {"names": voters.names, "statement": voters.statement_start.hex()},
+        **{
+            name: {"type": type(message).__name__, "bytes": signed(message).data.hex()}
+            for name, message in messages.items()
+        },
+    }
+
+
 FAMILIES: dict[str, Callable[[], Entries]] = {
     "packets": packets,
     "keyed": keyed_seals,
     "trust": trust_objects,
     "knowledge": knowledge_parts,
+    "agreement": agreement_messages,
 }
 
 

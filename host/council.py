@@ -1,0 +1,341 @@
+"""This host among the voters of its fleet: it follows what they decide, and leads when asked to.
+
+The voters share the host's identity, so to boards they are one host, which starts again where
+another one takes over. A voter that follows keeps no contact with boards: it makes each proposal of
+the leader again, from the state that it has on disk, and votes for what comes out the same. The
+leader publishes a global update once it is decided; then it is on the disks of a quorum.
+
+Version 1 of the agreement is the global update after `base`, the version of the run when it got
+voters.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+import cbor2
+
+from host.voter_bus import Matter, VoterBus
+from ternmesh.errors import WireError
+from ternmesh.federated import events
+from ternmesh.federated.agreement import events as asked
+from ternmesh.federated.agreement.voter import Voter
+from ternmesh.federated.host import HostProtocol
+from ternmesh.federated.replica import (
+    ProposedUpdate,
+    made_by,
+    proposal_hash,
+    read_proposal,
+    take_over,
+    write_proposal,
+)
+from ternmesh.security.membership import write_fleet
+from ternmesh.timers import RateLimiter
+from ternmesh.wire.global_update import Certificate
+from ternmesh_service.keyring import Keyring
+from ternmesh_service.status import AgreementStatus
+from ternmesh_store.host_store import HostStore, StoredRun
+
+KEPT = 16  # proposals, for voters that were away
+ROWS_KEPT = 4  # versions whose signatures are kept
+ASK_S = 1.0  # between two questions for the same thing
+TIMED_MAX = 100  # decisions whose times are kept
+PATIENCE = 3  # signs of life that a voter may miss until it counts as away
+
+_log = logging.getLogger(__name__)
+
+# Makes a proposal again, from the stored run; WireError.
+Reproduce = Callable[[ProposedUpdate, StoredRun], HostProtocol]
+
+
+@dataclass(slots=True)
+class Council:
+    """The voter of this process with what it needs: a bus, the store, and a way to reproduce.
+
+    `keep` puts the voter's own state on disk. `threshold` signatures make a certificate. `turn` is
+    called often, from the thread of the store, and never while that has uncommitted changes.
+    """
+
+    voter: Voter
+    base: int
+    bus: VoterBus
+    store: HostStore
+    model_hash: bytes
+    keep: Callable[[bytes], None]
+    reproduce: Reproduce
+    keyring: Keyring
+    threshold: int
+    alive_s: float
+    host: HostProtocol | None = None  # that serves the boards, while this voter leads
+    heard: dict[int, float] = field(default_factory=dict)  # when, by voter
+    _wanted: asked.ProposalWanted | None = None  # the newest
+    _own: bytes = b""  # the hash of the newest proposal of `host`
+    _proposals: dict[bytes, bytes] = field(default_factory=dict)  # by hash, the newest
+    _made: dict[bytes, HostProtocol] = field(default_factory=dict)  # of these, and `awaits` them
+    _to_judge: dict[bytes, int] = field(default_factory=dict)  # versions, by hash
+    _decided: deque[tuple[int, bytes]] = field(default_factory=deque)  # and not applied yet
+    _rows: dict[int, dict[int, bytes]] = field(default_factory=dict)  # signatures, by version
+    _limits: RateLimiter = field(default_factory=lambda: RateLimiter(ASK_S))
+    _took_s: deque[float] = field(default_factory=lambda: deque(maxlen=TIMED_MAX))
+    _proposed_at: float = 0.0
+    _alive_at: float = 0.0
+
+    @property
+    def version(self) -> int:
+        """Of the newest global update here."""
+        return self.store.version if self.host is None else self.host.version
+
+    @property
+    def _members(self) -> int:
+        return self.keyring.member_list.number
+
+    def start(self, now: float) -> None:
+        """Begin, or go on after a restart."""
+        self._do(self.voter.start(now), now)
+
+    def turn(self, now: float) -> None:
+        """Take what has arrived, and do what is due."""
+        for matter, body in self.bus.receive():
+            try:
+                self._receive(matter, body, now)
+            except (WireError, ValueError, TypeError, cbor2.CBORDecodeError) as error:
+                _log.debug("a message of a voter is refused: %s", error)
+        if now >= self._alive_at:
+            self._alive_at = now + self.alive_s
+            self.bus.send(Matter.HERE, bytes((self.voter.index,)))
+        self._do(self.voter.tick(now), now)
+        for digest in [*self._to_judge]:
+            self._judge(digest, now)
+        while self._decided and self._apply(*self._decided[0], now):
+            self._decided.popleft()
+        if self.base + self.voter.version > self.version and not self._decided:
+            self._want_copy(now)  # of versions that were skipped
+
+    @property
+    def leader(self) -> str:
+        """Who leads in the present term."""
+        return self.voter.voters.names[self.voter.voters.leader(self.voter.term)]
+
+    def can_lead(self, now: float) -> bool:
+        """Whether this voter is the one that serves the boards."""
+        is_up_to_date = self.version == self.base + self.voter.version and not self._decided
+        is_connected = len(self.missing(now)) <= self.voter.voters.count - self.voter.voters.quorum
+        return self.voter.is_leader and self.voter.is_started and is_up_to_date and is_connected
+
+    def status(self, now: float) -> AgreementStatus:
+        """What the owner sees."""
+        voters, took = self.voter.voters, sorted(self._took_s)
+        return AgreementStatus(
+            name=voters.names[self.voter.index],
+            mode=voters.mode,
+            term=self.voter.term,
+            leader=self.leader,
+            voters=voters.names,
+            missing=tuple(self.missing(now)),
+            needed=voters.quorum,
+            decisions=len(took),
+            decision_mean_s=sum(took) / len(took) if took else None,
+            decision_p95_s=took[int(0.95 * len(took))] if took else None,
+        )
+
+    def missing(self, now: float) -> list[str]:
+        """The other voters of which nothing was heard lately."""
+        since = now - PATIENCE * self.alive_s
+        names = enumerate(self.voter.voters.names)
+        others = ((index, name) for index, name in names if index != self.voter.index)
+        return [name for index, name in others if self.heard.get(index, since - 1) < since]
+
+    # What the leader does
+
+    def propose(self, made: events.Proposed, now: float) -> None:
+        """Ask the voters for a global update that `host` has made."""
+        host = self.host
+        assert host is not None
+        item = ProposedUpdate(
+            run=host.run,
+            version=made.version,
+            before=host.global_hash,
+            members=host.channel.authenticator.list_number,
+            muted=tuple(sorted(host.combiner.muted)),
+            returns_to=made.returns_to,
+            joined=tuple((a, node.name, node.samples) for a, node in sorted(host.nodes.items())),
+            bodies=self.store.bodies() if made.returns_to is None else (),
+            made=b"",
+        )
+        stored = self.store.load(self.model_hash)
+        assert stored is not None
+        take_over(host, self.reproduce(item, stored))
+        data = write_proposal(replace(item, made=made_by(host)))
+        self._own = self._keep_proposal(data)
+        self._proposed_at = now
+        self._made[self._own] = host
+        self.bus.send(Matter.PROPOSAL, data)
+        self._do(self.voter.needs(now), now)
+        self._offer(now)
+
+    def _offer(self, now: float) -> None:
+        """Propose what `host` has made, where the voter wants that."""
+        wanted, host = self._wanted, self.host
+        if not (wanted and host and host.awaiting and self._made.get(self._own) is host):
+            return
+        if host.awaiting.proposal.version == self.base + wanted.version:
+            self._wanted = None
+            made = self.voter.propose(wanted.term, wanted.version, self._own, now)
+            self._do(made, now)
+
+    # What arrives
+
+    def _receive(self, matter: Matter, body: bytes, now: float) -> None:
+        match matter:
+            case Matter.AGREEMENT:
+                self._do(self.voter.receive(body, now), now)
+            case Matter.HERE:
+                self.heard[body[0]] = now
+            case Matter.PROPOSAL_WANTED:
+                if body in self._proposals and self._limits.allow(f"give {body.hex()}", now):
+                    self.bus.send(Matter.PROPOSAL, self._proposals[body])
+            case Matter.PROPOSAL:
+                read_proposal(body)
+                self._keep_proposal(body)
+            case Matter.SIGNED:
+                version, rows = cbor2.loads(body)
+                self._take_rows(version, [(index, signature) for index, signature in rows])
+            case Matter.COPY_WANTED:
+                version, members = cbor2.loads(body)
+                is_behind = version < self.version or members < self._members
+                if is_behind and self._limits.allow("give a copy", now):
+                    state = self.keyring.member_list.state
+                    copy = [self.version, self._members, write_fleet(self.keyring.own, state)]
+                    self.bus.send(Matter.COPY, cbor2.dumps([*copy, self.store.copied()]))
+            case Matter.COPY:
+                self._take_copy(*cbor2.loads(body))
+
+    def _keep_proposal(self, data: bytes) -> bytes:
+        digest = proposal_hash(data)
+        self._proposals[digest] = data
+        while len(self._proposals) > KEPT:
+            oldest = next(iter(self._proposals))
+            del self._proposals[oldest]
+            self._made.pop(oldest, None)
+        return digest
+
+    def _take_rows(self, version: int, rows: Iterable[tuple[int, bytes]]) -> None:
+        kept = self._rows.setdefault(version, {})
+        for index, signature in rows:
+            kept.setdefault(index, signature)
+        while len(self._rows) > ROWS_KEPT:
+            del self._rows[min(self._rows)]
+
+    def _take_copy(self, version: int, members: int, fleet: bytes, data: bytes) -> None:
+        """Go on from what another voter has, where this one does not lead and is behind."""
+        if self.host is not None or (version, members) <= (self.version, self._members):
+            return
+        self.keyring.learn(fleet)
+        if version > self.version:
+            self.store.take_copy(data)
+            self.store.commit()
+            self._decided.clear()
+            _log.info("took over global update %d from another voter", version)
+
+    # What the voter asks for
+
+    def _do(self, wanted: Iterable[asked.Event], now: float) -> None:
+        for event in wanted:
+            match event:
+                case asked.VoterChanged():
+                    self.keep(event.data)
+                case asked.Broadcast():
+                    self.bus.send(Matter.AGREEMENT, event.data)
+                case asked.Judge():
+                    self._to_judge = {event.digest: event.version}
+                case asked.ProposalWanted():
+                    self._wanted = event
+                    self._offer(now)
+                case asked.Decided():
+                    self._decided.append((event.version, event.digest))
+                case asked.Led():
+                    self._to_judge.clear()
+                    name = self.voter.voters.names[event.leader]
+                    _log.info("term %d: %s leads", event.term, name)
+                case asked.Evidence():
+                    name = self.voter.voters.names[event.voter]
+                    _log.error("the voter %s has signed two votes that exclude each other", name)
+
+    def _judge(self, digest: bytes, now: float) -> None:
+        """Make a proposal again as soon as it is here, and say whether that gives the same."""
+        if self.host is not None:
+            return  # it was deposed, and is about to end
+        data = self._proposals.get(digest)
+        if data is None:
+            if self._limits.allow(f"want {digest.hex()}", now):
+                self.bus.send(Matter.PROPOSAL_WANTED, digest)
+            return
+        version = self._to_judge.pop(digest)
+        stored = self.store.load(self.model_hash)
+        is_valid = False
+        try:
+            if stored is None or self.base + version != stored.state.version + 1:
+                raise WireError("agreement", "this voter is behind")
+            made = self.reproduce(read_proposal(data), stored)
+            is_valid = made_by(made) == read_proposal(data).made
+            self._made[digest] = made
+            if not is_valid:
+                raise WireError("agreement", "the same updates make another one here")
+        except WireError as error:
+            _log.warning("version %d is not agreed to: %s", self.base + version, error)
+            if read_proposal(data).members > self._members:
+                self._want_copy(now)
+        self._do(self.voter.judged(version, digest, is_valid, now), now)
+
+    def _want_copy(self, now: float) -> None:
+        if self._limits.allow("want a copy", now):
+            self.bus.send(Matter.COPY_WANTED, cbor2.dumps([self.version, self._members]))
+
+    def _apply(self, version: int, digest: bytes, now: float) -> bool:
+        """Take a decided global update as the newest; False while something for it is missing."""
+        version += self.base
+        if version <= self.version:
+            return True
+        if version > self.version + 1:
+            return False
+        made = self._made.get(digest)
+        if made is None:  # it was decided without this voter, or before its last start
+            if self._limits.allow(f"make {digest.hex()}", now):
+                self._to_judge[digest] = version - self.base
+                self._want_copy(now)  # nobody may have the proposal any more
+            return False
+        certificate = self._certificate(version, made, now)
+        if certificate is None or (self.host is not None and made is not self.host):
+            return False  # in the second case the host must end first: it was deposed
+        if made is not self.host:
+            self._record(read_proposal(self._proposals[digest]), made, certificate, now)
+        else:
+            self._took_s.append(now - self._proposed_at)
+            made.agreed(certificate, now)
+        return True
+
+    def _certificate(self, version: int, made: HostProtocol, now: float) -> Certificate | None:
+        """Enough signatures of a global update; None while others are missing."""
+        assert made.awaiting is not None
+        own = made.channel.authenticator.certify(made.run, made.awaiting.content)
+        self._take_rows(version, own)
+        rows = self._rows.get(version, {})
+        if self.threshold > 1 and self._limits.allow(f"signed {version}", now):
+            self.bus.send(Matter.SIGNED, cbor2.dumps([version, own]))
+        return tuple(sorted(rows.items())) if len(rows) >= self.threshold else None
+
+    def _record(
+        self, item: ProposedUpdate, made: HostProtocol, certificate: Certificate, now: float
+    ) -> None:
+        """Put a decided global update on disk, with what led to it."""
+        made.agreed(certificate, now)
+        for row in item.joined:
+            self.store.record(events.NodeJoined(*row))
+        for address, body in item.bodies:
+            self.store.record(events.BodyAccepted(address, item.version - 1, body))
+        while (event := made.next_event()) is not None:
+            if isinstance(event, events.RoundOpened | events.GlobalUpdateMade):
+                self.store.record(event)
+        self.store.keep_muted(item.muted)
+        self.store.commit()

@@ -1,0 +1,81 @@
+"""What the voters of a fleet tell each other: sealed messages on one topic of a broker.
+
+All hold the fleet's host identity, and their messages are sealed with a key made of it. Long ones
+travel in parts. Messages may be lost, repeated and late: who needs one asks for it again.
+"""
+
+import os
+import struct
+from collections.abc import Iterator
+from enum import IntEnum
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+
+from ternmesh.security.identity import Identity
+from ternmesh.security.primitives import hkdf
+from transports.base import TransportStatus
+from transports.mqtt.topics import TopicClient
+
+NAME_SIZE, NONCE_SIZE, KEY_SIZE = 8, 12, 32
+PART_MAX = 128 << 10  # bytes; brokers pass on messages of 256 KiB
+PARTS_MAX = 1024  # of a message; a copy of a run has 9 bytes for each number of the adapter
+PARTIAL_MAX = 4  # messages of which parts are missing, that are kept
+_HEAD = struct.Struct("<8sHHB")  # a random name, the part, the number of parts, the matter
+
+
+class Matter(IntEnum):
+    """What a message of a voter is about."""
+
+    AGREEMENT = 0  # a signed message of `ternmesh.federated.agreement`
+    PROPOSAL_WANTED = 1  # a hash
+    PROPOSAL = 2  # the bytes with that hash
+    COPY_WANTED = 3  # the version of the asker's run
+    COPY = 4  # of a run that is further (`HostStore.copied`)
+    SIGNED = 5  # rows of a certificate
+    HERE = 6  # the name of a voter
+
+
+class VoterBus:
+    """One voter's end; `client` subscribes to `topic` alone."""
+
+    def __init__(self, client: TopicClient, topic: str, host: Identity) -> None:
+        self.strange = 0  # messages of others than voters
+        self._client = client
+        self._topic = topic
+        self._cipher = ChaCha20Poly1305(hkdf(host.seeds, b"", b"ternmesh voters", KEY_SIZE))
+        self._partial: dict[bytes, dict[int, bytes]] = {}  # parts, by name, the oldest first
+
+    def status(self) -> TransportStatus:
+        """Of the connection to the broker."""
+        return self._client.status()
+
+    def send(self, matter: Matter, body: bytes) -> None:
+        """Tell all voters; nothing where the broker is away."""
+        name = os.urandom(NAME_SIZE)
+        parts = [body[at : at + PART_MAX] for at in range(0, len(body), PART_MAX)] or [b""]
+        for number, part in enumerate(parts):
+            nonce = os.urandom(NONCE_SIZE)
+            head = _HEAD.pack(name, number, len(parts), matter)
+            sealed = self._cipher.encrypt(nonce, head + part, self._topic.encode())
+            self._client.publish(self._topic, nonce + sealed)
+
+    def receive(self) -> Iterator[tuple[Matter, bytes]]:
+        """The messages that are whole now; our own, too."""
+        for _, payload in self._client.drain():
+            nonce, sealed = payload[:NONCE_SIZE], payload[NONCE_SIZE:]
+            try:
+                opened = self._cipher.decrypt(nonce, sealed, self._topic.encode())
+                name, number, count, matter = _HEAD.unpack_from(opened)
+                found = Matter(matter)
+            except (InvalidTag, ValueError, struct.error):
+                self.strange += 1
+                continue
+            parts = self._partial.setdefault(name, {})
+            parts[number] = opened[_HEAD.size :]
+            if len(parts) == count <= PARTS_MAX:
+                yield found, b"".join(part for _, part in sorted(parts.items()))
+            if len(parts) >= min(count, PARTS_MAX):
+                del self._partial[name]
+            while len(self._partial) > PARTIAL_MAX:
+                del self._partial[next(iter(self._partial))]

@@ -1,0 +1,180 @@
+"""How a host takes its seat among the voters of its fleet, and what it does until it leads."""
+
+import struct
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from host.config import AgreementConfig, HostConfig
+from host.council import Council
+from host.voter_bus import PART_MAX, VoterBus
+from ternmesh.config import ConfigError
+from ternmesh.errors import SecurityError, StateError, WireError
+from ternmesh.federated.agreement.terms import VoterSettings
+from ternmesh.federated.agreement.voter import Voter
+from ternmesh.federated.agreement.voters import CRASH, make_voters
+from ternmesh.federated.host import HostProtocol
+from ternmesh.federated.replica import ProposedUpdate, reproduce
+from ternmesh.federated.state import HostSettings
+from ternmesh.security.identity import Identity, PublicIdentity, parse_identity
+from ternmesh.security.membership import HOST
+from ternmesh.security.primitives import verify
+from ternmesh_service.identity_file import read_identity_file
+from ternmesh_service.keyring import Keyring, NoKeyring
+from ternmesh_store.files import read_file, replace_private_file
+from ternmesh_store.host_store import HostStore, StoredRun
+from transports.link_config import LinkConfig, link_settings
+from transports.mqtt.topics import TopicClient, TopicSettings
+
+IDENTITY, VOTES = "voter", "votes"  # files of the state folder: this voter's key, and its votes
+VOTES_MAX = 1 << 20  # bytes
+BASE = struct.Struct("<I")
+TERM_COUNTERS = 1 << 32  # seal counters of a term: those of a later one are above them
+ARRIVALS_MAX = 1024  # messages of voters that wait
+TIMEOUT_GROWS = 8  # times, at most, without a decision
+ALIVE_SHARE = 5  # signs of life in a time-out
+
+
+def read_seats(config: AgreementConfig) -> dict[str, PublicIdentity]:
+    """The voters that the settings name, by name; ConfigError."""
+    try:
+        publics = {public.name: public for public in map(parse_identity, config.voters)}
+    except SecurityError as error:
+        raise ConfigError(f"agreement.voters: {error}") from error
+    if config.name not in publics:
+        raise ConfigError(f"agreement.name is {config.name!r}: no line of agreement.voters has it")
+    make_voters(b"", [parse_identity(line).name for line in config.voters], config.mode)
+    return publics
+
+
+@dataclass(frozen=True, slots=True)
+class Voting:
+    """What a voter needs of its host."""
+
+    keyring: Keyring | NoKeyring
+    settings: HostSettings
+    model_hash: bytes
+    store: HostStore
+
+    @contextmanager
+    def seated(self, config: HostConfig, stored: StoredRun) -> Iterator[Council]:
+        """This host's place among the voters, connected to them until the block ends.
+
+        ConfigError or SecurityError where it has none.
+        """
+        if isinstance(self.keyring, NoKeyring):
+            raise ConfigError("[agreement] needs keys: start this host without --insecure")
+        agreement, folder = config.agreement, Path(config.state_dir)
+        publics = read_seats(agreement)
+        own = read_identity_file(folder / IDENTITY)
+        if own.public != publics[agreement.name]:
+            raise ConfigError(f"{folder / IDENTITY} is not the key of agreement.name")
+        base = self._base(stored.state.version)
+        topic = f"ternmesh/{config.link.fleet}/voters"
+        council = Council(
+            voter=_voter(agreement, own, publics, stored.run + BASE.pack(base), folder / VOTES),
+            base=base,
+            bus=VoterBus(client := _client(config.link, topic), topic, self.keyring.own),
+            store=self.store,
+            model_hash=self.model_hash,
+            keep=partial(replace_private_file, folder / VOTES),
+            reproduce=self._reproduce,
+            threshold=self.keyring.signers.needed,
+            keyring=self.keyring,
+            alive_s=agreement.timeout_s / ALIVE_SHARE,
+        )
+        client.open()
+        try:
+            council.start(time.monotonic())
+            yield council
+        finally:
+            client.close()
+
+    def _base(self, version: int) -> int:
+        """The version of the run when it got voters, stored with the run."""
+        if self.store.base is None:
+            self.store.keep_base(version)
+            self.store.commit()
+        return self.store.base or 0
+
+    def _reproduce(self, item: ProposedUpdate, stored: StoredRun) -> HostProtocol:
+        assert isinstance(self.keyring, Keyring)
+        return reproduce(
+            item,
+            plan=stored.plan,
+            settings=self.settings,
+            model_hash=self.model_hash,
+            run=stored.run,
+            state=stored.state,
+            members=self.keyring.member_list.number,
+            security=self.keyring.security(HOST, self.model_hash, stored.state.counter),
+        )
+
+
+def _voter(
+    config: AgreementConfig,
+    own: Identity,
+    publics: Mapping[str, PublicIdentity],
+    run: bytes,
+    votes: Path,
+) -> Voter:
+    """The voter of this process, which remembers its votes; ConfigError."""
+    voters = make_voters(run, publics, config.mode)
+
+    def is_signed(index: int, message: bytes, signature: bytes) -> bool:
+        try:
+            verify(publics[voters.names[index]].verify, signature, message)
+        except (WireError, IndexError):
+            return False
+        return True
+
+    new_voter = partial(
+        Voter,
+        voters=voters,
+        index=voters.names.index(config.name),
+        settings=VoterSettings(
+            config.timeout_s,
+            TIMEOUT_GROWS * config.timeout_s,
+            # A backup has no votes, so where they are here, they are not an old copy. A liar's disk
+            # may be anything.
+            trusts_disk=config.mode == CRASH and votes.exists(),
+        ),
+        sign=own.sign,
+        verify=is_signed,
+        rng=np.random.default_rng(),
+    )
+    try:
+        return Voter.restored(read_file(votes, VOTES_MAX), **new_voter.keywords)
+    except FileNotFoundError:
+        return new_voter()
+    except StateError as error:
+        how = "move it away if the run or the voters have changed"
+        raise ConfigError(f"{votes}: {error}; {how}") from error
+
+
+def _client(config: LinkConfig, topic: str) -> TopicClient:
+    link = link_settings(config, HOST)
+    return TopicClient(
+        TopicSettings(
+            url=link.url,
+            username=link.username,
+            password=link.password,
+            ca_file=link.ca_file,
+            certificate_file=link.certificate_file,
+            key_file=link.key_file,
+            topics=(topic,),
+            payload_max=2 * PART_MAX,
+            arrivals_max=ARRIVALS_MAX,
+        )
+    )
+
+
+def as_leader(stored: StoredRun, council: Council) -> StoredRun:
+    """The run as the leader of a term goes on with it: its seals come after all earlier ones."""
+    counter = max(stored.state.counter, council.voter.term * TERM_COUNTERS)
+    return replace(stored, state=replace(stored.state, counter=counter))

@@ -1,0 +1,165 @@
+"""What voters agree to: how the next global update is made, so that each can make it again.
+
+A proposal names the bodies that count, not what comes of them. A voter that holds the state before
+it makes the same global update, and compares its hash. SPEC.md section 13.
+"""
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import cbor2
+
+from ternmesh.errors import WireError
+from ternmesh.federated.host import HostProtocol
+from ternmesh.federated.state import HostSettings, HostState, RegisteredNode, RunState
+from ternmesh.plan import Plan
+from ternmesh.security.authenticator import SecurityLayer
+from ternmesh.wire.global_update import HASH_SIZE, hash_global_update
+
+PROPOSED_MAX = 16 << 20  # bytes of a proposal: the updates of a thousand boards are 1 MB
+
+
+@dataclass(frozen=True, slots=True)
+class ProposedUpdate:
+    """How the global update to `version` is made of the state before it."""
+
+    run: bytes
+    version: int
+    before: bytes  # the hash of the global update before
+    members: int  # the number of the membership list that holds
+    muted: tuple[str, ...]  # boards that count nothing, by the owner
+    returns_to: int | None  # an older version, for the owner; then no body counts
+    joined: tuple[tuple[int, str, int], ...]  # address, name and samples of the run's boards
+    bodies: tuple[tuple[int, bytes], ...]  # of updates and silences, by address, as they came
+    made: bytes  # the hash of what comes of it
+
+
+def write_proposal(item: ProposedUpdate) -> bytes:
+    """The bytes of a proposal."""
+    written: bytes = cbor2.dumps(
+        [getattr(item, name) for name in ProposedUpdate.__slots__], canonical=True
+    )
+    return written
+
+
+def read_proposal(data: bytes) -> ProposedUpdate:
+    """The proposal in exactly these bytes. Raises WireError."""
+    try:
+        found: Any = cbor2.loads(data[:PROPOSED_MAX])
+        run, version, before, members, muted, returns_to, joined, bodies, made = found
+        item = ProposedUpdate(
+            run=run,
+            version=version,
+            before=before,
+            members=members,
+            muted=tuple(muted),
+            returns_to=returns_to,
+            joined=tuple((a, n, s) for a, n, s in joined),
+            bodies=tuple((a, b) for a, b in bodies),
+            made=made,
+        )
+        is_exact = write_proposal(item) == data
+    except (
+        cbor2.CBORDecodeError,
+        cbor2.CBOREncodeError,
+        TypeError,
+        ValueError,
+        RecursionError,
+    ) as error:
+        raise WireError("agreement", "a proposal is not well formed") from error
+    sizes_fit = isinstance(made, bytes) and isinstance(before, bytes) and isinstance(run, bytes)
+    sizes_fit = sizes_fit and (len(made), len(run)) == (HASH_SIZE, 8)
+    numbers = [version, members, *(a for a, _, _ in item.joined), *(s for *_, s in item.joined)]
+    numbers += [a for a, _ in item.bodies] + ([] if returns_to is None else [returns_to])
+    fit = all(isinstance(n, int) and 0 <= n < 1 << 32 for n in numbers)
+    fit &= all(isinstance(name, str) for name in (*item.muted, *(n for _, n, _ in item.joined)))
+    fit &= all(isinstance(body, bytes) and body for _, body in item.bodies)
+    if not (is_exact and sizes_fit and fit):
+        raise WireError("agreement", "a proposal has a field of another form")
+    return item
+
+
+def proposal_hash(data: bytes) -> bytes:
+    """What voters sign in place of a proposal."""
+    return hashlib.sha256(data).digest()
+
+
+def reproduce(
+    item: ProposedUpdate,
+    *,
+    plan: Plan,
+    settings: HostSettings,
+    model_hash: bytes,
+    run: bytes,
+    state: HostState,
+    members: int,
+    security: SecurityLayer,
+) -> HostProtocol:
+    """Make the global update of a proposal from the state before it; the host `awaits` it.
+
+    WireError where that is not possible. `made` is not looked at.
+    """
+    reached = run, state.version + 1, members
+    if (item.run, item.version, item.members) != reached:
+        raise WireError("agreement", f"a proposal to version {item.version} of another state")
+    host = HostProtocol(
+        plan=plan,
+        settings=replace(settings, has_voters=True),
+        model_hash=model_hash,
+        run=run,
+        state=replace(
+            state,
+            nodes=tuple(_nodes(state.nodes, item.joined)),
+            bodies=(),
+            started=state.version > 0 or bool(item.bodies),
+        ),
+        security=security,
+    )
+    if host.global_hash != item.before:
+        raise WireError("agreement", "a proposal follows another global update than ours")
+    host.combiner.mute(item.muted)
+    for address, body in item.bodies:
+        if address not in host.nodes:
+            raise WireError("unknown node", f"a proposal names the address {address}")
+        host.take_body(host.nodes[address], host.round.place(address, body), body)
+    if host.state is RunState.GATHERING:
+        host.begin_run(0.0)
+    elif item.returns_to is not None:
+        host.return_to(item.returns_to, 0.0)
+    elif len(host.round.present()) >= settings.min_peers:
+        host.end_round(0.0)
+    if host.awaiting is None:
+        raise WireError("agreement", "what a proposal names makes no global update")
+    return host
+
+
+def take_over(host: HostProtocol, made: HostProtocol) -> None:
+    """Let a host await what another has made of the same bodies, by the state that is on disk.
+
+    In a process that goes on, memories reach further back than what it keeps on disk.
+    """
+    host.awaiting, host.combiner = made.awaiting, made.combiner
+    host.combiner.nodes = host.nodes
+
+
+def made_by(host: HostProtocol) -> bytes:
+    """The hash of what a host awaits, without a certificate."""
+    assert host.awaiting is not None
+    return hash_global_update(host.awaiting.content)
+
+
+def _nodes(
+    known: Iterable[RegisteredNode], joined: Iterable[tuple[int, str, int]]
+) -> Iterable[RegisteredNode]:
+    """The nodes of a state, and those that have joined since."""
+    before = {node.address: node for node in known}
+    for address, name, samples in joined:
+        node = before.pop(address, RegisteredNode(address, name))
+        if node.name != name:
+            raise WireError("agreement", f"the address {address} has another name")
+        node.samples = samples
+        yield node
+    if before:
+        raise WireError("agreement", "a proposal lacks boards of the run")

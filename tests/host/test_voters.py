@@ -1,0 +1,216 @@
+"""Hosts that are voters of one fleet: what they tell each other; real ones at a real broker."""
+
+import shutil
+import tomllib
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from host import voter_bus
+from host.config import AgreementConfig
+from host.voter_bus import PART_MAX, Matter, VoterBus
+from host.voting import read_seats
+from ternmesh.config import ConfigError
+from ternmesh.federated.events import BodyAccepted, NodeJoined
+from ternmesh.plan import make_plan
+from ternmesh.security.identity import Role, identity_text, make_identity
+from ternmesh_cli.keys import enrol_fleet
+from ternmesh_cli.process import write_toml
+from ternmesh_service.identity_file import make_identity_file
+from ternmesh_store.host_store import HostStore
+from ternmesh_store.state_file import StateFile
+from tests.programs import Process, host_settings, running, speaker
+
+NAMES = ("attic", "barn", "cellar", "dairy")
+BOARDS = ("theo", "nicolas")
+Eventually = Callable[..., Any]
+
+
+def host_key(seed: int = 1) -> Any:
+    return make_identity("host", Role.HOST, np.random.default_rng(seed).bytes(64))
+
+
+class Broker:
+    """Passes on what is published, to all."""
+
+    def __init__(self) -> None:
+        self.ends: list[deque[tuple[str, bytes]]] = []
+
+    def bus(self, seed: int = 1, topic: str = "voters") -> VoterBus:
+        arrivals: deque[tuple[str, bytes]] = deque()
+        self.ends.append(arrivals)
+
+        class Client:
+            def publish(_, name: str, payload: bytes) -> bool:
+                for end in self.ends:
+                    end.append((name, payload))
+                return True
+
+            def drain(_) -> list[tuple[str, bytes]]:
+                taken = list(arrivals)
+                arrivals.clear()
+                return taken
+
+        return VoterBus(Client(), topic, host_key(seed))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("size", [0, 1, PART_MAX, PART_MAX + 1, 3 * PART_MAX])
+def test_a_message_of_any_size_arrives_once(size: int) -> None:
+    broker = Broker()
+    one, other = broker.bus(), broker.bus()
+    body = np.random.default_rng(size).bytes(size)
+    one.send(Matter.COPY, body)
+    assert all(len(payload) <= 2 * PART_MAX for _, payload in broker.ends[1])
+    assert list(other.receive()) == [(Matter.COPY, body)]
+    assert list(other.receive()) == []
+    assert list(one.receive()) == [(Matter.COPY, body)]
+
+
+def test_strangers_say_nothing_and_parts_are_few() -> None:
+    broker = Broker()
+    one, stranger = broker.bus(), broker.bus(seed=2)
+    stranger.send(Matter.HERE, b"\0")
+    broker.ends[0].append(("voters", b"short"))
+    assert list(one.receive()) == []
+    assert one.strange == 2
+    for _ in range(3 * voter_bus.PARTIAL_MAX):
+        one.send(Matter.COPY, bytes(2 * PART_MAX))
+        broker.ends[0].pop()  # its second part is lost
+    assert list(one.receive()) == []
+    assert len(one._partial) <= voter_bus.PARTIAL_MAX
+
+
+def lines_of(*names: str) -> tuple[str, ...]:
+    made = (make_identity(n, Role.OBSERVER, np.random.default_rng(9).bytes(64)) for n in names)
+    return tuple(identity_text(identity.public) for identity in made)
+
+
+@pytest.mark.parametrize(
+    ("name", "names", "mode", "said"),
+    [
+        ("shed", NAMES[:3], "crash", "no line of agreement.voters has it"),
+        ("barn", NAMES, "crash", "4 voters bear no more faults"),
+        ("barn", NAMES[:3], "bft", "take 4"),
+        ("barn", ("barn", "barn", "attic"), "crash", "two voters have one name"),
+    ],
+)
+def test_seats_that_cannot_be(name: str, names: tuple[str, ...], mode: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        read_seats(AgreementConfig(name, lines_of(*names), mode))
+    with pytest.raises(ConfigError, match=r"agreement\.voters"):
+        read_seats(AgreementConfig(name, ("nothing",), mode))
+
+
+def test_a_copy_of_a_run_is_all_that_another_host_needs(tmp_path: Path) -> None:
+    stores = []
+    for name in NAMES[:2]:
+        state = StateFile(tmp_path / name)
+        state.open()
+        stores.append(HostStore(state))
+    one, other = stores
+    plan = make_plan(50, rounds=3, local_steps=1, learning_rate=0.1)
+    begun = one.begin(b"run-id-8", plan, bytes(32))
+    one.record(NodeJoined(1, "theo", 10))
+    one.record(BodyAccepted(1, 0, b"body"))
+    one.keep_base(0)
+    one.commit()
+    other.begin(b"another!", plan, bytes(32))
+    with pytest.raises(ValueError, match="copy"):
+        other.take_copy(b"\xa0")
+    other.take_copy(one.copied())
+    other.commit()
+    taken = other.load(bytes(32))
+    assert taken is not None
+    assert taken.run == begun.run
+    assert [node.name for node in taken.state.nodes] == ["theo"]
+    assert (taken.state.bodies, other.base) == (((1, b"body"),), 0)
+
+
+class Voters:
+    """A fleet whose host has become `count` voters, each in a folder of its own."""
+
+    def __init__(
+        self, folder: Path, url: str, count: int, mode: str, eventually: Eventually
+    ) -> None:
+        names = NAMES[:count]
+        link = {"url": url}
+        run = {"rounds": 6, "min_peers": 2, "deadline_s": 20, "local_steps": 1}
+        enrol_fleet("ternmesh", folder / "host", {name: folder / name for name in BOARDS})
+        first = Process("host", folder / "host", host_settings(link, **run))
+        first.start()
+        eventually(lambda: first.status() is not None, 60.0)
+        first.stop()
+        for name in names:
+            shutil.copytree(folder / "host", folder / name)
+        publics = [
+            identity_text(make_identity_file(folder / name / "voter", name, Role.OBSERVER).public)
+            for name in names
+        ]
+        signed = {"signers": publics, "threshold": (count - 1) // 3 + 1} if mode == "bft" else {}
+        top = tomllib.loads(first.config.read_text())
+        tables = {"": {key: top[key] for key in ("state_dir", "model")}}
+        tables |= {"link": top["link"], "run": top["run"]}
+        self.hosts = {}
+        for name in names:
+            own = {"name": name, "voters": publics, "mode": mode, "timeout_s": 2.0}
+            seat = {"agreement": own, "security": {**signed, "signer_files": ["voter"]}}
+            seat = seat if signed else {"agreement": own}
+            self.hosts[name] = Process("host", folder / name, write_toml({**tables, **seat}))
+        self.boards = [
+            Process(
+                "node",
+                folder / name,
+                write_toml(
+                    {
+                        "": {"name": name, **tables[""]},
+                        "link": link,
+                        "data": speaker(name),
+                        **({"security": signed} if signed else {}),
+                    }
+                ),
+            )
+            for name in BOARDS
+        ]
+
+    @property
+    def everyone(self) -> list[Process]:
+        return [*self.hosts.values(), *self.boards]
+
+    def seats(self) -> list[Any]:
+        """What the voters that run say."""
+        said = [host.status() for host in self.hosts.values() if host.runs]
+        return [status for status in said if status]
+
+    def versions(self) -> set[int]:
+        return {status["version"] for status in self.seats()}
+
+
+def outlives_its_leader(folder: Path, url: str, count: int, mode: str, eventually: Any) -> None:
+    """The leader is killed, and comes back; nothing is lost, and all end with one adapter."""
+    voters = Voters(folder, url, count, mode, eventually)
+    with running(*voters.everyone):
+        eventually(lambda: voters.versions() == {2} or max(voters.versions(), default=0) > 2, 90.0)
+        leader = voters.seats()[0]["agreement"]["leader"]
+        voters.hosts[leader].kill9()
+        killed_at = max(voters.versions())
+        eventually(lambda: min(voters.versions(), default=0) > killed_at, 90.0)
+        assert all(s["agreement"]["missing"] == [leader] for s in voters.seats())
+        assert all(s["transport"]["connected"] for s in voters.seats())
+        assert {s["agreement"]["leader"] for s in voters.seats()} != {leader}
+        voters.hosts[leader].start()
+        eventually(lambda: len(voters.seats()) == count and voters.versions() == {6}, 90.0)
+        assert len({status["global_hash"] for status in voters.seats()}) == 1
+        eventually(lambda: all(board.status()["version"] == 6 for board in voters.boards), 60.0)
+
+
+def test_a_fleet_outlives_its_leader(mosquitto: Any, tmp_path: Path, eventually: Any) -> None:
+    outlives_its_leader(tmp_path, mosquitto.url, 3, "crash", eventually)
+
+
+@pytest.mark.nightly
+def test_four_voters_of_which_one_may_lie(mosquitto: Any, tmp_path: Path, eventually: Any) -> None:
+    outlives_its_leader(tmp_path, mosquitto.url, 4, "bft", eventually)

@@ -1,0 +1,209 @@
+"""A voter makes the global update of a proposal again, and nothing else."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ternmesh.errors import WireError
+from ternmesh.federated import events
+from ternmesh.federated.host import HostProtocol
+from ternmesh.federated.replica import (
+    ProposedUpdate,
+    made_by,
+    read_proposal,
+    reproduce,
+    write_proposal,
+)
+from ternmesh.federated.state import HostState, new_host_state
+from ternmesh.security.authenticator import OPEN
+from ternmesh.security.membership import HOST
+from ternmesh.wire.control import FINISHED
+from ternmesh.wire.global_update import UNCERTIFIED, hash_global_update
+
+MODEL = bytes(range(32))
+New = Callable[..., Any]
+
+
+def proposal(bench: Any, **changes: Any) -> ProposedUpdate:
+    """What the leader of a bench proposes, of the events since the last global update."""
+    host, seen = bench.host, bench.events[HOST]
+    first = [i for i, e in enumerate(seen) if isinstance(e, events.GlobalUpdateMade)]
+    since = seen[first[-1] if first else 0 :]
+    made = bench.last(HOST, events.Proposed)
+    item = ProposedUpdate(
+        run=host.run,
+        version=made.version,
+        before=host.global_hash,
+        members=0,
+        muted=tuple(sorted(host.combiner.muted)),
+        returns_to=made.returns_to,
+        joined=tuple((a, n.name, n.samples) for a, n in sorted(host.nodes.items())),
+        bodies=tuple((e.address, e.body) for e in since if isinstance(e, events.BodyAccepted)),
+        made=hash_global_update(made.content),
+    )
+    return replace(item, **changes)
+
+
+def again(bench: Any, item: ProposedUpdate, state: HostState) -> HostProtocol:
+    return reproduce(
+        item,
+        plan=bench.plan,
+        settings=bench.host.settings,
+        model_hash=MODEL,
+        run=bench.host.run,
+        state=state,
+        members=0,
+        security=OPEN,
+    )
+
+
+def state_of(host: HostProtocol) -> HostState:
+    """What a store would load."""
+    return HostState(
+        model_q24=host.model_q24,
+        residual=host.residual,
+        version=host.version,
+        global_hash=host.global_hash,
+        started=True,
+        finished=host.phase == FINISHED,
+        nodes=tuple(host.nodes.values()),
+        chain=tuple(host.chain.newest_first())[::-1],
+        standings=host.combiner.aggregation.stored(),
+        kept=tuple(kept.stored(0) for kept in host.combiner.guard._rounds),
+    )
+
+
+def run_round(bench: Any, number: int) -> None:
+    """All nodes train, and the leader waits for the voters."""
+    for seed, node in enumerate(bench.nodes.values()):
+        node.submit(number, bench.delta(10 * number + seed), bench.now)
+    bench.exchange()
+    assert bench.host.awaiting is not None
+    assert bench.host.version == number  # nothing is published yet
+
+
+def catch_up(bench: Any) -> None:
+    """Boards find out what the next process of the host has."""
+    for _ in range(4):
+        bench.exchange()
+        bench.wait(11)
+    bench.exchange()
+
+
+@pytest.fixture
+def bench(new_bench: New) -> Any:
+    made = new_bench(rounds=6, min_peers=2, deadline_s=30, has_voters=True)
+    for name in ("theo", "yan"):
+        made.add(name)
+    made.exchange()
+    return made
+
+
+def test_a_voter_follows_a_run_by_proposals_alone(bench: Any) -> None:
+    state = new_host_state(bench.plan.dimension)
+    for number in range(6):
+        run_round(bench, number)
+        shadow = again(bench, read_proposal(write_proposal(proposal(bench))), state)
+        assert shadow.awaiting is not None
+        assert shadow.awaiting.content == bench.host.awaiting.content
+        for host in (shadow, bench.host):
+            host.agreed(UNCERTIFIED, bench.now)
+        state = state_of(shadow)
+        bench.exchange()
+    assert shadow.phase == bench.host.phase == FINISHED
+    assert (shadow.model_q24 == bench.host.model_q24).all()
+    assert all((n.model_q24 == shadow.model_q24).all() for n in bench.nodes.values())
+
+
+def test_a_host_that_takes_over_goes_on_with_what_boards_have_sent(bench: Any) -> None:
+    state = new_host_state(bench.plan.dimension)
+    run_round(bench, 0)
+    shadow = again(bench, proposal(bench), state)
+    shadow.agreed(UNCERTIFIED, bench.now)
+    # The leader dies before boards hear of it: the next one has what was agreed.
+    bench.restart_host(state_of(shadow))
+    catch_up(bench)
+    assert [node.version for node in bench.nodes.values()] == [1, 1]
+    run_round(bench, 1)
+
+
+def test_what_was_not_agreed_is_made_anew_by_the_next_leader(bench: Any) -> None:
+    run_round(bench, 0)
+    bench.restart_host(new_host_state(bench.plan.dimension))
+    catch_up(bench)
+    assert bench.host.awaiting is not None  # of the updates that boards have kept
+    assert len(bench.host.awaiting.count.rows) == 2
+
+
+def test_a_late_update_is_refused_while_voters_agree(bench: Any) -> None:
+    bench.host.settings = replace(bench.host.settings, min_peers=1)
+    bench.nodes["theo"].submit(0, bench.delta(1), bench.now)
+    bench.exchange()
+    bench.wait(31)
+    bench.exchange()
+    assert bench.host.awaiting is not None
+    bench.nodes["yan"].submit(0, bench.delta(2), bench.now)
+    bench.exchange()
+    assert bench.host.refused["old round"]
+    assert list(bench.host.awaiting.count.rows) == [1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"run": bytes(8)}, "agreement"),
+        ({"version": 2}, "agreement"),
+        ({"before": bytes(16)}, "agreement"),
+        ({"members": 1}, "agreement"),
+        ({"joined": ()}, "unknown node"),
+        ({"bodies": ()}, "agreement"),
+        ({"returns_to": 0}, "agreement"),
+    ],
+)
+def test_another_proposal_is_refused(bench: Any, changes: dict[str, Any], reason: str) -> None:
+    run_round(bench, 0)
+    with pytest.raises(WireError) as error:
+        again(bench, proposal(bench, **changes), new_host_state(bench.plan.dimension))
+    assert error.value.reason == reason
+
+
+def test_who_is_muted_is_a_part_of_what_is_made(bench: Any) -> None:
+    run_round(bench, 0)
+    state = new_host_state(bench.plan.dimension)
+    item = proposal(bench)
+    assert made_by(again(bench, item, state)) == item.made
+    assert made_by(again(bench, replace(item, muted=("theo",)), state)) != item.made
+
+
+def test_a_damaged_body_is_refused(bench: Any) -> None:
+    run_round(bench, 0)
+    item = proposal(bench)
+    *others, (address, body) = item.bodies
+    damaged = replace(item, bodies=(*others, (address, body[:-1] + bytes((body[-1] ^ 1,)))))
+    with pytest.raises(WireError):
+        again(bench, damaged, new_host_state(bench.plan.dimension))
+
+
+def test_an_address_keeps_its_name(bench: Any) -> None:
+    run_round(bench, 0)
+    item = proposal(bench)
+    shadow = again(bench, item, new_host_state(bench.plan.dimension))
+    shadow.agreed(UNCERTIFIED, bench.now)
+    bench.host.agreed(UNCERTIFIED, bench.now)
+    bench.exchange()
+    run_round(bench, 1)
+    swapped = tuple((a, {"theo": "yan", "yan": "theo"}[n], s) for a, n, s in item.joined)
+    for joined in (swapped, item.joined[:1]):
+        with pytest.raises(WireError, match=r"name|lacks"):
+            again(bench, proposal(bench, joined=joined), state_of(shadow))
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_proposal_or_a_refusal(data: bytes) -> None:
+    with suppress(WireError):
+        assert write_proposal(read_proposal(data)) == data
