@@ -46,7 +46,7 @@ PATIENCE = 3  # signs of life that a voter may miss until it counts as away
 _log = logging.getLogger(__name__)
 
 # Makes a proposal again, from the stored run; WireError.
-Reproduce = Callable[[ProposedUpdate, StoredRun], HostProtocol]
+Reproduce = Callable[[ProposedUpdate, StoredRun], tuple[HostProtocol, bytes]]
 
 
 @dataclass(slots=True)
@@ -69,6 +69,7 @@ class Council:
     alive_s: float
     host: HostProtocol | None = None  # that serves the boards, while this voter leads
     heard: dict[int, float] = field(default_factory=dict)  # when, by voter
+    _is_doubtful: bool = False  # the leader's state is another than this one
     _wanted: asked.ProposalWanted | None = None  # the newest
     _own: bytes = b""  # the hash of the newest proposal of `host`
     _proposals: dict[bytes, bytes] = field(default_factory=dict)  # by hash, the newest
@@ -161,12 +162,14 @@ class Council:
             returns_to=made.returns_to,
             joined=tuple((a, node.name, node.samples) for a, node in sorted(host.nodes.items())),
             bodies=self.store.bodies() if made.returns_to is None else (),
+            state=b"",
             made=b"",
         )
         stored = self.store.load(self.model_hash)
         assert stored is not None
-        take_over(host, self.reproduce(item, stored))
-        data = write_proposal(replace(item, made=made_by(host)))
+        again, state = self.reproduce(item, stored)
+        take_over(host, again)
+        data = write_proposal(replace(item, state=state, made=made_by(host)))
         self._own = self._keep_proposal(data)
         self._proposed_at = now
         self._made[self._own] = host
@@ -229,10 +232,12 @@ class Council:
 
     def _take_copy(self, version: int, members: int, fleet: bytes, data: bytes) -> None:
         """Go on from what another voter has, where this one does not lead and is behind."""
-        if self.host is not None or (version, members) <= (self.version, self._members):
+        own = self.version - self._is_doubtful
+        if self.host is not None or (version, members) <= (own, self._members):
             return
         self.keyring.learn(fleet)
-        if version > self.version:
+        if version > own:
+            self._is_doubtful = False
             self.store.take_copy(data)
             self.store.commit()
             self._decided.clear()
@@ -277,20 +282,25 @@ class Council:
         try:
             if stored is None or self.base + version != stored.state.version + 1:
                 raise WireError("agreement", "this voter is behind")
-            made = self.reproduce(read_proposal(data), stored)
-            is_valid = made_by(made) == read_proposal(data).made
-            self._made[digest] = made
-            if not is_valid:
+            item = read_proposal(data)
+            made, state = self.reproduce(item, stored)
+            self._is_doubtful = state != item.state
+            if self._is_doubtful:
+                raise WireError("agreement", "this voter knows something else of the boards")
+            if made_by(made) != item.made:
                 raise WireError("agreement", "the same updates make another one here")
+            self._made[digest] = made
+            is_valid = True
         except WireError as error:
             _log.warning("version %d is not agreed to: %s", self.base + version, error)
-            if read_proposal(data).members > self._members:
+            if self._is_doubtful or read_proposal(data).members > self._members:
                 self._want_copy(now)
         self._do(self.voter.judged(version, digest, is_valid, now), now)
 
     def _want_copy(self, now: float) -> None:
         if self._limits.allow("want a copy", now):
-            self.bus.send(Matter.COPY_WANTED, cbor2.dumps([self.version, self._members]))
+            version = self.version - self._is_doubtful
+            self.bus.send(Matter.COPY_WANTED, cbor2.dumps([version, self._members]))
 
     def _apply(self, version: int, digest: bytes, now: float) -> bool:
         """Take a decided global update as the newest; False while something for it is missing."""

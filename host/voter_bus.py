@@ -9,17 +9,15 @@ import struct
 from collections.abc import Iterator
 from enum import IntEnum
 
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
-
+from ternmesh.errors import SealError
 from ternmesh.security.identity import Identity
-from ternmesh.security.primitives import hkdf
+from ternmesh.security.primitives import Ccm, hkdf
 from transports.base import TransportStatus
 from transports.mqtt.topics import TopicClient
 
-NAME_SIZE, NONCE_SIZE, KEY_SIZE = 8, 12, 32
-PART_MAX = 128 << 10  # bytes; brokers pass on messages of 256 KiB
-PARTS_MAX = 1024  # of a message; a copy of a run has 9 bytes for each number of the adapter
+NAME_SIZE, NONCE_SIZE, KEY_SIZE = 8, 13, 16
+PART_MAX = 60 << 10  # bytes; this seal is for less than 64 KiB
+PARTS_MAX = 2048  # of a message; a copy of a run has 9 bytes for each number of the adapter
 PARTIAL_MAX = 4  # messages of which parts are missing, that are kept
 _HEAD = struct.Struct("<8sHHB")  # a random name, the part, the number of parts, the matter
 
@@ -43,7 +41,7 @@ class VoterBus:
         self.strange = 0  # messages of others than voters
         self._client = client
         self._topic = topic
-        self._cipher = ChaCha20Poly1305(hkdf(host.seeds, b"", b"ternmesh voters", KEY_SIZE))
+        self._cipher = Ccm(hkdf(host.seeds, b"", b"ternmesh voters", KEY_SIZE))
         self._partial: dict[bytes, dict[int, bytes]] = {}  # parts, by name, the oldest first
 
     def status(self) -> TransportStatus:
@@ -57,7 +55,7 @@ class VoterBus:
         for number, part in enumerate(parts):
             nonce = os.urandom(NONCE_SIZE)
             head = _HEAD.pack(name, number, len(parts), matter)
-            sealed = self._cipher.encrypt(nonce, head + part, self._topic.encode())
+            sealed = self._cipher.seal(nonce, self._topic.encode(), head + part)
             self._client.publish(self._topic, nonce + sealed)
 
     def receive(self) -> Iterator[tuple[Matter, bytes]]:
@@ -65,10 +63,10 @@ class VoterBus:
         for _, payload in self._client.drain():
             nonce, sealed = payload[:NONCE_SIZE], payload[NONCE_SIZE:]
             try:
-                opened = self._cipher.decrypt(nonce, sealed, self._topic.encode())
+                opened = self._cipher.open(nonce, self._topic.encode(), sealed)
                 name, number, count, matter = _HEAD.unpack_from(opened)
                 found = Matter(matter)
-            except (InvalidTag, ValueError, struct.error):
+            except (SealError, ValueError, struct.error):
                 self.strange += 1
                 continue
             parts = self._partial.setdefault(name, {})

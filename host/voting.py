@@ -14,12 +14,13 @@ from host.config import AgreementConfig, HostConfig
 from host.council import Council
 from host.voter_bus import PART_MAX, VoterBus
 from ternmesh.config import ConfigError
-from ternmesh.errors import SecurityError, StateError, WireError
+from ternmesh.errors import RuleError, SecurityError, StateError, WireError
 from ternmesh.federated.agreement.terms import VoterSettings
 from ternmesh.federated.agreement.voter import Voter
 from ternmesh.federated.agreement.voters import CRASH, make_voters
 from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.replica import ProposedUpdate, reproduce
+from ternmesh.federated.rules import check_exact
 from ternmesh.federated.state import HostSettings
 from ternmesh.security.identity import Identity, PublicIdentity, parse_identity
 from ternmesh.security.membership import HOST
@@ -69,6 +70,10 @@ class Voting:
         """
         if isinstance(self.keyring, NoKeyring):
             raise ConfigError("[agreement] needs keys: start this host without --insecure")
+        try:
+            check_exact(self.settings.aggregation)
+        except RuleError as error:
+            raise ConfigError(f"[agreement]: {error}") from error
         agreement, folder = config.agreement, Path(config.state_dir)
         publics = read_seats(agreement)
         own = read_identity_file(folder / IDENTITY)
@@ -102,7 +107,7 @@ class Voting:
             self.store.commit()
         return self.store.base or 0
 
-    def _reproduce(self, item: ProposedUpdate, stored: StoredRun) -> HostProtocol:
+    def _reproduce(self, item: ProposedUpdate, stored: StoredRun) -> tuple[HostProtocol, bytes]:
         assert isinstance(self.keyring, Keyring)
         return reproduce(
             item,

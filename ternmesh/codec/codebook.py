@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ternmesh.errors import WireError
+from ternmesh.exact import wholes
 from ternmesh.generator import derive_key, seeded_signs
 from ternmesh.types import Trits, Vector
 
@@ -52,7 +53,9 @@ class Book:
 
     def nearest(self, chunks: Vector) -> tuple[NDArray[np.int64], Vector]:
         """For each chunk (float32 [n, span]) the name of the codeword with the largest inner
-        product, and that product (float32 [n]). Memory grows with n."""
+        product, the lowest of equals, and that product (float32 [n]). Memory grows with n.
+
+        Products of whole numbers below 2**24 / span are exact."""
         best = np.full(len(chunks), -1.0, dtype=np.float32)
         names = np.zeros(len(chunks), dtype=np.int64)
         every = np.arange(len(chunks))
@@ -88,11 +91,12 @@ def encode(values: Vector, size_max: int) -> tuple[float, bytes, Trits]:
     The names take at most `size_max` bytes. Only where `expected_share` is not 0.
     """
     book = _book(values.size, size_max // NAME_BYTES)
+    numbers, unit = wholes(values, 24 - (book.span - 1).bit_length())
     chunks = np.zeros((-(-values.size // book.span), book.span), dtype=np.float32)
-    chunks.reshape(-1)[: values.size] = values
+    chunks.reshape(-1)[: values.size] = numbers
     nearest = [book.nearest(chunks[at : at + BATCH]) for at in range(0, len(chunks), BATCH)]
     names, products = map(np.concatenate, zip(*nearest, strict=True))
-    scale = float(products.sum(dtype=np.float64)) / values.size
+    scale = float(products.sum(dtype=np.float64)) * unit / values.size
     return scale, names.astype("<u2").tobytes(), _trits(book, names, values.size)
 
 

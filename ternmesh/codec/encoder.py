@@ -20,6 +20,7 @@ from ternmesh.codec import codebook
 from ternmesh.codec.entropy_coder import CODEBOOK, Coded, bits_per_trit, decode_trits, encode_trits
 from ternmesh.codec.scale import SCALE_MAX, UNIT, decode_scale, encode_scale, floor_scale
 from ternmesh.errors import CodecError
+from ternmesh.exact import energy, total
 from ternmesh.types import DeltaQ24, Places, Trits, Vector
 
 Number = TypeVar("Number", bound=np.generic)
@@ -166,18 +167,27 @@ def scatter(numbers: NDArray[Number], order: Places) -> NDArray[Number]:
 def ternarise(values: Vector, kept: int) -> tuple[Trits, float]:
     """The signs of the `kept` largest values (zero elsewhere) and their mean magnitude.
 
+    Of equally large values those kept are spread evenly: the first ones would be a shorter code,
+    and leave the codebook fewer bytes.
+
     The mean magnitude is the scale with the least squared error for a given choice of nonzeros (Li
     and Liu, "Ternary weight networks", 2016).
     """
     magnitudes = np.abs(values)
-    if kept < values.size:
-        largest = np.argpartition(magnitudes, values.size - kept)[values.size - kept :]
-    else:
-        largest = np.arange(values.size)
-    largest = largest[magnitudes[largest] > UNIT]
+    first = max(0, values.size - kept)
+    cut = np.partition(magnitudes, first)[first]
+    chosen = magnitudes >= cut
+    if (count := int(np.count_nonzero(chosen))) > kept:
+        equals = np.flatnonzero(magnitudes == cut)
+        missing = kept - (count - equals.size)
+        chosen[equals] = False
+        chosen[equals[np.arange(missing) * equals.size // missing]] = True
+    if cut <= UNIT:
+        chosen &= magnitudes > UNIT
+    largest = np.flatnonzero(chosen)
     trits = np.zeros(values.size, dtype=np.int8)
     trits[largest] = np.sign(values[largest])
-    return trits, float(magnitudes[largest].mean(dtype=np.float64)) if largest.size else 0.0
+    return trits, total(magnitudes[largest]) / largest.size if largest.size else 0.0
 
 
 def _encode_slice(
@@ -206,8 +216,7 @@ def _best_code(
         return scale, coded, trits
     room = len(coded.data)
     values = values / np.float32(scale)  # in this unit `coded` captures an energy of `count`
-    energy = float(np.square(values, dtype=np.float64).sum())
-    if codebook.expected_share(values.size, room) * energy <= coded.count:
+    if codebook.expected_share(values.size, room) * energy(values) <= coded.count:
         return scale, coded, trits  # skip the search: it is expected to capture less
     book_scale, names, codewords = codebook.encode(values, room)
     is_better = values.size * book_scale * book_scale > coded.count

@@ -119,10 +119,11 @@ def bits_per_trit(zeros: float) -> float:
     density = 1.0 - zeros
     if density <= 0.0:
         return 0.0
-    sparse = min(
-        density * (1 + rice + 1 / (1 - zeros ** (1 << rice))) for rice in range(RICE_MAX + 1)
-    )
-    return min(sparse, 8 / 5)
+    cost, power = 8 / 5, zeros
+    for rice in range(RICE_MAX + 1):
+        cost = min(cost, density * (1 + rice + 1 / (1 - power)))
+        power *= power  # zeros ** (1 << rice)
+    return cost
 
 
 def best_parameter(gaps: Integers) -> int:

@@ -7,7 +7,9 @@ time.
 import struct
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from hashlib import sha256
 
+import cbor2
 import numpy as np
 
 from ternmesh.codec.encoder import zero_residual
@@ -180,6 +182,18 @@ class Combiner:
         )
         model_q24 = add_q24(combined.base_q24, delta_q24)
         return Proposal(version, chunks, model_q24, residual, probe, combined.returns_to)
+
+
+def state_hash(combiner: Combiner, *, residual: Vector, membership: int) -> bytes:
+    """The hash of all that the next round depends on beside its updates and the global adapter."""
+    parts = (
+        combiner.aggregation.digest(),
+        combiner.guard.digest(),
+        combiner.consolidation.stored(),
+        residual.astype("<f4").tobytes(),
+        cbor2.dumps([membership, sorted(combiner.muted)]),
+    )
+    return sha256(b"".join(sha256(part).digest() for part in parts)).digest()
 
 
 class Consolidation:

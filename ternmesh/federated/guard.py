@@ -15,6 +15,7 @@ A round is kept as the chunks that were received, in memory and on disk alike.
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from hashlib import sha256
 
 import cbor2
 import numpy as np
@@ -95,6 +96,7 @@ class Guard:
         self._limit = limit
         self._keeps_steps = keeps_steps
         self._rounds: deque[KeptRound] = deque(maxlen=KEPT_MAX)
+        self._digests: dict[int, bytes] = {}  # by version
 
     def check(
         self,
@@ -146,6 +148,14 @@ class Guard:
             last = KeptRound(version, b"", (), b"")
         return last.stored(self._rounds[0].version if self._rounds else version + 1)
 
+    def digest(self) -> bytes:
+        """A hash of the kept rounds; each round is hashed once."""
+        self._digests = {
+            kept.version: self._digests.get(kept.version) or sha256(kept.stored(0)).digest()
+            for kept in self._rounds
+        }
+        return b"".join(self._digests.values())
+
     def load(self, stored: Iterable[bytes]) -> Iterator[tuple[int, Weighted]]:
         """Take up what `stored` has returned; yield version and updates of each round that counts.
 
@@ -171,6 +181,7 @@ class Guard:
     def reset(self) -> None:
         """Forget all rounds: what comes next does not follow from them."""
         self._rounds.clear()
+        self._digests.clear()
 
     def forget(self, address: int, residual: Vector) -> Vector:
         """The host's residual without what a node that is revoked may still have in it.

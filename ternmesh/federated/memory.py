@@ -13,19 +13,25 @@ nodes are compared by a memory of each: the exponential mean of its updates, in 
 """
 
 import math
+import struct
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import sha256
+from operator import itemgetter
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ternmesh.codec.scale import UNIT
-from ternmesh.federated.rules import Weights, inner_products
+from ternmesh.exact import cosine, inner_products_int8, norm, to_int8
+from ternmesh.federated.rules import Weights
 from ternmesh.types import Vector
 
 MEMORY_MAX = 200_000_000  # bytes of all nodes' memories; nodes beyond that have none
 COMPARED_MAX = 256  # nodes that are compared with each other
 COPY = 0.9  # the cosine from which on two nodes' recent updates are the same
+COUNT_MAX = 1 << 16  # updates of a node from which on one more changes no mean
 KNOWN = 2  # updates of a node before it is compared
 TURNED = -0.05  # cosine of an update to the node's memory; of honest ones it was 0.03 to 0.2
 FIRST, FEW = 8, 5  # the first rounds; and nodes that are few
@@ -57,12 +63,10 @@ class Memory:
         """Take in a node's update; return the mean of its updates, without a bias at the start."""
         self._note_turn(address, update)
         row, scale, count = self._rows.get(address, self._new)
-        total = row * np.float32(scale * self._decay) + update
-        if address in self._rows or (len(self._rows) + 1) * total.size <= MEMORY_MAX:
-            self._keep(address, total, count + 1)
-        weights = (1 - self._decay ** (count + 1)) / (1 - self._decay)  # the sum of all so far
-        mean: Vector = total / np.float32(weights)
-        return mean
+        kept, scale = to_int8(row * np.float32(scale * self._decay) + update)
+        if address in self._rows or (len(self._rows) + 1) * kept.size <= MEMORY_MAX:
+            self._rows[address] = kept, scale, count + 1
+        return kept * np.float32(scale / _weights(self._decay, count + 1))
 
     def rounds(self, address: int) -> int:
         """How many updates of a node are in its memory."""
@@ -73,6 +77,22 @@ class Memory:
         row, scale, _ = self._rows.get(address, self._new)
         return row * np.float32(scale)
 
+    def norm(self, address: int) -> float:
+        """The norm of `total`."""
+        row, scale, _ = self._rows.get(address, self._new)
+        return norm(row.astype(np.float32)) * scale
+
+    def digest(self) -> bytes:
+        """A hash of all memories."""
+        digest = sha256()
+        for address, (row, scale, count) in sorted(self._rows.items()):
+            digest.update(struct.pack("<IdI", address, scale, count) + row.tobytes())
+        for vectors in (self.former.items(), self._turning.items()):
+            digest.update(b"turned")
+            for address, found in sorted(vectors, key=itemgetter(0)):
+                digest.update(struct.pack("<I", address) + np.array(found, "<f4").tobytes())
+        return digest.digest()
+
     def turned(self, nodes: Sequence[int]) -> frozenset[int]:
         """Which of these nodes, whose updates were added, have turned: a minority at most."""
         turning, self._turning = self._turning, {}
@@ -81,7 +101,7 @@ class Memory:
             return frozenset()
         for address, (before, update) in turning.items():
             self.former[address] = before
-            self._keep(address, update, 1)
+            self._rows[address] = *to_int8(update), 1
         return frozenset(self.former)
 
     def compare(
@@ -94,9 +114,10 @@ class Memory:
         """
         if len(nodes) > COMPARED_MAX:
             return Comparison({}, None)
-        totals = np.stack([self.total(address) for address in nodes])
-        totals /= np.maximum(UNIT, np.linalg.norm(totals, axis=1, keepdims=True))
-        cosines = inner_products(totals)
+        rows = np.stack([self._rows.get(address, self._new)[0] for address in nodes])
+        products = inner_products_int8(rows)
+        norms = np.sqrt(np.maximum(1.0, products.diagonal()))
+        cosines = products / (norms[:, None] * norms)
         counts = np.maximum(1, (cosines > COPY).sum(axis=1))
         copies = {address: int(count) for address, count in zip(nodes, counts, strict=True)}
         known = [
@@ -106,7 +127,7 @@ class Memory:
         ]
         if len(known) < 3 or not is_first:
             return Comparison(copies, None)  # what was known of them stays
-        unit = 1 / math.sqrt(totals.shape[1])
+        unit = 1 / math.sqrt(rows.shape[1])
         limit = (OPPOSED_FEW if len(known) < FEW else OPPOSED) * unit
         # Two honest nodes of three may have nothing in common, with quite different data.
         agreed = (-OPPOSED if len(known) == 3 else AGREED) * unit
@@ -122,9 +143,14 @@ class Memory:
         elif self.rounds(address) >= KNOWN and cosine(update, total) < TURNED:
             self._turning[address] = total, update
 
-    def _keep(self, address: int, total: Vector, count: int) -> None:
-        scale = float(np.abs(total).max()) / 127 or 1.0
-        self._rows[address] = np.rint(total / np.float32(scale)).astype(np.int8), scale, count
+
+@lru_cache(maxsize=4096)
+def _weights(decay: float, count: int) -> float:
+    """The sum of the weights of so many updates."""
+    weights = 0.0
+    for _ in range(min(count, COUNT_MAX)):
+        weights = 1.0 + decay * weights
+    return weights
 
 
 def opposed(
@@ -137,25 +163,23 @@ def opposed(
     `cosines` [n, n] and `weights` [n].
     """
     left = list(range(len(cosines)))
+    # Weighted cosines in whole numbers of `UNIT`, and their sums over the rows that are left
+    parts = np.rint(cosines * weights * weights[:, None] / UNIT).astype(np.int64)
+    sums = parts.sum(axis=1)
 
     def toward_others(row: int) -> float:
-        others = [other for other in left if other != row]
-        part = weights[others]
-        square = float(part @ cosines[np.ix_(others, others)] @ part)
-        return float(cosines[row, others] @ part) / math.sqrt(max(square, UNIT))
+        own = int(parts[row, row]) if row in left else 0
+        near = int(sums[row])
+        square = int(sums[left].sum()) - (2 * near - own if row in left else 0)
+        return (near - own) * UNIT / float(weights[row]) / math.sqrt(max(square, 1) * UNIT)
 
     for _ in range((len(cosines) - 1) // 2):
         worst = min(left, key=toward_others)
         if toward_others(worst) >= -limit:
             break
         left.remove(worst)
+        sums -= parts[:, worst]
     if min(map(toward_others, left)) < agreed:
         return None
     out = [row for row in range(len(cosines)) if row not in left]
     return [row for row in out if toward_others(row) < -limit]
-
-
-def cosine(a: Vector, b: Vector) -> float:
-    """The similarity of two vectors, their cosine; 0 where one is zero."""
-    norms = float(np.linalg.norm(a)) * float(np.linalg.norm(b))
-    return float(np.dot(a, b)) / norms if norms else 0.0

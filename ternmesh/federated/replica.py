@@ -12,6 +12,7 @@ from typing import Any
 import cbor2
 
 from ternmesh.errors import WireError
+from ternmesh.federated.combiner import state_hash
 from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.state import HostSettings, HostState, RegisteredNode, RunState
 from ternmesh.plan import Plan
@@ -33,6 +34,7 @@ class ProposedUpdate:
     returns_to: int | None  # an older version, for the owner; then no body counts
     joined: tuple[tuple[int, str, int], ...]  # address, name and samples of the run's boards
     bodies: tuple[tuple[int, bytes], ...]  # of updates and silences, by address, as they came
+    state: bytes  # the hash of what the voter knows before it (`combiner.state_hash`)
     made: bytes  # the hash of what comes of it
 
 
@@ -48,7 +50,7 @@ def read_proposal(data: bytes) -> ProposedUpdate:
     """The proposal in exactly these bytes. Raises WireError."""
     try:
         found: Any = cbor2.loads(data[:PROPOSED_MAX])
-        run, version, before, members, muted, returns_to, joined, bodies, made = found
+        run, version, before, members, muted, returns_to, joined, bodies, state, made = found
         item = ProposedUpdate(
             run=run,
             version=version,
@@ -58,6 +60,7 @@ def read_proposal(data: bytes) -> ProposedUpdate:
             returns_to=returns_to,
             joined=tuple((a, n, s) for a, n, s in joined),
             bodies=tuple((a, b) for a, b in bodies),
+            state=state,
             made=made,
         )
         is_exact = write_proposal(item) == data
@@ -69,7 +72,7 @@ def read_proposal(data: bytes) -> ProposedUpdate:
         RecursionError,
     ) as error:
         raise WireError("agreement", "a proposal is not well formed") from error
-    sizes_fit = isinstance(made, bytes) and isinstance(before, bytes) and isinstance(run, bytes)
+    sizes_fit = all(isinstance(part, bytes) for part in (run, before, state, made))
     sizes_fit = sizes_fit and (len(made), len(run)) == (HASH_SIZE, 8)
     numbers = [version, members, *(a for a, _, _ in item.joined), *(s for *_, s in item.joined)]
     numbers += [a for a, _ in item.bodies] + ([] if returns_to is None else [returns_to])
@@ -96,10 +99,11 @@ def reproduce(
     state: HostState,
     members: int,
     security: SecurityLayer,
-) -> HostProtocol:
-    """Make the global update of a proposal from the state before it; the host `awaits` it.
+) -> tuple[HostProtocol, bytes]:
+    """Make the global update of a proposal from the state before it.
 
-    WireError where that is not possible. `made` is not looked at.
+    Return the host, which `awaits` it, and the hash of that state. WireError where that is not
+    possible. `state` and `made` of the proposal are not looked at.
     """
     reached = run, state.version + 1, members
     if (item.run, item.version, item.members) != reached:
@@ -120,6 +124,7 @@ def reproduce(
     if host.global_hash != item.before:
         raise WireError("agreement", "a proposal follows another global update than ours")
     host.combiner.mute(item.muted)
+    known = state_hash(host.combiner, residual=host.residual, membership=members)
     for address, body in item.bodies:
         if address not in host.nodes:
             raise WireError("unknown node", f"a proposal names the address {address}")
@@ -132,7 +137,7 @@ def reproduce(
         host.end_round(0.0)
     if host.awaiting is None:
         raise WireError("agreement", "what a proposal names makes no global update")
-    return host
+    return host, known
 
 
 def take_over(host: HostProtocol, made: HostProtocol) -> None:

@@ -20,10 +20,12 @@ Nodes whose recent updates are nearly the same share one weight and one report, 
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 
 import cbor2
 import numpy as np
 
+from ternmesh.exact import power
 from ternmesh.generator import derive_key
 
 LOWEST = 0.1  # the least reputation
@@ -32,7 +34,7 @@ LOWEST = 0.1  # the least reputation
 OPPOSED_MIN, OPPOSED_MAX = 2, 6
 LOW = 0.6  # below it the owner is told
 PROVEN = 0.9  # the least weight of a node that is trusted with more than the usual weight
-LOSS, AGREEMENT, UPTIME = 0.5, 0.3, 0.2  # exponents
+AGREEMENT, UPTIME = (3, 10), (1, 5)  # exponents, as fractions; that of the loss is 1 / 2
 HARM_SCALE = 0.07  # the least rise of the error that is a harm of 1
 USUAL = 1.5  # that rise, in medians of the other nodes' rises
 OWN_MAX = 0.12  # what a node says against its own updates is worth; alone it halves the weight
@@ -114,10 +116,10 @@ class Reputations:
         """A factor of the node's weight, 0.1 to 1."""
         standing = self.of(address)
         harm = (EXCLUDED - self.harm(address)) / (EXCLUDED - DISCOUNTED)
-        loss = min(1.0, max(0.0, harm)) ** 2.0
+        loss = min(1.0, max(0.0, harm))  # the root of its square
         opposition = (standing.agreement - OPPOSITE) / (OPPOSED - OPPOSITE)
         agreement = min(1.0, max(0.0, opposition), self._likeness(address))
-        product: float = loss**LOSS * agreement**AGREEMENT * standing.uptime**UPTIME
+        product = loss * power(agreement, *AGREEMENT) * power(standing.uptime, *UPTIME)
         known = 1.0 if standing.is_first else min(1.0, (1 + standing.rounds) / NEWCOMER)
         return max(LOWEST, product * known)
 
@@ -183,7 +185,7 @@ class Reputations:
         self.ask(a for a in turned if not self.of(a).turned)
         self.asked &= cosines.keys()  # the others send nothing that could be probed
         here = cosines.keys() | set(silent)
-        for address in self.standings.keys() | here:
+        for address in sorted(self.standings.keys() | here):
             old = self.standings.get(address) or NodeStanding(is_first=version <= NEWCOMER)
             cosine = cosines.get(address, old.agreement)
             before = old.agreement if old.rounds else cosine
@@ -254,7 +256,7 @@ class Reputations:
             )
             rise = max(newest, MEMORY * old.rise + (1 - MEMORY) * newest)
         wait = PROBE_FIRST if version < EARLY else min(PROBE_LAST, 2 * old.wait)
-        told = dict(rises) if len(rises) <= TRIO else {}
+        told = dict(sorted(rises.items())) if len(rises) <= TRIO else {}
         self.standings[address] = replace(old, rise=rise, probed=version, wait=wait, told=told)
         self.judge()
         if self.harm(address) > 0.5:
@@ -302,7 +304,7 @@ class Reputations:
                 between = max(first.told.get(other, 0.0), second.told.get(one, 0.0))
                 scale = max(HARM_SCALE, USUAL * between)
             harms[address] = known.rise / scale
-        worst = max(harms, key=harms.__getitem__, default=None)
+        worst = max(sorted(harms), key=harms.__getitem__, default=None)
         return {worst: harms[worst]} if worst is not None and harms[worst] > 0 else {}
 
     def _scale(self, address: int) -> float:
@@ -321,6 +323,11 @@ class Reputations:
             for address, item in self.standings.items()
         ]
         return cbor2.dumps([self.first_loss, self.is_carried, self.usual_agreement, rows])
+
+    def digest(self) -> bytes:
+        """A hash of all that the next round depends on."""
+        more = [sorted(of.items()) for of in (self._harms, self.copies, self.fixed)]
+        return sha256(cbor2.dumps([self.stored(), sorted(self.asked), more])).digest()
 
 
 def restored(data: bytes) -> Reputations:

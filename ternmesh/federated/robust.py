@@ -20,6 +20,7 @@ import math
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 
 import cbor2
 import numpy as np
@@ -29,9 +30,10 @@ from ternmesh.codec.encoder import Hypervector, scatter
 from ternmesh.codec.permutation import order
 from ternmesh.codec.scale import UNIT, to_vector
 from ternmesh.errors import RuleError
+from ternmesh.exact import cosine, norm
 from ternmesh.federated.aggregation import encode_update, scattered
 from ternmesh.federated.evaluation import NOT_EVALUATED, Evaluation
-from ternmesh.federated.memory import FIRST, Memory, cosine
+from ternmesh.federated.memory import FIRST, Memory
 from ternmesh.federated.reputation import PROBE_FIRST, REPORTS_MIN, Reputations, restored
 from ternmesh.federated.rules import AggregationSettings, Context, Weights, check_count, is_rooted
 from ternmesh.generator import derive_key, words
@@ -136,6 +138,7 @@ class RobustAggregation:
         self.sent = Weighted()
         if not self.reputations.standings:
             self.reputations.is_carried = adapter is not None and bool(adapter.any())
+        updates = sorted(updates, key=lambda item: (item.address, item.members))
         self._read_reports(updates, round_number)
         if not updates:
             self.before = None
@@ -146,16 +149,16 @@ class RobustAggregation:
         weights, norms, factors = bound(updates, list(self._norms), proven, self._norm_max)
         if self._settings.name == "mean":
             weights = np.array([float(item.members) for item in updates])
-        weights = weights * [(1 + item.evaluation.staleness) ** -0.5 for item in updates]
+        weights = weights / [math.sqrt(1 + item.evaluation.staleness) for item in updates]
         if self._memory is not None:
             trust = np.array([self.reputations.weight(item.address) for item in updates])
             # What had to be cut also weighs less: its direction is as doubtful as its length.
             weights = weights * trust * factors
-        self._norms.append(lower_median(norms))
-        for item, share, norm, factor in zip(
-            updates, weights / (weights.sum() or 1.0), norms, factors, strict=True
+        self._norms.append(_stored(lower_median(norms)))
+        for item, share, length, factor in zip(
+            updates, weights / (math.fsum(weights) or 1.0), norms, factors, strict=True
         ):
-            self.influence[item.address] = Influence(float(share), float(norm), float(factor))
+            self.influence[item.address] = Influence(float(share), float(length), float(factor))
         self.sent = Weighted(updates, weights, factors)
         mean = mean_of(self.sent)
         places = order(self._model_hash, round_number, self._plan.dimension)
@@ -191,12 +194,12 @@ class RobustAggregation:
         if due is None:
             return ()
         self._probe = version, due
-        lengths = [np.linalg.norm(self._memory.total(address)) for address in self.influence]
+        lengths = [self._memory.norm(address) for address in self.influence]
         vector = self._memory.total(due)
         _, carried = encode_update(vector, self._model_hash, version, self._plan)
         sent = to_vector(scattered(carried, self._model_hash, version))
         usual = lower_median(np.array(lengths))
-        factor = usual / max(UNIT, float(np.linalg.norm(sent)))
+        factor = usual / max(UNIT, norm(sent))
         usual_vector = vector * np.float32(factor)
         return encode_update(usual_vector, self._model_hash, version, self._plan)[0]
 
@@ -211,6 +214,17 @@ class RobustAggregation:
         """What must be on disk, with norms in whole units of 2**-24."""
         norms, steps = ([round(norm / UNIT) for norm in of] for of in (self._norms, self._steps))
         return cbor2.dumps([self.reputations.stored(), norms, steps, self._probe])
+
+    def digest(self) -> bytes:
+        """A hash of all that the next round depends on."""
+        newest = self.before if self._settings.momentum else None
+        parts = (
+            self.stored(),
+            self.reputations.digest(),
+            b"" if self._memory is None else self._memory.digest(),
+            b"" if newest is None else newest.astype("<f4").tobytes(),
+        )
+        return sha256(b"".join(sha256(part).digest() for part in parts)).digest()
 
     def _read_reports(self, updates: Sequence[Update], version: int) -> None:
         reports = [item.evaluation for item in updates]
@@ -271,7 +285,7 @@ class RobustAggregation:
         except Exception as error:  # noqa: BLE001  (a round must not be lost by it)
             self.remark = f"the training on the host's samples failed: {error}"
             return None
-        return own * np.float32(min(1.0, norm_max / max(UNIT, float(np.linalg.norm(own)))))
+        return own * np.float32(min(1.0, norm_max / max(UNIT, norm(own))))
 
     def _by_rule(
         self,
@@ -309,14 +323,14 @@ class RobustAggregation:
         return np.argsort(words(key, count), kind="stable") % ROWS_MAX
 
     def _limit_step(self, step: Vector) -> Vector:
-        norm = float(np.linalg.norm(step))
+        length = norm(step)
         if self._steps:
             limit = STEP_RATIO * float(np.median(self._steps))
-            if norm > limit:
-                step = step * np.float32(limit / norm)
-                norm = limit
-        if norm:
-            self._steps.append(norm)
+            if length > limit:
+                step = step * np.float32(limit / length)
+                length = limit
+        if length := _stored(length):
+            self._steps.append(length)
         self.before = step
         return step
 
@@ -328,7 +342,7 @@ class RobustAggregation:
         if not self._settings.momentum or self.before is None:
             return step
         cosines = list(self.reputations.cosines.values())
-        share = self._settings.momentum * max(0.0, float(np.mean(cosines)))
+        share = self._settings.momentum * max(0.0, math.fsum(cosines) / len(cosines))
         return step + np.float32(share) * self.before
 
 
@@ -345,6 +359,11 @@ def _restored(data: bytes) -> tuple[Reputations, list[float], list[float], Probe
         return known, [UNIT * int(n) for n in norms], [UNIT * int(n) for n in steps], probe
     except (ValueError, TypeError, cbor2.CBORDecodeError):
         return Reputations(), [], [], None
+
+
+def _stored(norm: float) -> float:
+    """A norm as it is stored: in whole units of 2**-24."""
+    return round(norm / UNIT) * UNIT
 
 
 def bound(
@@ -399,9 +418,9 @@ def _norm(vector: Hypervector) -> float:
     """The norm that the whole update would have, by the chunks that came."""
     slicing = vector.slicing
     starts = np.arange(0, slicing.dimension, slicing.span)
-    squares = np.add.reduceat(np.square(vector.trits, dtype=np.int32), starts)
-    energy = float(squares @ np.square(vector.scales * UNIT))
-    return float(np.sqrt(energy * slicing.count / max(1, int(vector.present.sum()))))
+    squares = np.add.reduceat(np.square(vector.trits, dtype=np.int32), starts).tolist()
+    energy = sum(n * scale**2 for n, scale in zip(squares, vector.scales.tolist(), strict=True))
+    return math.sqrt(energy * slicing.count / max(1, int(vector.present.sum()))) * UNIT
 
 
 def clipped(vector: Hypervector, factor: float) -> Vector:

@@ -9,20 +9,21 @@ updates do it with one matrix of inner products, so their cost is that of one ma
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ternmesh.errors import RuleError
+from ternmesh.exact import inner_products_int8, to_int8, wholes
 from ternmesh.types import Vector
 
 Updates = NDArray[np.float32]
 Weights = NDArray[np.float64]
 Square = NDArray[np.float64]  # [n, n]
 
-BLOCK = 1 << 15  # coordinates of one product
 SORT_BLOCK = 1 << 12  # coordinates that are sorted at once
 WEISZFELD_STEPS, WEISZFELD_SMALLEST = 100, 1e-6
 CLIPPING_STEPS = 3
@@ -67,8 +68,7 @@ def trimmed_mean(updates: Updates, weights: Weights, context: Context) -> Vector
     f, n = context.byzantine, len(updates)
 
     def trim(values: Updates) -> Updates:
-        middle: Updates = values[:, f : n - f].mean(axis=1)
-        return middle
+        return _sum(values.T[f : n - f]) / np.float32(n - 2 * f)
 
     return _by_coordinate(updates, trim)
 
@@ -145,10 +145,11 @@ def root_of_trust(updates: Updates, weights: Weights, context: Context) -> Vecto
 def nnm(updates: Updates, weights: Weights, context: Context) -> tuple[Updates, Weights]:
     """Replace each update by the mean of its n - f nearest (Allouah et al., AISTATS 2023)."""
     n, kept = len(updates), len(updates) - context.byzantine
-    nearest = np.argpartition(_squares(updates), kept - 1, axis=1)[:, :kept]
+    nearest = np.argsort(_squares(updates), axis=1, kind="stable")[:, :kept]
     mixing = np.zeros((n, n), np.float32)
-    mixing[np.arange(n)[:, None], nearest] = 1 / kept
-    return mixing @ updates, np.ones(n)
+    mixing[np.arange(n)[:, None], nearest] = 1
+    numbers, unit = wholes(updates, 24 - n.bit_length())  # their sums are exact in float32
+    return mixing @ numbers.astype(np.float32) * np.float32(unit / kept), np.ones(n)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +190,8 @@ RULES: Mapping[str, Rule] = {
 }
 PRE_STEPS: Mapping[str, PreStep] = {nnm.__name__: nnm}
 
+INEXACT = {rule.__name__ for rule in (geometric_median, centered_clipping, root_of_trust)}
+
 # The least n for f, by name: a * f + b
 _LEAST: Mapping[str, tuple[int, int]] = {
     "median": (2, 1),
@@ -222,6 +225,17 @@ def check_count(name: str, members: int, byzantine: int) -> None:
         )
 
 
+def check_exact(settings: AggregationSettings) -> None:
+    """Raise RuleError unless a round has the same bytes on every processor."""
+    names = settings.name.split("+")
+    if not RULES.keys() - INEXACT | PRE_STEPS.keys() >= set(names) or settings.root is not None:
+        what = "training on the host's own samples" if settings.root else settings.name
+        raise RuleError(
+            f"several voters must compute the same bytes, and {what} does not give them: rules "
+            f"that do are {', '.join(name for name in RULES if name not in INEXACT)}"
+        )
+
+
 def compose(name: str, rules: Mapping[str, Rule] = RULES) -> Rule:
     """The rule called `name`; RuleError if there is none."""
     *before, last = name.split("+")
@@ -244,12 +258,10 @@ def compose(name: str, rules: Mapping[str, Rule] = RULES) -> Rule:
 
 
 def inner_products(updates: Updates) -> Square:
-    """The inner products of all pairs, float64 [n, n], from blocks of float32 products."""
-    total = np.zeros((len(updates), len(updates)))
-    for at in range(0, updates.shape[1], BLOCK):
-        block = updates[:, at : at + BLOCK]
-        total += block @ block.T
-    return total
+    """The inner products of all pairs, float64 [n, n], of the updates in int8."""
+    rows, scales = zip(*map(to_int8, updates), strict=True)
+    products: Square = inner_products_int8(np.stack(rows)) * scales * np.array(scales)[:, None]
+    return products
 
 
 def _squares(updates: Updates) -> Square:
@@ -264,8 +276,8 @@ def _squares(updates: Updates) -> Square:
 def _krum_scores(squares: Square, byzantine: int) -> Weights:
     """The summed squared distance of each update to its n - f - 1 nearest others."""
     kept = max(1, len(squares) - byzantine - 1)
-    scores: Weights = np.sort(squares, axis=1)[:, 1 : kept + 1].sum(axis=1)
-    return scores
+    nearest = np.sort(squares, axis=1)[:, 1 : kept + 1]
+    return np.array([math.fsum(row) for row in nearest.tolist()])
 
 
 def _norms(updates: Updates) -> Weights:
@@ -280,10 +292,16 @@ def _limit(norms: Weights, limit: float) -> Weights:
 
 def _combine(updates: Updates, weights: Weights) -> Vector:
     """The weighted mean of the rows."""
-    total = float(weights.sum())
+    total = math.fsum(weights)
     if not math.isfinite(total) or total <= 0:
         raise RuleError("the weights of the updates add up to nothing")
-    return _narrow((weights / total).astype(np.float32) @ updates)
+    shares = (weights / total).astype(np.float32)
+    return _sum(share * row for share, row in zip(shares, updates, strict=True) if share)
+
+
+def _sum(rows: Iterable[Vector]) -> Vector:
+    """The sum of rows, one after the other."""
+    return _narrow(reduce(np.add, rows))
 
 
 def _by_coordinate(updates: Updates, function: Callable[[Updates], Updates]) -> Vector:
@@ -294,6 +312,7 @@ def _by_coordinate(updates: Updates, function: Callable[[Updates], Updates]) -> 
     out = np.empty(updates.shape[1], np.float32)
     for at in range(0, out.size, SORT_BLOCK):
         values = np.ascontiguousarray(updates[:, at : at + SORT_BLOCK].T)
+        values += 0  # no -0.0: it equals 0.0, and sorts differ in which comes first
         values.sort(axis=1)
         out[at : at + SORT_BLOCK] = function(values)
     return out

@@ -87,6 +87,7 @@ faulthandler.dump_traceback_later(50, exit=True)  # so that a failure says where
 sys.path.insert(0, sys.argv[1])
 from ternmesh_cli import process
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # below nohup it is ignored
 for _ in range(3):
     for count in (2, 3):
         for numbers in itertools.product(SIGNALS, repeat=count):

@@ -44,13 +44,14 @@ def proposal(bench: Any, **changes: Any) -> ProposedUpdate:
         returns_to=made.returns_to,
         joined=tuple((a, n.name, n.samples) for a, n in sorted(host.nodes.items())),
         bodies=tuple((e.address, e.body) for e in since if isinstance(e, events.BodyAccepted)),
+        state=b"",
         made=hash_global_update(made.content),
     )
     return replace(item, **changes)
 
 
 def again(bench: Any, item: ProposedUpdate, state: HostState) -> HostProtocol:
-    return reproduce(
+    host, known = reproduce(
         item,
         plan=bench.plan,
         settings=bench.host.settings,
@@ -60,6 +61,8 @@ def again(bench: Any, item: ProposedUpdate, state: HostState) -> HostProtocol:
         members=0,
         security=OPEN,
     )
+    assert len(known) == 32
+    return host
 
 
 def state_of(host: HostProtocol) -> HostState:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ternmesh.exact import cosine
 from ternmesh.federated import reputation
-from ternmesh.federated.memory import cosine
 from ternmesh.federated.reputation import (
     EXCLUDED,
     LOWEST,

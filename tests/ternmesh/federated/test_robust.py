@@ -157,7 +157,8 @@ def test_a_memory_is_the_mean_of_the_past_within_eight_bits() -> None:
     weights = 0.8 ** np.arange(12)[::-1]
     wanted = np.average(past, axis=0, weights=weights)
     assert np.abs(found - wanted).max() < 0.02 * np.abs(wanted).max()
-    assert np.allclose(Memory(3000, 0.8).add(1, past[0]), past[0])  # no bias at the start
+    first = Memory(3000, 0.8).add(1, past[0])  # no bias at the start
+    assert np.abs(first - past[0]).max() < 0.005 * np.abs(past[0]).max()
 
 
 def turns(memory: Memory, nodes: int, *signs: float) -> list[frozenset[int]]:
