@@ -32,8 +32,8 @@ from ternmesh.wire.update import read_chunk
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = {
-    30: "c12f403e17f2658b38335afd590bdb5ce9e9496320e628085b033c14adbb6ac0",
-    200: "84974363ce0f011070a50f3ba735a7e039b25a7bdd14883f75816eac0b8ccc10",
+    30: "2b5b330cb1905758440fb0424908e6de701fa8789d431198b764ff563bd6ec95",
+    200: "d9700d88799a1f867a2fac5e207bea79ce58f706db416f6389ed29e16d578ebd",
 }
 FOUND = np.show_config(mode="dicts")["SIMD Extensions"].get("found", ())  # beyond the baseline
 PROCESSORS = {
