@@ -41,7 +41,7 @@ KEPT = 16  # proposals, for voters that were away
 ROWS_KEPT = 4  # versions whose signatures are kept
 ASK_S = 1.0  # between two questions for the same thing
 TIMED_MAX = 100  # decisions whose times are kept
-PATIENCE = 3  # signs of life that a voter may miss until it counts as away
+PATIENCE = 10  # signs of life that a voter may miss until it counts as away
 
 _log = logging.getLogger(__name__)
 
@@ -53,8 +53,10 @@ Reproduce = Callable[[ProposedUpdate, StoredRun], tuple[HostProtocol, bytes]]
 class Council:
     """The voter of this process with what it needs: a bus, the store, and a way to reproduce.
 
-    `keep` puts the voter's own state on disk. `threshold` signatures make a certificate. `turn` is
-    called often, from the thread of the store, and never while that has uncommitted changes.
+    `keep` puts the voter's own state on disk, and `keep_proposal` the newest proposal that it
+    agrees to: else none might have it after all have lost their power. `threshold` signatures make
+    a certificate. `turn` is called often, from the thread of the store, and never while that has
+    uncommitted changes.
     """
 
     voter: Voter
@@ -63,6 +65,7 @@ class Council:
     store: HostStore
     model_hash: bytes
     keep: Callable[[bytes], None]
+    keep_proposal: Callable[[bytes], None]
     reproduce: Reproduce
     keyring: Keyring
     threshold: int
@@ -91,8 +94,13 @@ class Council:
     def _members(self) -> int:
         return self.keyring.member_list.number
 
-    def start(self, now: float) -> None:
-        """Begin, or go on after a restart."""
+    def start(self, now: float, proposal: bytes = b"") -> None:
+        """Begin, or go on after a restart, with the proposal that was kept."""
+        if proposal:
+            self._keep_proposal(proposal)
+        decided = self.voter.decided
+        if decided is not None and self.base + decided.version > self.version:
+            self._decided.append((decided.version, decided.digest))
         self._do(self.voter.start(now), now)
 
     def turn(self, now: float) -> None:
@@ -110,7 +118,8 @@ class Council:
             self._judge(digest, now)
         while self._decided and self._apply(*self._decided[0], now):
             self._decided.popleft()
-        if self.base + self.voter.version > self.version and not self._decided:
+        first = self._decided[0][0] if self._decided else self.voter.version + 1
+        if self.version < self.base + min(self.voter.version, first - 1):
             self._want_copy(now)  # of versions that were skipped
 
     @property
@@ -170,6 +179,7 @@ class Council:
         again, state = self.reproduce(item, stored)
         take_over(host, again)
         data = write_proposal(replace(item, state=state, made=made_by(host)))
+        self.keep_proposal(data)
         self._own = self._keep_proposal(data)
         self._proposed_at = now
         self._made[self._own] = host
@@ -289,6 +299,7 @@ class Council:
                 raise WireError("agreement", "this voter knows something else of the boards")
             if made_by(made) != item.made:
                 raise WireError("agreement", "the same updates make another one here")
+            self.keep_proposal(data)
             self._made[digest] = made
             is_valid = True
         except WireError as error:

@@ -19,7 +19,7 @@ from ternmesh.federated.agreement.terms import VoterSettings
 from ternmesh.federated.agreement.voter import Voter
 from ternmesh.federated.agreement.voters import CRASH, make_voters
 from ternmesh.federated.host import HostProtocol
-from ternmesh.federated.replica import ProposedUpdate, reproduce
+from ternmesh.federated.replica import PROPOSED_MAX, ProposedUpdate, reproduce
 from ternmesh.federated.rules import check_exact
 from ternmesh.federated.state import HostSettings
 from ternmesh.security.identity import Identity, PublicIdentity, parse_identity
@@ -32,7 +32,8 @@ from ternmesh_store.host_store import HostStore, StoredRun
 from transports.link_config import LinkConfig, link_settings
 from transports.mqtt.topics import TopicClient, TopicSettings
 
-IDENTITY, VOTES = "voter", "votes"  # files of the state folder: this voter's key, and its votes
+# Files of the state folder: this voter's key, its votes, and the newest proposal it agreed to
+IDENTITY, VOTES, PROPOSAL = "voter", "votes", "proposal"
 VOTES_MAX = 1 << 20  # bytes
 BASE = struct.Struct("<I")
 TERM_COUNTERS = 1 << 32  # seal counters of a term: those of a later one are above them
@@ -88,6 +89,7 @@ class Voting:
             store=self.store,
             model_hash=self.model_hash,
             keep=partial(replace_private_file, folder / VOTES),
+            keep_proposal=partial(replace_private_file, folder / PROPOSAL),
             reproduce=self._reproduce,
             threshold=self.keyring.signers.needed,
             keyring=self.keyring,
@@ -95,7 +97,7 @@ class Voting:
         )
         client.open()
         try:
-            council.start(time.monotonic())
+            council.start(time.monotonic(), _read(folder / PROPOSAL, PROPOSED_MAX))
             yield council
         finally:
             client.close()
@@ -154,12 +156,16 @@ def _voter(
         rng=np.random.default_rng(),
     )
     try:
-        return Voter.restored(read_file(votes, VOTES_MAX), **new_voter.keywords)
-    except FileNotFoundError:
-        return new_voter()
+        stored = _read(votes, VOTES_MAX)
+        return Voter.restored(stored, **new_voter.keywords) if stored else new_voter()
     except StateError as error:
         how = "move it away if the run or the voters have changed"
         raise ConfigError(f"{votes}: {error}; {how}") from error
+
+
+def _read(path: Path, size_max: int) -> bytes:
+    """The content of a file; nothing where there is none."""
+    return read_file(path, size_max) if path.exists() else b""
 
 
 def _client(config: LinkConfig, topic: str) -> TopicClient:
