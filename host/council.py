@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 import cbor2
 
 from host.voter_bus import Matter, VoterBus
-from ternmesh.errors import WireError
+from ternmesh.errors import SecurityError, WireError
 from ternmesh.federated import events
 from ternmesh.federated.agreement import events as asked
 from ternmesh.federated.agreement.voter import Voter
@@ -42,6 +42,9 @@ ROWS_KEPT = 4  # versions whose signatures are kept
 ASK_S = 1.0  # between two questions for the same thing
 TIMED_MAX = 100  # decisions whose times are kept
 PATIENCE = 10  # signs of life that a voter may miss until it counts as away
+
+# What a message of a voter that lies can raise
+REFUSED = WireError, SecurityError, ValueError, TypeError, IndexError, cbor2.CBORDecodeError
 
 _log = logging.getLogger(__name__)
 
@@ -108,7 +111,7 @@ class Council:
         for matter, body in self.bus.receive():
             try:
                 self._receive(matter, body, now)
-            except (WireError, ValueError, TypeError, cbor2.CBORDecodeError) as error:
+            except REFUSED as error:
                 _log.debug("a message of a voter is refused: %s", error)
         if now >= self._alive_at:
             self._alive_at = now + self.alive_s

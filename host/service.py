@@ -446,8 +446,8 @@ class Program:
                     self._follow(self.council, transport)
                     continue
                 is_over = self._lead(transport) or self.council is None
-        if is_replaced := self.releases.has_switched and not self.stop.is_set():
-            return is_replaced
+        if self.releases.has_switched and not self.stop.is_set():
+            return True
         self.manager.stopping()
         return False
 

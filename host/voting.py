@@ -22,6 +22,7 @@ from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.replica import PROPOSED_MAX, ProposedUpdate, reproduce
 from ternmesh.federated.rules import check_exact
 from ternmesh.federated.state import HostSettings
+from ternmesh.security.authenticator import SecurityLayer
 from ternmesh.security.identity import Identity, PublicIdentity, parse_identity
 from ternmesh.security.membership import HOST
 from ternmesh.security.primitives import verify
@@ -30,7 +31,7 @@ from ternmesh_service.keyring import Keyring, NoKeyring
 from ternmesh_store.files import read_file, replace_private_file
 from ternmesh_store.host_store import HostStore, StoredRun
 from transports.link_config import LinkConfig, link_settings
-from transports.mqtt.topics import TopicClient, TopicSettings
+from transports.mqtt.topics import TopicClient, same_broker
 
 # Files of the state folder: this voter's key, its votes, and the newest proposal it agreed to
 IDENTITY, VOTES, PROPOSAL = "voter", "votes", "proposal"
@@ -45,13 +46,14 @@ ALIVE_SHARE = 5  # signs of life in a time-out
 def read_seats(config: AgreementConfig) -> dict[str, PublicIdentity]:
     """The voters that the settings name, by name; ConfigError."""
     try:
-        publics = {public.name: public for public in map(parse_identity, config.voters)}
+        found = [parse_identity(line) for line in config.voters]
     except SecurityError as error:
         raise ConfigError(f"agreement.voters: {error}") from error
-    if config.name not in publics:
+    names = [public.name for public in found]
+    if config.name not in names:
         raise ConfigError(f"agreement.name is {config.name!r}: no line of agreement.voters has it")
-    make_voters(b"", [parse_identity(line).name for line in config.voters], config.mode)
-    return publics
+    make_voters(b"", names, config.mode)
+    return dict(zip(names, found, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,8 @@ class Voting:
         if own.public != publics[agreement.name]:
             raise ConfigError(f"{folder / IDENTITY} is not the key of agreement.name")
         base = self._base(stored.state.version)
+        # Before the host has its own: the keyring gives the newest of these another broadcast key.
+        security = self.keyring.security(HOST, self.model_hash, stored.state.counter)
         topic = f"ternmesh/{config.link.fleet}/voters"
         council = Council(
             voter=_voter(agreement, own, publics, stored.run + BASE.pack(base), folder / VOTES),
@@ -90,7 +94,7 @@ class Voting:
             model_hash=self.model_hash,
             keep=partial(replace_private_file, folder / VOTES),
             keep_proposal=partial(replace_private_file, folder / PROPOSAL),
-            reproduce=self._reproduce,
+            reproduce=partial(self._reproduce, self.keyring, security),
             threshold=self.keyring.signers.needed,
             keyring=self.keyring,
             alive_s=agreement.timeout_s / ALIVE_SHARE,
@@ -109,8 +113,9 @@ class Voting:
             self.store.commit()
         return self.store.base or 0
 
-    def _reproduce(self, item: ProposedUpdate, stored: StoredRun) -> tuple[HostProtocol, bytes]:
-        assert isinstance(self.keyring, Keyring)
+    def _reproduce(
+        self, keyring: Keyring, security: SecurityLayer, item: ProposedUpdate, stored: StoredRun
+    ) -> tuple[HostProtocol, bytes]:
         return reproduce(
             item,
             plan=stored.plan,
@@ -118,8 +123,8 @@ class Voting:
             model_hash=self.model_hash,
             run=stored.run,
             state=stored.state,
-            members=self.keyring.member_list.number,
-            security=self.keyring.security(HOST, self.model_hash, stored.state.counter),
+            members=keyring.member_list.number,
+            security=security,
         )
 
 
@@ -169,20 +174,8 @@ def _read(path: Path, size_max: int) -> bytes:
 
 
 def _client(config: LinkConfig, topic: str) -> TopicClient:
-    link = link_settings(config, HOST)
-    return TopicClient(
-        TopicSettings(
-            url=link.url,
-            username=link.username,
-            password=link.password,
-            ca_file=link.ca_file,
-            certificate_file=link.certificate_file,
-            key_file=link.key_file,
-            topics=(topic,),
-            payload_max=2 * PART_MAX,
-            arrivals_max=ARRIVALS_MAX,
-        )
-    )
+    own = {"topics": (topic,), "payload_max": 2 * PART_MAX, "arrivals_max": ARRIVALS_MAX}
+    return TopicClient(same_broker(link_settings(config, HOST), **own))
 
 
 def as_leader(stored: StoredRun, council: Council) -> StoredRun:

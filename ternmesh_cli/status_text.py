@@ -73,9 +73,8 @@ def _host(status: HostStatus) -> Iterator[str]:
         run, version = status.carried_from.split()
         yield f"begun with the adapter of run {run}, global adapter {version}"
     if (seat := status.agreement) is not None:
-        took = (
-            "" if seat.decision_p95_s is None else f", decisions take {seat.decision_mean_s:.2f} s"
-        )
+        mean_s = seat.decision_mean_s
+        took = "" if mean_s is None else f", decisions take {mean_s:.2f} s"
         yield f"voter {seat.name} of {', '.join(seat.voters)}: {seat.leader} leads{took}"
     active = sum(board.active for board in status.nodes)
     takes_part = f"{active} active, a round needs {status.min_peers}"

@@ -83,20 +83,15 @@ def served_health(config: HealthConfig, socket: Path, fleet: str, name: str) -> 
 
 def _settings(config: HealthConfig, topics: Topics) -> "TopicSettings":
     """The end on the broker; ConfigError."""
-    from transports.mqtt.topics import TopicSettings
+    from transports.mqtt.topics import same_broker
 
     same = "url", "ca_file", "certificate_file", "key_file", "credentials_file", "cleartext"
     of_link = LinkConfig(fleet=topics.fleet, **{key: getattr(config, key) for key in same})
     link = link_settings(of_link, topics.name, "health")
-    return TopicSettings(
-        link.url,
+    return same_broker(
+        link,
         role="health",
         client_id=f"health~{topics.fleet}~{topics.name}",
-        username=link.username,
-        password=link.password,
-        ca_file=link.ca_file,
-        certificate_file=link.certificate_file,
-        key_file=link.key_file,
         queue_max=2 * BOARDS_MAX,
         will=(topics.available, OFFLINE),
     )

@@ -15,7 +15,7 @@ from edge.predict.server import Asker, PredictionServer
 from ternmesh_service.status import PredictStatus
 from transports.link_config import link_settings
 from transports.mqtt.settings import INBOUND_MESSAGE_MAX
-from transports.mqtt.topics import TopicClient, TopicSettings
+from transports.mqtt.topics import TopicClient, same_broker
 
 Status = Callable[[], PredictStatus]
 
@@ -58,16 +58,7 @@ class _Topics(TopicClient):
         self._asker = Asker(partial(self._send, "answer"))
         server.on_live = partial(self._send, "live")
         super().__init__(
-            TopicSettings(
-                link.url,
-                username=link.username,
-                password=link.password,
-                ca_file=link.ca_file,
-                certificate_file=link.certificate_file,
-                key_file=link.key_file,
-                topics=(f"{self._prefix}/request",),
-                payload_max=INBOUND_MESSAGE_MAX,
-            )
+            same_broker(link, topics=(f"{self._prefix}/request",), payload_max=INBOUND_MESSAGE_MAX)
         )
 
     def _numbers(self) -> dict[str, int]:

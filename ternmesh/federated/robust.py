@@ -353,8 +353,10 @@ def _restored(data: bytes) -> tuple[Reputations, list[float], list[float], Probe
     """What `RobustAggregation.stored` has returned; no bytes, or damaged ones, begin anew."""
     try:
         standings, norms, steps, *rest = cbor2.loads(data)  # at first without a probe
-        (version, address) = rest[0] if rest and rest[0] else (0, 0)
-        probe = (int(version), int(address)) if version else None
+        probe = None
+        if rest and rest[0]:
+            version, address = rest[0]
+            probe = int(version), int(address)
         known = restored(standings)
         return known, [UNIT * int(n) for n in norms], [UNIT * int(n) for n in steps], probe
     except (ValueError, TypeError, cbor2.CBORDecodeError):

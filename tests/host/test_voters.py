@@ -3,30 +3,38 @@
 import shutil
 import tomllib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import cbor2
 import numpy as np
 import pytest
 
 from host import voter_bus
-from host.config import AgreementConfig
+from host.config import AgreementConfig, HostConfig
+from host.council import Council
 from host.voter_bus import PART_MAX, Matter, VoterBus
-from host.voting import read_seats
+from host.voting import Voting, read_seats
 from ternmesh.config import ConfigError
+from ternmesh.errors import WireError
 from ternmesh.federated.events import BodyAccepted, NodeJoined
+from ternmesh.federated.replica import ProposedUpdate
+from ternmesh.federated.state import HostSettings
 from ternmesh.plan import make_plan
 from ternmesh.security.identity import Role, identity_text, make_identity
 from ternmesh_cli.keys import enrol_fleet
 from ternmesh_cli.process import write_toml
 from ternmesh_service.identity_file import make_identity_file
+from ternmesh_service.keyring import Keyring, opened
 from ternmesh_store.host_store import HostStore
 from ternmesh_store.state_file import StateFile
 from tests.programs import Process, host_settings, running, speaker
+from transports.link_config import LinkConfig
 
 NAMES = ("attic", "barn", "cellar", "dairy")
 BOARDS = ("theo", "nicolas")
+MODEL = bytes(32)
 Eventually = Callable[..., Any]
 
 
@@ -128,6 +136,54 @@ def test_a_copy_of_a_run_is_all_that_another_host_needs(tmp_path: Path) -> None:
     assert taken.run == begun.run
     assert [node.name for node in taken.state.nodes] == ["theo"]
     assert (taken.state.bodies, other.base) == (((1, b"body"),), 0)
+
+
+@pytest.fixture
+def seat(tmp_path: Path) -> Iterator[tuple[Council, Keyring]]:
+    """The place of a host among three voters, whose broker is away."""
+    enrol_fleet("attic", tmp_path, {})
+    own = make_identity_file(tmp_path / "voter", "barn", Role.OBSERVER).public
+    lines = (*lines_of("attic", "cellar"), identity_text(own))
+    link = LinkConfig(url="mqtt://127.0.0.1:1", fleet="attic")
+    config = HostConfig(str(tmp_path), "keyword", link, agreement=AgreementConfig("barn", lines))
+    keyring = Keyring(StateFile(tmp_path), config.security)
+    with opened(keyring.state, keyring, "attic"):
+        store = HostStore(keyring.state)
+        plan = make_plan(50, rounds=3, local_steps=1, learning_rate=0.1)
+        stored = store.begin(b"run-id-8", plan, MODEL)
+        voting = Voting(keyring, HostSettings(has_voters=True), MODEL, store)
+        with voting.seated(config, stored) as council:
+            yield council, keyring
+
+
+def test_what_a_lying_voter_says_ends_no_host(seat: tuple[Council, Keyring]) -> None:
+    council, _ = seat
+    broker = Broker()
+    council.bus, liar = broker.bus(), broker.bus()
+    for matter in Matter:
+        for body in (
+            b"",
+            b"\0",
+            b"\xff",
+            cbor2.dumps([9, 9, bytes(200), b""]),
+            cbor2.dumps([[], []]),
+        ):
+            liar.send(matter, body)
+    council.turn(1.0)
+    assert council.version == 0
+
+
+def test_making_a_proposal_again_leaves_the_broadcast_key_alone(
+    seat: tuple[Council, Keyring],
+) -> None:
+    council, keyring = seat
+    live = keyring.security("host", MODEL, 0).sealing
+    item = ProposedUpdate(bytes(8), 1, bytes(16), 0, (), None, (), (), b"", bytes(16))
+    stored = council.store.load(MODEL)
+    assert stored is not None
+    with pytest.raises(WireError):
+        council.reproduce(item, stored)
+    assert [*keyring._sealings.values()] == [live]
 
 
 class Voters:

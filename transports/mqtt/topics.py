@@ -9,6 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from transports.base import Busy, NotConnected
 from transports.mqtt.client import BrokerClient
@@ -55,6 +56,12 @@ class TopicSettings(MqttSettings):
     @property
     def subscriptions(self) -> tuple[str, ...]:
         return self.topics
+
+
+def same_broker(link: MqttSettings, **own: Any) -> TopicSettings:
+    """An end that reaches its broker as `link` does; `own` are its other settings."""
+    shared = "url", "username", "password", "ca_file", "certificate_file", "key_file"
+    return TopicSettings(**{name: getattr(link, name) for name in shared}, **own)
 
 
 class TopicClient(BrokerClient):
