@@ -23,6 +23,7 @@ from ternmesh.federated.agreement import events as asked
 from ternmesh.federated.agreement.voter import Voter
 from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.replica import (
+    OtherStateError,
     ProposedUpdate,
     made_by,
     proposal_hash,
@@ -30,15 +31,16 @@ from ternmesh.federated.replica import (
     take_over,
     write_proposal,
 )
+from ternmesh.security.authenticator import KeyedAuthenticator
 from ternmesh.security.membership import write_fleet
 from ternmesh.timers import RateLimiter
-from ternmesh.wire.global_update import Certificate
+from ternmesh.wire.global_update import Certificate, split_certificate
 from ternmesh_service.keyring import Keyring
 from ternmesh_service.status import AgreementStatus
-from ternmesh_store.host_store import HostStore, StoredRun
+from ternmesh_store.host_store import HostStore, StoredRun, read_copy
 
 KEPT = 16  # proposals, for voters that were away
-ROWS_KEPT = 4  # versions whose signatures are kept
+ROWS_MAX = 64  # of a certificate, that are kept until they are checked
 ASK_S = 1.0  # between two questions for the same thing
 TIMED_MAX = 100  # decisions whose times are kept
 PATIENCE = 10  # signs of life that a voter may miss until it counts as away
@@ -50,6 +52,8 @@ _log = logging.getLogger(__name__)
 
 # Makes a proposal again, from the stored run; WireError.
 Reproduce = Callable[[ProposedUpdate, StoredRun], tuple[HostProtocol, bytes]]
+# Raises WireError for a copy of another voter's run that no signers have certified.
+CheckCopy = Callable[[StoredRun], None]
 
 
 @dataclass(slots=True)
@@ -70,6 +74,8 @@ class Council:
     keep: Callable[[bytes], None]
     keep_proposal: Callable[[bytes], None]
     reproduce: Reproduce
+    check_copy: CheckCopy
+    authenticator: KeyedAuthenticator
     keyring: Keyring
     threshold: int
     alive_s: float
@@ -82,7 +88,8 @@ class Council:
     _made: dict[bytes, HostProtocol] = field(default_factory=dict)  # of these, and `awaits` them
     _to_judge: dict[bytes, int] = field(default_factory=dict)  # versions, by hash
     _decided: deque[tuple[int, bytes]] = field(default_factory=deque)  # and not applied yet
-    _rows: dict[int, dict[int, bytes]] = field(default_factory=dict)  # signatures, by version
+    # Of the certificate of the next global update, with the signer's index; not all are checked
+    _rows: set[tuple[int, bytes]] = field(default_factory=set)
     _limits: RateLimiter = field(default_factory=lambda: RateLimiter(ASK_S))
     _took_s: deque[float] = field(default_factory=lambda: deque(maxlen=TIMED_MAX))
     _proposed_at: float = 0.0
@@ -216,7 +223,7 @@ class Council:
                 self._keep_proposal(body)
             case Matter.SIGNED:
                 version, rows = cbor2.loads(body)
-                self._take_rows(version, [(index, signature) for index, signature in rows])
+                self._take_rows(version, {(index, signature) for index, signature in rows}, now)
             case Matter.COPY_WANTED:
                 version, members = cbor2.loads(body)
                 is_behind = version < self.version or members < self._members
@@ -236,12 +243,17 @@ class Council:
             self._made.pop(oldest, None)
         return digest
 
-    def _take_rows(self, version: int, rows: Iterable[tuple[int, bytes]]) -> None:
-        kept = self._rows.setdefault(version, {})
-        for index, signature in rows:
-            kept.setdefault(index, signature)
-        while len(self._rows) > ROWS_KEPT:
-            del self._rows[min(self._rows)]
+    def _take_rows(self, version: int, rows: set[tuple[int, bytes]], now: float) -> None:
+        """Keep signatures, or give those of a global update that is newest only elsewhere."""
+        if not all(type(index) is int and type(signed) is bytes for index, signed in rows):
+            raise WireError("agreement", "a row of a certificate is an index and a signature")
+        if version == self.version + 1 and len(self._rows | rows) <= ROWS_MAX:
+            self._rows |= rows
+        elif version <= self.version and len(rows) < self.threshold:
+            known = self.store.certified(version)
+            if known and self._limits.allow(f"sign {version}", now):
+                certificate = split_certificate(known)[1]
+                self.bus.send(Matter.SIGNED, cbor2.dumps([version, certificate]))
 
     def _take_copy(self, version: int, members: int, fleet: bytes, data: bytes) -> None:
         """Go on from what another voter has, where this one does not lead and is behind."""
@@ -250,6 +262,7 @@ class Council:
             return
         self.keyring.learn(fleet)
         if version > own:
+            self.check_copy(read_copy(data, self.model_hash))
             self._is_doubtful = False
             self.store.take_copy(data)
             self.store.commit()
@@ -296,16 +309,15 @@ class Council:
             if stored is None or self.base + version != stored.state.version + 1:
                 raise WireError("agreement", "this voter is behind")
             item = read_proposal(data)
-            made, state = self.reproduce(item, stored)
-            self._is_doubtful = state != item.state
-            if self._is_doubtful:
-                raise WireError("agreement", "this voter knows something else of the boards")
+            made, _ = self.reproduce(item, stored)
+            self._is_doubtful = False
             if made_by(made) != item.made:
                 raise WireError("agreement", "the same updates make another one here")
             self.keep_proposal(data)
             self._made[digest] = made
             is_valid = True
         except WireError as error:
+            self._is_doubtful |= isinstance(error, OtherStateError)
             _log.warning("version %d is not agreed to: %s", self.base + version, error)
             if self._is_doubtful or read_proposal(data).members > self._members:
                 self._want_copy(now)
@@ -342,9 +354,10 @@ class Council:
     def _certificate(self, version: int, made: HostProtocol, now: float) -> Certificate | None:
         """Enough signatures of a global update; None while others are missing."""
         assert made.awaiting is not None
-        own = made.channel.authenticator.certify(made.run, made.awaiting.content)
-        self._take_rows(version, own)
-        rows = self._rows.get(version, {})
+        content = made.awaiting.content
+        own = self.authenticator.certify(made.run, content)
+        rows = self.authenticator.valid_rows(made.run, content, {*self._rows, *own})
+        self._rows = {*rows.items()}
         if self.threshold > 1 and self._limits.allow(f"signed {version}", now):
             self.bus.send(Matter.SIGNED, cbor2.dumps([version, own]))
         return tuple(sorted(rows.items())) if len(rows) >= self.threshold else None

@@ -19,10 +19,10 @@ from ternmesh.federated.agreement.terms import VoterSettings
 from ternmesh.federated.agreement.voter import Voter
 from ternmesh.federated.agreement.voters import CRASH, make_voters
 from ternmesh.federated.host import HostProtocol
-from ternmesh.federated.replica import PROPOSED_MAX, ProposedUpdate, reproduce
+from ternmesh.federated.replica import PROPOSED_MAX, ProposedUpdate, check_copy, reproduce
 from ternmesh.federated.rules import check_exact
 from ternmesh.federated.state import HostSettings
-from ternmesh.security.authenticator import SecurityLayer
+from ternmesh.security.authenticator import KeyedAuthenticator, SecurityLayer
 from ternmesh.security.identity import Identity, PublicIdentity, parse_identity
 from ternmesh.security.membership import HOST
 from ternmesh.security.primitives import verify
@@ -85,6 +85,7 @@ class Voting:
         base = self._base(stored.state.version)
         # Before the host has its own: the keyring gives the newest of these another broadcast key.
         security = self.keyring.security(HOST, self.model_hash, stored.state.counter)
+        assert isinstance(security.authenticator, KeyedAuthenticator)
         topic = f"ternmesh/{config.link.fleet}/voters"
         council = Council(
             voter=_voter(agreement, own, publics, stored.run + BASE.pack(base), folder / VOTES),
@@ -95,6 +96,8 @@ class Voting:
             keep=partial(replace_private_file, folder / VOTES),
             keep_proposal=partial(replace_private_file, folder / PROPOSAL),
             reproduce=partial(self._reproduce, self.keyring, security),
+            check_copy=partial(self._check_copy, stored, security),
+            authenticator=security.authenticator,
             threshold=self.keyring.signers.needed,
             keyring=self.keyring,
             alive_s=agreement.timeout_s / ALIVE_SHARE,
@@ -124,6 +127,18 @@ class Voting:
             run=stored.run,
             state=stored.state,
             members=keyring.member_list.number,
+            security=security,
+        )
+
+    def _check_copy(self, own: StoredRun, security: SecurityLayer, found: StoredRun) -> None:
+        if (found.run, found.plan) != (own.run, own.plan):
+            raise WireError("agreement", "a copy is of another run")
+        check_copy(
+            found.state,
+            plan=own.plan,
+            settings=self.settings,
+            model_hash=self.model_hash,
+            run=own.run,
             security=security,
         )
 

@@ -24,7 +24,8 @@ from ternmesh.federated.state import HostState, Learned, RegisteredNode, new_hos
 from ternmesh.plan import Plan, from_numbers, to_numbers
 from ternmesh.wire.control import Report, read_control, write_control
 from ternmesh.wire.global_update import Counted
-from ternmesh_store.database import Database
+from ternmesh_store.database import MEMORY, Database, StoreError
+from ternmesh_store.state_file import SCHEMA
 from ternmesh_store.store import END, Store, StoredValues
 
 ROUNDS_MAX = 1000  # closed rounds that the history holds
@@ -163,6 +164,11 @@ class HostStore(Store):
     def bodies(self) -> tuple[tuple[int, bytes], ...]:
         """The bodies of the open round, by address, in the order in which they came."""
         return tuple(self._database.rows("SELECT address, body FROM host_body ORDER BY position"))
+
+    def certified(self, version: int) -> bytes:
+        """The global update to a version, with its certificate; nothing where it is not kept."""
+        rows = self._database.rows("SELECT content FROM host_chain WHERE version = ?", version)
+        return bytes(rows[0][0]) if rows else b""
 
     def copied(self) -> bytes:
         """All that another host of this fleet needs to go on with the run, from the last commit."""
@@ -410,6 +416,27 @@ class HostStore(Store):
             if lead is not None:
                 aggregate = Counted(lead, round_number, lead_digest, have)
             yield RegisteredNode(address, name, samples, counted, aggregate)
+
+
+def read_copy(data: bytes, model_hash: bytes) -> StoredRun:
+    """The run in a copy (`HostStore.copied`) of another host, all of whose tables can be read.
+
+    ValueError where they cannot.
+    """
+    database = Database(MEMORY, SCHEMA)
+    database.open()
+    store = HostStore(database)
+    try:
+        store.take_copy(data)
+        run = store.load(model_hash)
+        shown = store.history(), store.boards(0.0), store.tallies(), store.muted, store.base
+        if run is None or None in shown:
+            raise ValueError("a copy is of another model, or of a run without voters")
+    except (StoreError, TypeError, LookupError, AttributeError, AssertionError) as error:
+        raise ValueError(f"a copy of a run cannot be read: {error}") from error
+    finally:
+        database.close()
+    return run
 
 
 def _write_reports(

@@ -7,17 +7,19 @@ it makes the same global update, and compares its hash. SPEC.md section 13.
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import cbor2
 
 from ternmesh.errors import WireError
+from ternmesh.federated.aggregation import read_step
 from ternmesh.federated.combiner import state_hash
 from ternmesh.federated.host import HostProtocol
-from ternmesh.federated.state import HostSettings, HostState, RegisteredNode, RunState
+from ternmesh.federated.state import ChainLink, HostSettings, HostState, RegisteredNode, RunState
 from ternmesh.plan import Plan
 from ternmesh.security.authenticator import SecurityLayer
-from ternmesh.wire.global_update import HASH_SIZE, hash_global_update
+from ternmesh.wire.global_update import HASH_SIZE, GlobalUpdate, hash_adapter, hash_global_update
 
 PROPOSED_MAX = 16 << 20  # bytes of a proposal: the updates of a thousand boards are 1 MB
 
@@ -36,6 +38,10 @@ class ProposedUpdate:
     bodies: tuple[tuple[int, bytes], ...]  # of updates and silences, by address, as they came
     state: bytes  # the hash of what the voter knows before it (`combiner.state_hash`)
     made: bytes  # the hash of what comes of it
+
+
+class OtherStateError(WireError):
+    """A proposal was made by who knows something else of the boards."""
 
 
 def write_proposal(item: ProposedUpdate) -> bytes:
@@ -103,7 +109,8 @@ def reproduce(
     """Make the global update of a proposal from the state before it.
 
     Return the host, which `awaits` it, and the hash of that state. WireError where that is not
-    possible. `state` and `made` of the proposal are not looked at.
+    possible; OtherStateError where that state is not the proposal's, if this names one. `made` is
+    not looked at.
     """
     reached = run, state.version + 1, members
     if (item.run, item.version, item.members) != reached:
@@ -125,6 +132,8 @@ def reproduce(
         raise WireError("agreement", "a proposal follows another global update than ours")
     host.combiner.mute(item.muted)
     known = state_hash(host.combiner, residual=host.residual, membership=members)
+    if item.state not in (b"", known):
+        raise OtherStateError("agreement", "this voter knows something else of the boards")
     for address, body in item.bodies:
         if address not in host.nodes:
             raise WireError("unknown node", f"a proposal names the address {address}")
@@ -138,6 +147,49 @@ def reproduce(
     if host.awaiting is None:
         raise WireError("agreement", "what a proposal names makes no global update")
     return host, known
+
+
+def check_copy(
+    state: HostState,
+    *,
+    plan: Plan,
+    settings: HostSettings,
+    model_hash: bytes,
+    run: bytes,
+    security: SecurityLayer,
+) -> None:
+    """Check that the signers have certified what another voter has. Raises WireError.
+
+    What no certificate covers is compared with the next proposal; here a host must be able to use
+    it.
+    """
+    host = HostProtocol(
+        plan=plan, settings=settings, model_hash=model_hash, run=run, state=state, security=security
+    )
+    if not len(state.model_q24) == len(state.residual) == plan.dimension:
+        raise WireError("agreement", "the adapter in a copy of a run is of another size")
+    if not state.chain:
+        raise WireError("agreement", "a copy of a run has no global update")
+    certified = [_certified(link, host, model_hash) for link in state.chain]
+    adapter = hash_adapter(host.chain.genesis, state.version, state.model_q24)
+    newest = certified[-1].version, state.chain[-1].global_hash, certified[-1].finished
+    reached = state.version, state.global_hash, state.finished
+    if newest != reached or certified[-1].adapter_hash != adapter:
+        raise WireError("agreement", "the adapter in a copy of a run is not its newest")
+
+
+def _certified(link: ChainLink, host: HostProtocol, model_hash: bytes) -> GlobalUpdate:
+    """A global update that another voter has; WireError where no signers have certified it."""
+    authenticator = host.channel.authenticator
+    beside = authenticator.objects_to_send(host.run, link.content)[:-1]
+    check = partial(authenticator.check_certificate, host.run, beside=beside)
+    step, name = read_step(link.content, host.plan.dimension, model_hash, check)
+    if not isinstance(step, GlobalUpdate) or (step.version, name) != (
+        link.version,
+        link.global_hash,
+    ):
+        raise WireError("agreement", "a copy of a run has another global update")
+    return step
 
 
 def take_over(host: HostProtocol, made: HostProtocol) -> None:

@@ -4,7 +4,7 @@ A `NodeProtocol` and a `HostProtocol` get a `SecurityLayer`: the sealing of thei
 authenticator of their messages. `OPEN` authenticates nothing (suite 0).
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -26,6 +26,7 @@ from ternmesh.security.signatures import (
     SIGNED_HEAD,
     Signers,
     SigningContext,
+    is_valid_row,
     local_signers,
     open_signed,
     own_quantum,
@@ -151,6 +152,13 @@ class KeyedAuthenticator:
         """On the host: the certificate of a global update or snapshot."""
         context = self._context(run)
         return tuple(sign_content(one, index, context, content) for index, one in self._certifiers)
+
+    def valid_rows(
+        self, run: bytes, content: bytes, rows: Iterable[tuple[int, bytes]]
+    ) -> dict[int, bytes]:
+        """On the host: the signatures among these that signers have made, by index."""
+        signers, context = self._signers, self._context(run)
+        return dict(row for row in rows if is_valid_row(signers, context, content, row))
 
     def objects_to_send(self, run: bytes, data: bytes) -> list[bytes]:
         """On the host: a certified object, after the object with its ML-DSA-44 signature if any."""

@@ -157,7 +157,7 @@ def verify_certificate(
     indexes = [index for index, _ in certificate]
     if indexes != sorted(set(indexes)) or len(indexes) < signers.needed:
         raise WireError("signature", f"a certificate needs {signers.needed} signers, each once")
-    if indexes[-1] >= len(signers.keys):
+    if not 0 <= indexes[0] <= indexes[-1] < len(signers.keys):
         raise WireError("signature", "a certificate names an unknown signer")
     message = _content(domain, context, content)
     for index, signature in certificate:
@@ -287,7 +287,9 @@ def sign_release(
     rows = {}
     if before:
         beside, certificate = _split(content, before)
-        rows = dict(row for row in certificate if _is_valid(signers, context, content, row, domain))
+        rows = dict(
+            row for row in certificate if is_valid_row(signers, context, content, row, domain)
+        )
     rows |= dict((sign_content(own, index, context, content, domain),))
     if quantum is not None:
         beside = sign_quantum(quantum, context, content, domain)
@@ -300,7 +302,7 @@ def signatures_of(
     """The number of valid signatures of a manifest."""
     context = SigningContext(fleet, NO_RUN, NO_MODEL)
     rows = _split(content, signatures)[1]
-    return sum(_is_valid(signers, context, content, row, domain) for row in rows)
+    return sum(is_valid_row(signers, context, content, row, domain) for row in rows)
 
 
 def verify_release(
@@ -322,9 +324,14 @@ def _split(content: bytes, signatures: bytes) -> tuple[bytes, Certificate]:
     return signatures[:at], certificate
 
 
-def _is_valid(
-    signers: Signers, context: SigningContext, content: bytes, row: tuple[int, bytes], domain: str
+def is_valid_row(
+    signers: Signers,
+    context: SigningContext,
+    content: bytes,
+    row: tuple[int, bytes],
+    domain: str = GLOBAL_UPDATE,
 ) -> bool:
+    """Whether a signer has made this one row of a certificate."""
     try:
         verify_certificate(Signers(signers.keys), context, content, (row,), domain)
     except WireError:

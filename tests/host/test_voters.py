@@ -11,6 +11,7 @@ import cbor2
 import numpy as np
 import pytest
 
+from host import council as council_module
 from host import voter_bus
 from host.config import AgreementConfig, HostConfig
 from host.council import Council
@@ -23,6 +24,7 @@ from ternmesh.federated.replica import ProposedUpdate
 from ternmesh.federated.state import HostSettings
 from ternmesh.plan import make_plan
 from ternmesh.security.identity import Role, identity_text, make_identity
+from ternmesh.security.membership import write_fleet
 from ternmesh_cli.keys import enrol_fleet
 from ternmesh_cli.process import write_toml
 from ternmesh_service.identity_file import make_identity_file
@@ -171,6 +173,28 @@ def test_what_a_lying_voter_says_ends_no_host(seat: tuple[Council, Keyring]) -> 
             liar.send(matter, body)
     council.turn(1.0)
     assert council.version == 0
+
+
+def test_a_liar_neither_replaces_a_run_nor_fills_a_certificate(
+    seat: tuple[Council, Keyring],
+) -> None:
+    council, keyring = seat
+    broker = Broker()
+    council.bus, liar = broker.bus(), broker.bus()
+    fleet = write_fleet(keyring.own, keyring.member_list.state)
+    tables = cbor2.loads(council.store.copied())
+    tables["host_run"][0][3] = 7  # the version
+    for data in ({}, tables, {**tables, "host_run": [["x"]]}, {**tables, "host_value": 1}):
+        liar.send(Matter.COPY, cbor2.dumps([7, 0, fleet, cbor2.dumps(data)]))
+    rows = [[number, bytes(64)] for number in range(2 * council_module.ROWS_MAX)]
+    for row in [*rows, [-1, bytes(64)], ["0", bytes(64)], [0, "signature"]]:
+        liar.send(Matter.SIGNED, cbor2.dumps([1, [row]]))
+    council.turn(1.0)
+    assert council.version == 0
+    assert len(council._rows) == council_module.ROWS_MAX
+    assert council.authenticator.valid_rows(bytes(8), b"content", council._rows) == {}
+    own = council.authenticator.certify(bytes(8), b"content")
+    assert council.authenticator.valid_rows(bytes(8), b"content", own) == dict(own)
 
 
 def test_making_a_proposal_again_leaves_the_broadcast_key_alone(

@@ -3,8 +3,10 @@
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +16,7 @@ from ternmesh.federated import events
 from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.replica import (
     ProposedUpdate,
+    check_copy,
     made_by,
     read_proposal,
     reproduce,
@@ -210,3 +213,31 @@ def test_an_address_keeps_its_name(bench: Any) -> None:
 def test_any_bytes_are_a_proposal_or_a_refusal(data: bytes) -> None:
     with suppress(WireError):
         assert write_proposal(read_proposal(data)) == data
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"version": 9},
+        {"finished": True},
+        {"global_hash": bytes(16)},
+        {"chain": ()},
+        {"residual": np.zeros(3, np.float32)},
+        {"model_q24": np.ones(1500, np.int32)},
+    ],
+)
+def test_a_copy_of_a_run_is_what_signers_have_certified(bench: Any, lie: dict[str, Any]) -> None:
+    run_round(bench, 0)
+    bench.host.agreed(UNCERTIFIED, bench.now)
+    check = partial(
+        check_copy,
+        plan=bench.plan,
+        settings=bench.host.settings,
+        model_hash=MODEL,
+        run=bench.host.run,
+        security=OPEN,
+    )
+    state = state_of(bench.host)
+    check(state)
+    with pytest.raises(WireError):
+        check(replace(state, **lie))
