@@ -1,13 +1,16 @@
-"""What the voters of a fleet tell each other: sealed messages on one topic of a broker.
+"""What the voters of a fleet tell each other: sealed messages on one topic of their brokers.
 
 All hold the fleet's host identity, and their messages are sealed with a key made of it. Long ones
-travel in parts. Messages may be lost, repeated and late: who needs one asks for it again.
+travel in parts. Messages may be lost and late: who needs one asks for it again. Each goes over all
+brokers, and is taken once, so that one broker that dies costs nothing.
 """
 
 import os
 import struct
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
+from itertools import chain
 
 from ternmesh.errors import SealError
 from ternmesh.security.identity import Identity
@@ -19,6 +22,7 @@ NAME_SIZE, NONCE_SIZE, KEY_SIZE = 8, 13, 16
 PART_MAX = 60 << 10  # bytes; this seal is for less than 64 KiB
 PARTS_MAX = 2048  # of a message; a copy of a run has 9 bytes for each number of the adapter
 PARTIAL_MAX = 4  # messages of which parts are missing, that are kept
+NAMES_KEPT = 1024  # of messages that came, so that each is taken once
 _HEAD = struct.Struct("<8sHHB")  # a random name, the part, the number of parts, the matter
 
 
@@ -35,32 +39,36 @@ class Matter(IntEnum):
 
 
 class VoterBus:
-    """One voter's end; `client` subscribes to `topic` alone."""
+    """One voter's end; `clients`, one for each broker, subscribe to `topic` alone."""
 
-    def __init__(self, client: TopicClient, topic: str, host: Identity) -> None:
+    def __init__(self, clients: Sequence[TopicClient], topic: str, host: Identity) -> None:
         self.strange = 0  # messages of others than voters
-        self._client = client
+        self._clients = clients
         self._topic = topic
         self._cipher = Ccm(hkdf(host.seeds, b"", b"ternmesh voters", KEY_SIZE))
         self._partial: dict[bytes, dict[int, bytes]] = {}  # parts, by name, the oldest first
+        self._taken: deque[bytes] = deque(maxlen=NAMES_KEPT)  # names of messages
 
     def status(self) -> TransportStatus:
-        """Of the connection to the broker."""
-        return self._client.status()
+        """Of a connection to a broker, if there is one."""
+        found = [client.status() for client in self._clients]
+        return max(found, key=lambda status: status.connected)
 
     def send(self, matter: Matter, body: bytes) -> None:
-        """Tell all voters; nothing where the broker is away."""
+        """Tell all voters; nothing where all brokers are away."""
         name = os.urandom(NAME_SIZE)
         parts = [body[at : at + PART_MAX] for at in range(0, len(body), PART_MAX)] or [b""]
         for number, part in enumerate(parts):
             nonce = os.urandom(NONCE_SIZE)
             head = _HEAD.pack(name, number, len(parts), matter)
             sealed = self._cipher.seal(nonce, self._topic.encode(), head + part)
-            self._client.publish(self._topic, nonce + sealed)
+            for client in self._clients:
+                client.publish(self._topic, nonce + sealed)
 
     def receive(self) -> Iterator[tuple[Matter, bytes]]:
         """The messages that are whole now; our own, too."""
-        for _, payload in self._client.drain():
+        arrivals = chain.from_iterable(client.drain() for client in self._clients)
+        for _, payload in arrivals:
             nonce, sealed = payload[:NONCE_SIZE], payload[NONCE_SIZE:]
             try:
                 opened = self._cipher.open(nonce, self._topic.encode(), sealed)
@@ -69,11 +77,14 @@ class VoterBus:
             except (SealError, ValueError, struct.error):
                 self.strange += 1
                 continue
+            if name in self._taken:
+                continue
             parts = self._partial.setdefault(name, {})
             parts[number] = opened[_HEAD.size :]
             if len(parts) == count <= PARTS_MAX:
                 yield found, b"".join(part for _, part in sorted(parts.items()))
             if len(parts) >= min(count, PARTS_MAX):
                 del self._partial[name]
+                self._taken.append(name)
             while len(self._partial) > PARTIAL_MAX:
                 del self._partial[next(iter(self._partial))]

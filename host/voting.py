@@ -3,7 +3,7 @@
 import struct
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -87,10 +87,12 @@ class Voting:
         security = self.keyring.security(HOST, self.model_hash, stored.state.counter)
         assert isinstance(security.authenticator, KeyedAuthenticator)
         topic = f"ternmesh/{config.link.fleet}/voters"
+        brokers = [link for link in config.link.bearers().values() if link.url]
+        clients = [_client(link, topic) for link in brokers]
         council = Council(
             voter=_voter(agreement, own, publics, stored.run + BASE.pack(base), folder / VOTES),
             base=base,
-            bus=VoterBus(client := _client(config.link, topic), topic, self.keyring.own),
+            bus=VoterBus(clients, topic, self.keyring.own),
             store=self.store,
             model_hash=self.model_hash,
             keep=partial(replace_private_file, folder / VOTES),
@@ -102,12 +104,12 @@ class Voting:
             keyring=self.keyring,
             alive_s=agreement.timeout_s / ALIVE_SHARE,
         )
-        client.open()
-        try:
+        with ExitStack() as stack:
+            for client in clients:
+                client.open()
+                stack.callback(client.close)
             council.start(time.monotonic(), _read(folder / PROPOSAL, PROPOSED_MAX))
             yield council
-        finally:
-            client.close()
 
     def _base(self, version: int) -> int:
         """The version of the run when it got voters, stored with the run."""

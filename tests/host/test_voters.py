@@ -31,6 +31,7 @@ from ternmesh_service.identity_file import make_identity_file
 from ternmesh_service.keyring import Keyring, opened
 from ternmesh_store.host_store import HostStore
 from ternmesh_store.state_file import StateFile
+from tests.mosquitto import Mosquitto
 from tests.programs import Process, host_settings, running, speaker
 from transports.link_config import LinkConfig
 
@@ -50,7 +51,7 @@ class Broker:
     def __init__(self) -> None:
         self.ends: list[deque[tuple[str, bytes]]] = []
 
-    def bus(self, seed: int = 1, topic: str = "voters") -> VoterBus:
+    def client(self) -> Any:
         arrivals: deque[tuple[str, bytes]] = deque()
         self.ends.append(arrivals)
 
@@ -65,7 +66,10 @@ class Broker:
                 arrivals.clear()
                 return taken
 
-        return VoterBus(Client(), topic, host_key(seed))  # type: ignore[arg-type]
+        return Client()
+
+    def bus(self, seed: int = 1) -> VoterBus:
+        return VoterBus((self.client(),), "voters", host_key(seed))
 
 
 @pytest.mark.parametrize("size", [0, 1, PART_MAX, PART_MAX + 1, 3 * PART_MAX])
@@ -78,6 +82,17 @@ def test_a_message_of_any_size_arrives_once(size: int) -> None:
     assert list(other.receive()) == [(Matter.COPY, body)]
     assert list(other.receive()) == []
     assert list(one.receive()) == [(Matter.COPY, body)]
+
+
+def test_a_message_over_two_brokers_is_taken_once_and_one_may_die() -> None:
+    brokers = Broker(), Broker()
+    one, other = (VoterBus([b.client() for b in brokers], "voters", host_key()) for _ in range(2))
+    body = bytes(2 * PART_MAX)
+    one.send(Matter.COPY, body)
+    assert list(other.receive()) == [(Matter.COPY, body)]
+    brokers[0].ends.clear()
+    one.send(Matter.HERE, b"")
+    assert list(other.receive()) == [(Matter.HERE, b"")]
 
 
 def test_strangers_say_nothing_and_parts_are_few() -> None:
@@ -214,10 +229,9 @@ class Voters:
     """A fleet whose host has become `count` voters, each in a folder of its own."""
 
     def __init__(
-        self, folder: Path, url: str, count: int, mode: str, eventually: Eventually
+        self, folder: Path, link: dict[str, Any], count: int, mode: str, eventually: Eventually
     ) -> None:
         names = NAMES[:count]
-        link = {"url": url}
         run = {"rounds": 6, "min_peers": 2, "deadline_s": 20, "local_steps": 1}
         enrol_fleet("ternmesh", folder / "host", {name: folder / name for name in BOARDS})
         first = Process("host", folder / "host", host_settings(link, **run))
@@ -277,13 +291,23 @@ class Voters:
         return {status["version"] for status in self.seats()}
 
 
-def outlives_its_leader(folder: Path, url: str, count: int, mode: str, eventually: Any) -> None:
-    """The leader is killed, and comes back; nothing is lost, and all end with one adapter."""
-    voters = Voters(folder, url, count, mode, eventually)
+def outlives_its_leader(
+    folder: Path, brokers: list[Mosquitto], count: int, mode: str, eventually: Any
+) -> None:
+    """The leader is killed with its broker if there are several, and comes back.
+
+    Nothing is lost, and all end with one adapter.
+    """
+    first, *also = brokers
+    further = {f"broker-{number}": {"url": one.url} for number, one in enumerate(also)}
+    link = {"url": first.url, **({"also": further} if further else {})}
+    voters = Voters(folder, link, count, mode, eventually)
     with running(*voters.everyone):
         eventually(lambda: voters.versions() == {2} or max(voters.versions(), default=0) > 2, 90.0)
         leader = voters.seats()[0]["agreement"]["leader"]
         voters.hosts[leader].kill9()
+        if also:
+            first.kill9()
         killed_at = max(voters.versions())
         eventually(lambda: min(voters.versions(), default=0) > killed_at, 90.0)
         eventually(lambda: voters.know_that_is_away(leader), 90.0)
@@ -294,9 +318,12 @@ def outlives_its_leader(folder: Path, url: str, count: int, mode: str, eventuall
 
 
 def test_a_fleet_outlives_its_leader(mosquitto: Any, tmp_path: Path, eventually: Any) -> None:
-    outlives_its_leader(tmp_path, mosquitto.url, 3, "crash", eventually)
+    outlives_its_leader(tmp_path, [mosquitto], 3, "crash", eventually)
 
 
 @pytest.mark.nightly
-def test_four_voters_of_which_one_may_lie(mosquitto: Any, tmp_path: Path, eventually: Any) -> None:
-    outlives_its_leader(tmp_path, mosquitto.url, 4, "bft", eventually)
+def test_four_voters_of_which_one_may_lie_with_two_brokers(
+    new_mosquitto: Callable[..., Mosquitto], tmp_path: Path, eventually: Any
+) -> None:
+    brokers = [new_mosquitto(), new_mosquitto()]
+    outlives_its_leader(tmp_path, brokers, 4, "bft", eventually)
