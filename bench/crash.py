@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +63,16 @@ NOTES = (
 class End:
     """`ternmesh host` or `node` in `folder`, as a fork of this process; it may start again."""
 
-    def __init__(self, name: str, folder: Path, tables: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        tables: Mapping[str, Mapping[str, Any]],
+        changed: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         (folder / CONFIG).write_text(write_toml(tables))
         self.name, self.folder = name, folder
+        self._changed = changed  # what makes it another program: a liar
         self.pid = 0  # while it lives
         self.starts_s: list[float] = []  # from each start until it served
         self._started_at = 0.0
@@ -97,7 +104,7 @@ class End:
         logging.getLogger().handlers.clear()
         os.environ["NOTIFY_SOCKET"] = f"@{self._address}"
         command = "host" if self.name == HOST else "node"
-        with promises.watched():
+        with promises.watched(), self._changed():
             return main([command, "--config", str(self.folder / CONFIG)])
 
     def poll(self) -> int | None:
@@ -187,7 +194,7 @@ class Fleet:
             faults["ended with an error"] += end.pid > 0 and end.end(signal.SIGTERM) != 0
             text = end.log.read_text(errors="replace")
             faults.update({f"log: {words}": text.count(words) for words in SAID})
-        return faults + promises.broken(self.host.folder, self.folders)
+        return faults + promises.broken([self.host.folder], self.folders)
 
 
 @contextmanager

@@ -63,7 +63,7 @@ def watched() -> Iterator[None]:
     def record_host_watched(store: HostStore, event: HostEvent) -> None:
         if isinstance(event, GlobalUpdateMade):
             rows = {row.address: _row(row) for row in event.counted}
-            _write(store, made=event.version, hash=event.global_hash.hex(), counted=rows)
+            write_line(store.path, made=event.version, hash=event.global_hash.hex(), counted=rows)
         record_host(store, event)
 
     with (
@@ -79,20 +79,22 @@ def _noted(store: Store, event: NodeEvent, model: bytes, state: NodeState) -> No
     pending, plan = state.pending, state.plan
     match event:
         case Joined(run, address, plan):
-            _write(store, address=address)
+            write_line(store.path, address=address)
             if (run, plan) != (state.run, state.plan):
                 return replace(new_node_state(plan.dimension), run=run, plan=plan)
         case UpdateMade(made):
             return replace(state, pending=made)
         case UpdateReceived(number) if pending is not None and plan is not None:
             every = write_bitmap(range(plan.up.count), plan.up.count)
-            _write(store, received=number, row=_row(Counted(0, number, pending.digest, every)))
+            write_line(
+                store.path, received=number, row=_row(Counted(0, number, pending.digest, every))
+            )
         case ResidualChanged() | FellSilent():
             return replace(state, residual=event.residual)
         case Advanced(version, global_hash, _, residual):
             of = (pending.round, pending.digest.hex()) if pending is not None else (-1, "")
             settled = _settled(model, state, residual)
-            _write(store, version=version, hash=global_hash.hex(), of=of, settled=settled)
+            write_line(store.path, version=version, hash=global_hash.hex(), of=of, settled=settled)
             return replace(state, residual=residual, pending=None)
     return state
 
@@ -114,14 +116,17 @@ def _row(row: Counted) -> tuple[int, str, str]:
     return row.round, row.digest.hex(), row.have.hex()
 
 
-def _write(store: Store, **line: object) -> None:
-    """Append a line with one call. A kill may halve it, so each one begins on a new line."""
-    file = os.open(store.path.with_name(EVENTS), os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
+def write_line(state: Path, **line: object) -> None:
+    """Append a line beside a state file with one call.
+
+    A kill may halve it, so each one begins on a new line.
+    """
+    file = os.open(state.with_name(EVENTS), os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
     os.write(file, b"\n" + json.dumps(line).encode())
     os.close(file)
 
 
-def _events(folder: Path, tail: int = 1 << 30) -> list[Line]:
+def lines(folder: Path, tail: int = 1 << 30) -> list[Line]:
     """The events of an end, or those in the last bytes of its file.
 
     A halved line is left out: its event was never committed.
@@ -137,33 +142,49 @@ def _events(folder: Path, tail: int = 1 << 30) -> list[Line]:
 
 def version_of(folder: Path) -> int:
     """The newest version that a host has recorded."""
-    return max((line["made"] for line in _events(folder, TAIL) if "made" in line), default=0)
+    return max((line["made"] for line in lines(folder, TAIL) if "made" in line), default=0)
 
 
 def acknowledged(nodes: Mapping[str, Path]) -> int:
     """How many updates have a receipt."""
-    lines = {name: _events(folder) for name, folder in nodes.items()}
-    return sum(len({line.get("received") for line in found} - {None}) for found in lines.values())
+    found = [lines(folder) for folder in nodes.values()]
+    return sum(len({line.get("received") for line in events} - {None}) for events in found)
 
 
-def broken(host: Path, nodes: Mapping[str, Path]) -> Counter[str]:
+def _made(host: Path) -> dict[int, Line]:
+    """The global updates of a host; the last of several of a version was committed."""
+    return {line["made"]: line for line in lines(host) if "made" in line}
+
+
+def counted(hosts: Sequence[Path]) -> dict[int, dict[str, Any]]:
+    """Whom the global updates count, by version."""
+    made = {version: line for host in hosts for version, line in _made(host).items()}
+    return {version: line["counted"] for version, line in made.items()}
+
+
+def broken(hosts: Sequence[Path], nodes: Mapping[str, Path]) -> Counter[str]:
     """The promises that broke, by the events of ends that have ended.
 
-    The last of several global updates of a version was committed. The round after the newest one is
-    still open.
+    The round after the newest global update is still open. Several hosts are voters of one fleet.
     """
-    made = {line["made"]: line for line in _events(host) if "made" in line}
-    rows = {version: line["counted"] for version, line in made.items()}
+    made = {version: line for host in hosts for version, line in _made(host).items()}
+    rows = counted(hosts)
     faults = Counter(
+        "hosts have different global updates"
+        for host in hosts
+        for version, line in _made(host).items()
+        if line["hash"] != made[version]["hash"]
+    )
+    faults += Counter(
         "counted for another round"
-        for version, counted in rows.items()
-        for number, _, _ in counted.values()
+        for version, of_version in rows.items()
+        for number, _, _ in of_version.values()
         if number != version - 1
     )
     for folder in nodes.values():
         address = ""
         received: dict[int, list[Any]] = {}
-        for line in _events(folder):
+        for line in lines(folder):
             address = str(line.get("address", address))
             if "received" in line:
                 received[line["received"]] = line["row"]

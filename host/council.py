@@ -82,7 +82,6 @@ class Council:
     host: HostProtocol | None = None  # that serves the boards, while this voter leads
     heard: dict[int, float] = field(default_factory=dict)  # when, by voter
     _is_doubtful: bool = False  # the leader's state is another than this one
-    _wanted: asked.ProposalWanted | None = None  # the newest
     _own: bytes = b""  # the hash of the newest proposal of `host`
     _proposals: dict[bytes, bytes] = field(default_factory=dict)  # by hash, the newest
     _made: dict[bytes, HostProtocol] = field(default_factory=dict)  # of these, and `awaits` them
@@ -111,7 +110,7 @@ class Council:
         decided = self.voter.decided
         if decided is not None and self.base + decided.version > self.version:
             self._decided.append((decided.version, decided.digest))
-        self._do(self.voter.start(now), now)
+        self._do(self.voter.start(now))
 
     def turn(self, now: float) -> None:
         """Take what has arrived, and do what is due."""
@@ -123,7 +122,7 @@ class Council:
         if now >= self._alive_at:
             self._alive_at = now + self.alive_s
             self.bus.send(Matter.HERE, bytes((self.voter.index,)))
-        self._do(self.voter.tick(now), now)
+        self._do(self.voter.tick(now))
         for digest in [*self._to_judge]:
             self._judge(digest, now)
         while self._decided and self._apply(*self._decided[0], now):
@@ -138,10 +137,17 @@ class Council:
         return self.voter.voters.names[self.voter.voters.leader(self.voter.term)]
 
     def can_lead(self, now: float) -> bool:
-        """Whether this voter is the one that serves the boards."""
+        """Whether this voter may begin to serve the boards."""
         is_up_to_date = self.version == self.base + self.voter.version and not self._decided
-        is_connected = len(self.missing(now)) <= self.voter.voters.count - self.voter.voters.quorum
-        return self.voter.is_leader and self.voter.is_started and is_up_to_date and is_connected
+        return self.voter.can_propose and is_up_to_date and self._is_connected(now)
+
+    def is_deposed(self, now: float) -> bool:
+        """Whether another one leads now, something else was decided, or too few are heard."""
+        is_other = any(digest != self._own for _, digest in self._decided)
+        return not self.voter.is_leader or is_other or not self._is_connected(now)
+
+    def _is_connected(self, now: float) -> bool:
+        return len(self.missing(now)) <= self.voter.voters.count - self.voter.voters.quorum
 
     def status(self, now: float) -> AgreementStatus:
         """What the owner sees."""
@@ -194,25 +200,15 @@ class Council:
         self._proposed_at = now
         self._made[self._own] = host
         self.bus.send(Matter.PROPOSAL, data)
-        self._do(self.voter.needs(now), now)
-        self._offer(now)
-
-    def _offer(self, now: float) -> None:
-        """Propose what `host` has made, where the voter wants that."""
-        wanted, host = self._wanted, self.host
-        if not (wanted and host and host.awaiting and self._made.get(self._own) is host):
-            return
-        if host.awaiting.proposal.version == self.base + wanted.version:
-            self._wanted = None
-            made = self.voter.propose(wanted.term, wanted.version, self._own, now)
-            self._do(made, now)
+        place = self.voter.term, made.version - self.base
+        self._do(self.voter.propose(*place, self._own, now))
 
     # What arrives
 
     def _receive(self, matter: Matter, body: bytes, now: float) -> None:
         match matter:
             case Matter.AGREEMENT:
-                self._do(self.voter.receive(body, now), now)
+                self._do(self.voter.receive(body, now))
             case Matter.HERE:
                 self.heard[body[0]] = now
             case Matter.PROPOSAL_WANTED:
@@ -271,7 +267,7 @@ class Council:
 
     # What the voter asks for
 
-    def _do(self, wanted: Iterable[asked.Event], now: float) -> None:
+    def _do(self, wanted: Iterable[asked.Event]) -> None:
         for event in wanted:
             match event:
                 case asked.VoterChanged():
@@ -280,9 +276,6 @@ class Council:
                     self.bus.send(Matter.AGREEMENT, event.data)
                 case asked.Judge():
                     self._to_judge = {event.digest: event.version}
-                case asked.ProposalWanted():
-                    self._wanted = event
-                    self._offer(now)
                 case asked.Decided():
                     self._decided.append((event.version, event.digest))
                 case asked.Led():
@@ -321,7 +314,7 @@ class Council:
             _log.warning("version %d is not agreed to: %s", self.base + version, error)
             if self._is_doubtful or read_proposal(data).members > self._members:
                 self._want_copy(now)
-        self._do(self.voter.judged(version, digest, is_valid, now), now)
+        self._do(self.voter.judged(version, digest, is_valid, now))
 
     def _want_copy(self, now: float) -> None:
         if self._limits.allow("want a copy", now):
@@ -367,6 +360,7 @@ class Council:
     ) -> None:
         """Put a decided global update on disk, with what led to it."""
         made.agreed(certificate, now)
+        self.store.forget_open_round()  # of a term in which this voter led
         for row in item.joined:
             self.store.record(events.NodeJoined(*row))
         for address, body in item.bodies:

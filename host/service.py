@@ -172,7 +172,7 @@ class HostService:
     @property
     def is_deposed(self) -> bool:
         """Whether another voter leads now, or this one is cut off from the others."""
-        return self._council is not None and not self._council.can_lead(self._clock())
+        return self._council is not None and self._council.is_deposed(self._clock())
 
     def manage(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """The answer to a request about the fleet's members, or the boards of the run."""

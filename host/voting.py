@@ -1,5 +1,6 @@
 """How a host takes its seat among the voters of its fleet, and what it does until it leads."""
 
+import math
 import struct
 import time
 from collections.abc import Iterator, Mapping
@@ -90,7 +91,14 @@ class Voting:
         brokers = [link for link in config.link.bearers().values() if link.url]
         clients = [_client(link, topic) for link in brokers]
         council = Council(
-            voter=_voter(agreement, own, publics, stored.run + BASE.pack(base), folder / VOTES),
+            voter=_voter(
+                agreement,
+                own,
+                publics,
+                stored.run + BASE.pack(base),
+                folder / VOTES,
+                idle_s=2 * self.settings.deadline_s + TIMEOUT_GROWS * agreement.timeout_s,
+            ),
             base=base,
             bus=VoterBus(clients, topic, self.keyring.own),
             store=self.store,
@@ -151,6 +159,8 @@ def _voter(
     publics: Mapping[str, PublicIdentity],
     run: bytes,
     votes: Path,
+    *,
+    idle_s: float,
 ) -> Voter:
     """The voter of this process, which remembers its votes; ConfigError."""
     voters = make_voters(run, publics, config.mode)
@@ -172,6 +182,8 @@ def _voter(
             # A backup has no votes, so where they are here, they are not an old copy. A liar's disk
             # may be anything.
             trusts_disk=config.mode == CRASH and votes.exists(),
+            # Boards may have nothing to send; but a liar may only say so.
+            idle_s=math.inf if config.mode == CRASH else idle_s,
         ),
         sign=own.sign,
         verify=is_signed,

@@ -170,6 +170,11 @@ class HostStore(Store):
         rows = self._database.rows("SELECT content FROM host_chain WHERE version = ?", version)
         return bytes(rows[0][0]) if rows else b""
 
+    def forget_open_round(self) -> None:
+        """Forget its bodies, and nodes that were never counted; `commit` makes it durable."""
+        self._database.clear("host_body")
+        self._database.write("DELETE FROM host_node WHERE counted_round IS NULL")
+
     def copied(self) -> bytes:
         """All that another host of this fleet needs to go on with the run, from the last commit."""
         rows = {table: self._database.rows(f"SELECT * FROM {table}") for table in _COPIED}

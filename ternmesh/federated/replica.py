@@ -210,8 +210,11 @@ def made_by(host: HostProtocol) -> bytes:
 def _nodes(
     known: Iterable[RegisteredNode], joined: Iterable[tuple[int, str, int]]
 ) -> Iterable[RegisteredNode]:
-    """The nodes of a state, and those that have joined since."""
-    before = {node.address: node for node in known}
+    """The nodes of a state, and those that have joined since.
+
+    Nodes that no global update has counted are known to the leader alone that has taken them in.
+    """
+    before = {node.address: node for node in known if node.counted is not None}
     for address, name, samples in joined:
         node = before.pop(address, RegisteredNode(address, name))
         if node.name != name:

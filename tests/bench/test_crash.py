@@ -67,7 +67,7 @@ def test_broken_promises_are_found_in_events(tmp_path, host, board, broken) -> N
         halved = '{"version": 1, "ha'  # by a kill
         text = "\n".join(["", halved, *map(json.dumps, lines)])
         (tmp_path / name / promises.EVENTS).write_text(text)
-    found = promises.broken(tmp_path / "host", {"board": tmp_path / "board"})
+    found = promises.broken([tmp_path / "host"], {"board": tmp_path / "board"})
     assert len(found) == len(broken)
     for words in broken:
         assert any(words in fault for fault in found)

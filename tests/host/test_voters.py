@@ -190,6 +190,22 @@ def test_what_a_lying_voter_says_ends_no_host(seat: tuple[Council, Keyring]) -> 
     assert council.version == 0
 
 
+def test_a_voter_that_led_forgets_what_only_it_knows(tmp_path: Path) -> None:
+    state = StateFile(tmp_path)
+    state.open()
+    store = HostStore(state)
+    store.begin(b"run-id-8", make_plan(50, rounds=3, local_steps=1, learning_rate=0.1), MODEL)
+    store.record(NodeJoined(1, "theo", 10))
+    store.record(BodyAccepted(1, 0, b"body"))
+    store.forget_open_round()
+    store.record(NodeJoined(2, "theo", 10))  # as the next leader has taken it in
+    store.commit()
+    found = store.load(MODEL)
+    assert found is not None
+    assert [(node.address, node.name) for node in found.state.nodes] == [(2, "theo")]
+    assert found.state.bodies == ()
+
+
 def test_a_liar_neither_replaces_a_run_nor_fills_a_certificate(
     seat: tuple[Council, Keyring],
 ) -> None:

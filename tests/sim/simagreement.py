@@ -37,7 +37,7 @@ from ternmesh.federated.agreement.voters import BFT, CRASH, Voters, make_voters
 from tests.sim.simledger import Violation
 
 BAD = b"\xff"
-TIMEOUT_S, LONGEST_S = 1.0, 4.0
+TIMEOUT_S, LONGEST_S, IDLE_S = 1.0, 4.0, 2.0
 PROGRESS_S = 6 * LONGEST_S  # after faults end, until all have decided two versions more
 MORE = 2  # versions that are decided after the faults
 
@@ -134,6 +134,7 @@ class Process:
         self.is_old = False  # has had an old copy
         self.highest = 0  # version that was decided here
         self.term = 0  # highest in which it has signed
+        self.offered = -1, 0  # the term and version for which it has a value
         self.started_at = 0.0
         self.heard: dict[bytes, float] = {}  # since this start, of voters with old copies
         self._life = 0
@@ -153,14 +154,13 @@ class Process:
             rng=random.Random(sim.rng.random()),
         )
         self._life += 1
-        self.started_at, self.heard = sim.now, {}
+        self.started_at, self.heard, self.offered = sim.now, {}, (-1, 0)
         if self.disk is None:
             self.voter = Voter(**parts)
         else:
             self.voter = Voter.restored(self.disk[0], self.disk[1], **parts)
         sim.expect(self.voter.version >= self.highest, "a decided version was lost")
         self.handle(self.voter.start(sim.now))
-        self.later(sim.rng.choice((0.0, 0.3)), self._need)
 
     def kill(self) -> None:
         self.voter = None
@@ -213,6 +213,7 @@ class Process:
                 sim.after(rng.uniform(0.2, 3.0), self.start)
                 return
             self._do(event)
+        self._offer()
         self._arm()
 
     def _do(self, event: events.Event) -> None:
@@ -229,21 +230,19 @@ class Process:
             slow = 1.5 if is_slow else 0.1
             answer = event.version, event.digest, event.digest[:1] != BAD
             self.later(rng.uniform(0.0, slow), lambda: self._say("judged", *answer))
-        elif isinstance(event, events.ProposalWanted):
-            digest = sim.new_value()
-            asked = event.term, event.version, digest
-            self.later(rng.uniform(0.0, 0.2), lambda: self._say("propose", *asked))
-        elif isinstance(event, events.Decided):
-            self.later(rng.uniform(0.0, 0.6), self._need)
         elif isinstance(event, events.Evidence):
             sim.check_evidence(self, event)
 
     def _say(self, name: str, *what: Any) -> None:
         self.handle(getattr(self.voter, name)(*what, self.sim.now))
 
-    def _need(self) -> None:
-        if self.sim.wants_more(self):
-            self._say("needs")
+    def _offer(self) -> None:
+        """Propose a value soon, where that is possible now."""
+        assert self.voter is not None
+        place = self.voter.term, self.voter.version + 1
+        if self.voter.can_propose and self.sim.wants_more(self) and self.offered != place:
+            self.offered, what = place, (*place, self.sim.new_value())
+            self.later(self.sim.rng.uniform(0.0, 0.3), lambda: self._say("propose", *what))
 
     def _arm(self) -> None:
         assert self.voter is not None
@@ -265,6 +264,7 @@ class Liar:
         self.rng = random.Random(sim.rng.random())
         self.is_cunning = sim.options.has_ambush
         self.is_silent = self.rng.random() < 0.2 and not self.is_cunning
+        self.is_idle = self.rng.random() < 0.5
         self.helps = self.rng.choice((0.3, 0.9))  # how often it votes for what it hears
         self.lured: set[tuple[int, int]] = set()
         self.log: list[bytes] = []
@@ -350,7 +350,9 @@ class Liar:
         previous = honest.decided.digest if honest.decided else voter.NOTHING_DECIDED
         leads = sim.voters.leader(term) == self.index
         deed = rng.random()
-        if self.is_cunning:
+        if leads and self.is_idle:  # it is there, and decides nothing
+            self.say(Alive(self.index, term, version - 1))
+        elif self.is_cunning:
             self._lure(honest, version, previous)
         elif leads and deed < 0.7:
             for _ in range(2):
@@ -425,7 +427,7 @@ class Simulation:
         self.seed, self.options = seed, options
         self.rng = random.Random(f"agreement {seed}")
         self.now = 0.0
-        self.settings = VoterSettings(TIMEOUT_S, LONGEST_S, options.trusts_disk)
+        self.settings = VoterSettings(TIMEOUT_S, LONGEST_S, options.trusts_disk, IDLE_S)
         names = [f"voter{number}" for number in range(options.count)]
         self.voters: Voters = make_voters(bytes(8), names, options.mode)
         order = self.rng.sample(range(options.count), options.count)

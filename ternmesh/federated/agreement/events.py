@@ -29,14 +29,6 @@ class Judge:
 
 
 @dataclass(frozen=True, slots=True)
-class ProposalWanted:
-    """This voter leads: give the digest of a value for this version by `propose`."""
-
-    term: int
-    version: int
-
-
-@dataclass(frozen=True, slots=True)
 class Decided:
     """All voters agree on this digest. A version that was skipped has to be had elsewhere."""
 
@@ -62,4 +54,4 @@ class Evidence:
     second: bytes
 
 
-Event = VoterChanged | Broadcast | Judge | ProposalWanted | Decided | Led | Evidence
+Event = VoterChanged | Broadcast | Judge | Decided | Led | Evidence

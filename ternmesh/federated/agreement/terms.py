@@ -1,5 +1,6 @@
 """The term of a voter: when it doubts the leader, when it moves on, and when a leader may begin."""
 
+import math
 from dataclasses import dataclass
 
 from ternmesh.federated.agreement.messages import NewTerm, QuorumCertificate
@@ -14,6 +15,7 @@ class VoterSettings:
     timeout_s: float = 2.0
     timeout_max_s: float = 32.0
     trusts_disk: bool = False  # nobody ever puts back an old copy: a start asks nobody
+    idle_s: float = math.inf  # a leader that decides nothing for so long is doubted, alive or not
 
     @property
     def repeat_s(self) -> float:
@@ -32,6 +34,7 @@ class Terms:
     def __init__(self, voters: Voters, settings: VoterSettings, rng: Random) -> None:
         self.term = 0
         self.deadline: float | None = None
+        self.idle_until = math.inf  # the leader is trusted no longer without a decision
         self.opens_at: float | None = None  # a quorum has entered the term, the rest may follow
         self.is_open = True  # the leader of the term has heard enough to propose
         self.is_led = False  # the leader was heard in this term
@@ -71,21 +74,34 @@ class Terms:
         self.term, self.opens_at, self.is_open, self.is_led = term, None, False, False
         self._failures += 1
         self.arm(now)
+        self._idle(now)
         self._look(now)
 
     def decided(self, now: float) -> None:
         self._failures = 0
-        self.trust(now)
-
-    def trust(self, now: float) -> None:
-        """Whoever was suspected has shown that it works."""
         self._wanted.clear()
         self.arm(now)
+        self._idle(now)
+
+    def trust(self, now: float) -> None:
+        """The leader is there, and has nothing to propose: so it may go on, but not for ever."""
+        if now < self.idle_until:
+            self._wanted.clear()
+            self.arm(now)
+
+    def begin(self, now: float) -> None:
+        """The voter has started, and waits for the leader of its term."""
+        self.arm(now)
+        self._idle(now)
 
     def arm(self, now: float) -> None:
         """Begin the time-out of the leader anew; it doubles with each term without a decision."""
         first_s, longest_s = self._settings.timeout_s, self._settings.timeout_max_s
         self.deadline = now + backoff_s(self._failures, first_s, longest_s, self._rng)
+
+    def _idle(self, now: float) -> None:
+        grown = min(2**self._failures, self._settings.timeout_max_s / self._settings.timeout_s)
+        self.idle_until = now + self._settings.idle_s * grown
 
     def tick(self, now: float) -> None:
         """The grace of a leader with a quorum may be over."""

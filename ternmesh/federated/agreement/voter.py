@@ -65,8 +65,6 @@ class Voter:
         self._ahead: dict[tuple[Kind, int], Signed[Vote]] = {}  # of the next version
         self._seen: dict[int, Signed[Vote]] = {}  # the newest vote of each voter
         self._judged: dict[bytes, bool | None] = {}  # None while the host judges
-        self._needs = False
-        self._asked: Place = (0, 0)  # for which a proposal was asked of the host
         self._claimed = 0  # the newest version that somebody calls decided
         self._answers = RateLimiter(settings.repeat_s / 2, askers_max=2 * voters.count)
         self._repeat_at: float | None = None
@@ -120,6 +118,11 @@ class Voter:
     def is_leader(self) -> bool:
         return self.voters.leader(self.term) == self.index
 
+    @property
+    def can_propose(self) -> bool:
+        """Whether this voter leads, and the next version may be any value of its own."""
+        return self._may_propose() and self.terms.proof(self.version + 1) is None
+
     def start(self, now: float) -> list[events.Event]:
         """Begin; a voter with others asks them first what it has signed."""
         self._repeat_at = now
@@ -138,15 +141,9 @@ class Voter:
         _RECEIVERS[type(message)](self, signed if is_vote else message, now)
         return self._finish(now)
 
-    def needs(self, now: float) -> list[events.Event]:
-        """There is something to decide: the time-out of the leader runs until it is decided."""
-        self._need(now)
-        return self._finish(now)
-
     def propose(self, term: int, version: int, digest: bytes, now: float) -> list[events.Event]:
-        """Answer `ProposalWanted`; an answer that is too late is passed over."""
-        wanted = self._can_propose() and (term, version) == (self.term, self.version + 1)
-        if wanted and self.terms.proof(version) is None:
+        """Propose a value of this host; one that comes too late is passed over (`can_propose`)."""
+        if self.can_propose and (term, version) == (self.term, self.version + 1):
             self._judged[digest] = True
             self._propose(digest, None, now)
         return self._finish(now)
@@ -242,7 +239,7 @@ class Voter:
         self.terms.heard(message.voter, message.term)
         if (message.term, message.voter) == (self.term, self.voters.leader(self.term)):
             self.terms.is_led = True
-            if not self._needs:
+            if not self._is_waiting:
                 self.terms.trust(now)
 
     def _receive_ask(self, message: messages.DecisionWanted, now: float) -> None:
@@ -309,7 +306,7 @@ class Voter:
             self._enter(max(self.term, newest[0]), now)
         else:
             self.terms.heard(self.index, self.term)
-            self.terms.arm(now)
+            self.terms.begin(now)
             self._events.append(events.Led(self.term, self.voters.leader(self.term)))
         return True
 
@@ -322,19 +319,13 @@ class Voter:
         self._keep_and_send(messages.NewTerm(self.index, term, self.version, lock), now)
 
     def _lead(self, now: float) -> bool:
-        if not self._can_propose():
-            return False
-        place = self.term, self.version + 1
         proof = self.terms.proof(self.version + 1)
-        if proof is not None:
-            self._propose(proof.digest, proof, now)
-            return True
-        if self._needs and self._asked != place:
-            self._asked = place
-            self._events.append(events.ProposalWanted(*place))
-        return False
+        if proof is None or not self._may_propose():
+            return False
+        self._propose(proof.digest, proof, now)
+        return True
 
-    def _can_propose(self) -> bool:
+    def _may_propose(self) -> bool:
         leads = self.is_leader and self._is_open and self._may_vote(Propose)
         return leads and self.version >= self.terms.claimed()
 
@@ -352,9 +343,9 @@ class Voter:
         if proposal is None or not self._may_vote(Prepare) or not self._is_acceptable(proposal):
             return False
         self.terms.is_led = True
-        self._need(now)
         place, digest = (self.term, self.version + 1), proposal.digest
         if digest not in self._judged:
+            self.terms.arm(now)
             self._judged[digest] = None
             self._events.append(events.Judge(*place, digest))
         if not self._judged[digest]:
@@ -386,7 +377,7 @@ class Voter:
         for kind in VOTES:
             self._sent.pop(kind, None)
         self._judged.clear()
-        self._needs, self._is_changed = False, True
+        self._is_changed = True
         self._events.append(events.Decided(proof.version, proof.digest, proof))
         self.terms.decided(now)
         ahead, self._ahead = self._ahead, {}
@@ -394,33 +385,32 @@ class Voter:
             if signed.message.version == self.version + 1:
                 self._count(signed, now)
 
-    def _need(self, now: float) -> None:
-        if not self._needs:
-            self._needs = True
-            if not self.terms.is_suspecting(self.index):
-                self.terms.arm(now)
-
     def _repeat(self, now: float) -> None:
         """Say again what may have been lost: nothing, while there is nothing to decide."""
         self._repeat_at = now + self.settings.repeat_s
         if not self.is_started:
             self._send(messages.StartQuestion(self.index, self.start_question.nonce))
-        is_busy = self._needs or self.lock is not None
         is_suspecting = self.terms.is_suspecting(self.index)
         if is_suspecting:
             self._send(messages.Suspect(self.index, self.term))
-        if self.is_started and (is_busy or is_suspecting or not self.terms.is_led):
+        if self.is_started and (self._is_waiting or is_suspecting or not self.terms.is_led):
             for kind, signed in self._sent.items():
                 if kind is not messages.NewTerm or not self.terms.is_led:
                     self._broadcast(signed)
-        if is_busy or self._claimed > self.version:
+        if self._is_waiting or self._claimed > self.version:
             self._claimed = 0
             self._send(messages.DecisionWanted(self.index, self.version + 1))
         if self.is_leader and self._is_open and self._may_vote(Propose):
             self._send(messages.Alive(self.index, self.term, self.version))
             self.terms.is_led = True
-            if not is_busy:
+            if not self._is_waiting:
                 self.terms.trust(now)
+
+    @property
+    def _is_waiting(self) -> bool:
+        """Whether the leader has to decide something; that it is alive is not enough."""
+        has_proposed = self.ballot.proposal(self.term) is not None
+        return self.lock is not None or has_proposed
 
     # What this voter says
 

@@ -22,7 +22,7 @@ from ternmesh.federated.replica import (
     reproduce,
     write_proposal,
 )
-from ternmesh.federated.state import HostState, new_host_state
+from ternmesh.federated.state import HostState, RegisteredNode, new_host_state
 from ternmesh.security.authenticator import OPEN
 from ternmesh.security.membership import HOST
 from ternmesh.wire.control import FINISHED
@@ -193,6 +193,13 @@ def test_a_damaged_body_is_refused(bench: Any) -> None:
     damaged = replace(item, bodies=(*others, (address, body[:-1] + bytes((body[-1] ^ 1,)))))
     with pytest.raises(WireError):
         again(bench, damaged, new_host_state(bench.plan.dimension))
+
+
+def test_what_only_a_former_leader_knows_does_not_count(bench: Any) -> None:
+    run_round(bench, 0)
+    state = new_host_state(bench.plan.dimension)
+    strangers = RegisteredNode(1, "zoe"), RegisteredNode(9, "ann")
+    assert made_by(again(bench, proposal(bench), replace(state, nodes=strangers)))
 
 
 def test_an_address_keeps_its_name(bench: Any) -> None:

@@ -14,7 +14,6 @@ from ternmesh.federated.agreement.events import (
     Evidence,
     Judge,
     Led,
-    ProposalWanted,
     VoterChanged,
 )
 from ternmesh.federated.agreement.messages import (
@@ -103,14 +102,14 @@ def locked() -> Voter:
 def test_a_voter_alone_decides_at_once_and_says_nothing() -> None:  # R13.1-4
     made = Voter(**parts(1, 0))
     assert made.start(0.0) == [Led(0, 0)]
-    assert made.needs(1.0) == [ProposalWanted(0, 1)]
+    assert made.can_propose
     stored, decided = made.propose(0, 1, ONE, 2.0)
     assert isinstance(stored, VoterChanged)
     assert isinstance(decided, Decided)
     assert (decided.version, decided.digest, decided.proof.signers) == (1, ONE, (0,))
     assert made.next_tick() is None
     assert made.tick(1e6) == []
-    assert made.needs(1e6) == [ProposalWanted(0, 2)]
+    assert made.can_propose
 
 
 def test_a_version_is_proposed_judged_and_decided() -> None:  # R13.2-4, R13.3-3, R13.3-5
@@ -207,7 +206,7 @@ def test_two_votes_for_one_place_are_evidence_once() -> None:  # R13.1-2, R13.3-
 
 def test_time_is_out_when_there_is_something_to_decide() -> None:  # R13.4-1
     made = started()
-    made.needs(5.0)
+    tell(made, proposal(), now=5.0)
     assert said(made.tick(5.7))[-1:] == [DecisionWanted(1, 1)]
     assert Suspect(1, 0) in said(made.tick(6.3))
     assert made.term == 0
@@ -228,31 +227,29 @@ def test_an_idle_voter_changes_no_term_while_the_leader_is_there() -> None:  # R
 
 def test_a_leader_is_alive_until_it_proposes() -> None:  # R13.4-4
     made = started(index=0)
-    made.needs(0.0)
     for now in (0.3, 0.6):
-        assert said(made.tick(now)) == [DecisionWanted(0, 1), Alive(0, 0, 0)]
-    assert Suspect(0, 0) in said(made.tick(1.3))  # its host is too slow: others may do better
-    made.propose(0, 1, ONE, 1.4)
+        assert said(made.tick(now)) == [Alive(0, 0, 0)]
+    made.propose(0, 1, ONE, 0.7)
     assert not [each for each in said(made.tick(2.0)) if isinstance(each, Alive)]
 
 
 def test_a_new_leader_waits_for_the_others_and_takes_their_lock() -> None:  # R13.4-3
     made = started()
-    made.needs(0.0)
     lock = certificate(made, Prepare, 0, 1, TWO)
     done = tell(made, NewTerm(2, 1, 0, None), NewTerm(3, 1, 0, None), now=1.0)
-    assert ProposalWanted(1, 1) not in done
+    assert not made.can_propose
     assert made.next_tick() == pytest.approx(1.0 + made.settings.grace_s)
     done = tell(made, NewTerm(0, 1, 0, lock), now=1.05)
     assert Propose(1, 1, 1, TWO, NOTHING_DECIDED, lock) in said(done)
+    assert not made.can_propose
     assert made.propose(1, 1, ONE, 1.1) == []
 
 
 def test_a_new_leader_with_a_quorum_goes_on_after_a_moment() -> None:  # R13.4-3
     made = started()
-    made.needs(0.0)
     tell(made, NewTerm(2, 1, 0, None), NewTerm(3, 1, 0, None), now=1.0)
-    assert ProposalWanted(1, 1) in made.tick(1.0 + made.settings.grace_s)
+    made.tick(1.0 + made.settings.grace_s)
+    assert made.can_propose
     assert said(made.propose(1, 1, ONE, 1.3)) == [
         Propose(1, 1, 1, ONE, NOTHING_DECIDED, None),
         Prepare(1, 1, 1, ONE),
@@ -317,7 +314,6 @@ def test_an_old_disk_votes_only_above_what_the_others_prove() -> None:  # R13.5-
     assert entered == NewTerm(1, 5, 0, lock)
     tell(made, proposal(TWO, 8, lock), now=0.2)
     to_term(made, 8)
-    made.needs(0.3)
     assert Prepare(1, 8, 1, TWO) in said(made.judged(1, TWO, True, 0.4))
     with pytest.raises(WireError, match="not the asker's"):
         Voter(**parts(trusts_disk=False)).start_question.add(
