@@ -10,13 +10,16 @@ voters.
 """
 
 import logging
+import os
+import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import cbor2
 
-from host.voter_bus import Matter, VoterBus
+from host.voter_bus import NAME_SIZE, Matter, VoterBus
 from ternmesh.errors import SecurityError, WireError
 from ternmesh.federated import events
 from ternmesh.federated.agreement import events as asked
@@ -43,6 +46,9 @@ KEPT = 16  # proposals, for voters that were away
 ROWS_MAX = 64  # of a certificate, that are kept until they are checked
 ASK_S = 1.0  # between two questions for the same thing
 TIMED_MAX = 100  # decisions whose times are kept
+REQUESTS_MAX = 16  # of other voters' owners that wait here
+ANSWER_S = 8.0  # to wait for the host that leads
+TURN_S = 0.02  # between two looks for its answer
 PATIENCE = 10  # signs of life that a voter may miss until it counts as away
 
 # What a message of a voter that lies can raise
@@ -81,6 +87,11 @@ class Council:
     alive_s: float
     host: HostProtocol | None = None  # that serves the boards, while this voter leads
     heard: dict[int, float] = field(default_factory=dict)  # when, by voter
+    # Names and requests of owners of other voters, for the host of this process while it leads
+    requests: deque[tuple[bytes, dict[str, Any]]] = field(
+        default_factory=lambda: deque(maxlen=REQUESTS_MAX)
+    )
+    _answers: dict[bytes, dict[str, Any]] = field(default_factory=dict)  # that `pass_on` waits for
     _is_doubtful: bool = False  # the leader's state is another than this one
     _own: bytes = b""  # the hash of the newest proposal of `host`
     _proposals: dict[bytes, bytes] = field(default_factory=dict)  # by hash, the newest
@@ -172,7 +183,22 @@ class Council:
         others = ((index, name) for index, name in names if index != self.voter.index)
         return [name for index, name in others if self.heard.get(index, since - 1) < since]
 
+    def pass_on(self, request: Mapping[str, Any], clock: Callable[[], float]) -> dict[str, Any]:
+        """The answer of the host that leads to an owner's request; `turn` goes on meanwhile."""
+        name = os.urandom(NAME_SIZE)
+        self.bus.send(Matter.REQUEST, cbor2.dumps([name, dict(request)]))
+        self._answers[name], until = {}, clock() + ANSWER_S
+        while not self._answers[name] and clock() < until:
+            self.turn(clock())
+            time.sleep(TURN_S)
+        late = {"error": f"{self.leader} leads, and has not answered: ask again"}
+        return self._answers.pop(name) or late
+
     # What the leader does
+
+    def answer(self, name: bytes, answer: Mapping[str, Any]) -> None:
+        """Answer one of `requests`."""
+        self.bus.send(Matter.ANSWER, cbor2.dumps([name, dict(answer)]))
 
     def propose(self, made: events.Proposed, now: float) -> None:
         """Ask the voters for a global update that `host` has made."""
@@ -220,6 +246,13 @@ class Council:
             case Matter.SIGNED:
                 version, rows = cbor2.loads(body)
                 self._take_rows(version, {(index, signature) for index, signature in rows}, now)
+            case Matter.REQUEST if self.host is not None:
+                name, request = cbor2.loads(body)
+                self.requests.append((bytes(name), dict(request)))
+            case Matter.ANSWER:
+                name, answer = cbor2.loads(body)
+                if name in self._answers:
+                    self._answers[name] = dict(answer)
             case Matter.COPY_WANTED:
                 version, members = cbor2.loads(body)
                 is_behind = version < self.version or members < self._members

@@ -22,6 +22,7 @@ from host.report import HISTORY_MAX, RoundCosts, answer_boards, describe, status
 from host.runs import can_carry, continue_or_begin
 from host.voting import Voting, as_leader
 from ternmesh.config import ConfigError
+from ternmesh.errors import SecurityError
 from ternmesh.federated.events import (
     OLD_MEMBERS,
     GlobalUpdateMade,
@@ -467,6 +468,7 @@ class Program:
             service.poll(POLL_S)
             self.servers.turn(time.monotonic())
             self.relay.serve(partial(self._answer, service, transport))
+            self._answer_others(service)
             self.manager.turn(describe_run, lambda: [transport.status()])
         if self.council is not None:
             self.council.host = None
@@ -500,6 +502,15 @@ class Program:
             council=self.council,
         )
 
+    def _answer_others(self, service: HostService) -> None:
+        """Answer what owners have asked at voters that follow."""
+        while self.council is not None and self.council.requests:
+            name, request = self.council.requests.popleft()
+            try:
+                self.council.answer(name, service.manage(request))
+            except (TypeError, ValueError, LookupError, SecurityError) as error:
+                self.council.answer(name, {"error": f"this request cannot be answered: {error!r}"})
+
     def _answer(
         self, service: HostService | None, transport: StatusTransport, request: Mapping[str, Any]
     ) -> dict[str, Any]:
@@ -510,7 +521,7 @@ class Program:
         if {membership.ASK, BOARDS, PUBLISHED, RETURN} & set(request):
             if service is None:
                 assert self.council is not None
-                return {"error": f"this host follows: ask {self.council.leader}, which leads"}
+                return self.council.pass_on(request, time.monotonic)
             return service.manage(request)
         shown = service or self._new_service(transport)
         follows = self.council if service is None else None

@@ -36,6 +36,8 @@ class Matter(IntEnum):
     COPY = 4  # of a run that is further (`HostStore.copied`)
     SIGNED = 5  # rows of a certificate
     HERE = 6  # the name of a voter
+    REQUEST = 7  # a name and an owner's request, for the host that leads
+    ANSWER = 8  # that name, and the answer
 
 
 class VoterBus:

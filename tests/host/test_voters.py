@@ -27,6 +27,7 @@ from ternmesh.security.identity import Role, identity_text, make_identity
 from ternmesh.security.membership import write_fleet
 from ternmesh_cli.keys import enrol_fleet
 from ternmesh_cli.process import write_toml
+from ternmesh_service.control_socket import ControlError, ask
 from ternmesh_service.identity_file import make_identity_file
 from ternmesh_service.keyring import Keyring, opened
 from ternmesh_store.host_store import HostStore
@@ -321,6 +322,11 @@ def outlives_its_leader(
     with running(*voters.everyone):
         eventually(lambda: voters.versions() == {2} or max(voters.versions(), default=0) > 2, 90.0)
         leader = voters.seats()[0]["agreement"]["leader"]
+        follower = next(host for name, host in voters.hosts.items() if name != leader)
+        asked = ask(follower.folder / "control.sock", {"boards": "all"}, 30.0)
+        assert {row["name"] for row in asked["boards"]} == set(BOARDS)
+        with pytest.raises(ControlError, match="zoe is no board"):
+            ask(follower.folder / "control.sock", {"boards": "zoe"}, 30.0)
         voters.hosts[leader].kill9()
         if also:
             first.kill9()
