@@ -13,8 +13,10 @@ import socket
 import sys
 import time
 import webbrowser
-from collections.abc import Mapping
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean as mean
 from typing import Any, TypeVar
@@ -23,6 +25,7 @@ from ternmesh.config import ConfigError
 from ternmesh.wire.control import GATHERING, PHASES
 from ternmesh_cli.demo.bearer import BLE, LORA, MQTT, Ble, Radios
 from ternmesh_cli.demo.fleet import BOARDS, CONFIG, HOST, DemoError, DemoSettings, Fleet, fleet
+from ternmesh_cli.demo.voters import AWAY_S, COUNTS, KILL_VERSION
 from ternmesh_cli.process import add_json, add_option, add_uses, number, path, real, refuse_unused
 from ternmesh_cli.status_text import table
 from ternmesh_cli.workers import Worker
@@ -79,15 +82,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=path, default=Path("demo-run"), help=what)
     what = "keep the fleet and its page until Ctrl-C (default: for 5 minutes at a terminal)"
     parser.add_argument("--stay", action="store_true", help=what)
+    what = "hosts that keep the fleet together, as voters (3, 4 or 7; default: 1)"
+    parser.add_argument("--voters", type=int, choices=(1, *COUNTS), default=1, help=what)
+    what = f"kill the voter that leads at round {KILL_VERSION}, for {AWAY_S:.0f} s"
+    parser.add_argument("--kill-leader", action="store_true", help=what)
     add_json(parser, "show no live progress and no page; print one JSON object at the end")
     radio = dict.fromkeys(("dialect", "speed"), (LORA,))
-    add_uses(parser, "bearer", {"broker": (MQTT, BLE), "loss": (LORA, BLE), **radio})
+    uses = {"broker": (MQTT, BLE), "loss": (LORA, BLE), "voters": (MQTT,), **radio}
+    add_uses(parser, "bearer", uses)
 
 
 def run(arguments: argparse.Namespace) -> int:
     refuse_unused(arguments)
     if arguments.stay and arguments.json:
         raise ConfigError("--stay keeps the page, and --json has none: leave one of them out")
+    if arguments.kill_leader and arguments.voters == 1:
+        raise ConfigError("--kill-leader needs others that go on: give --voters 3, 4 or 7")
     # SIGTERM acts like Ctrl-C: it ends the demo and the processes of its fleet.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     folder = _prepare(arguments.out)
@@ -100,7 +110,9 @@ def run(arguments: argparse.Namespace) -> int:
         rounds=arguments.rounds,
         seed=arguments.seed,
         name=f"demo-{os.urandom(3).hex()}",
-        page=0 if arguments.json else _free_port(),
+        page=0 if arguments.json else _free_ports(arguments.voters),
+        voters=arguments.voters,
+        kills_leader=arguments.kill_leader,
     )
     start = time.monotonic()
     simulated = settings.radios or settings.ble
@@ -109,7 +121,7 @@ def run(arguments: argparse.Namespace) -> int:
     stay_s = math.inf if arguments.stay else STAY_S * is_watched
     with fleet(settings) as processes:
         if settings.page:
-            _show_page(processes, settings.page)
+            _show_page(processes, settings)
         if simulated and not arguments.json:
             print(bearer, file=sys.stderr)
         host, boards = _watch(processes, settings.rounds, quiet=arguments.json)
@@ -150,24 +162,57 @@ def result_of(
     }
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+def _free_ports(count: int) -> int:
+    """The first of so many ports in a row that are free now."""
+    while True:
+        with ExitStack() as stack, suppress(OSError, OverflowError):
+            first = stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
+            for number in range(1, count):
+                stack.enter_context(socket.create_server(("127.0.0.1", first + number)))
+            return int(first)
 
 
-def _show_page(processes: Fleet, port: int) -> None:
+def _show_page(processes: Fleet, settings: DemoSettings) -> None:
     """Say where the page is once it answers, and open it where there is a desktop."""
     print("starting a host and its boards", file=sys.stderr)
-    give_up_at = time.monotonic() + PATIENCE_S
-    while time.monotonic() < give_up_at:
-        with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
-            break
-        processes.keep_alive()
-        time.sleep(POLL_S)
-    url = f"{PageConfig(port).url}#token={read_token(processes.host.folder)}"
+    name = _shown(processes)
+    port = settings.page + list(processes.hosts).index(name)
+    url = f"{PageConfig(port).url}#token={read_token(processes.hosts[name].folder)}"
     print(f"watch it live: {url}", file=sys.stderr)
     if sys.stderr.isatty() and ("DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ):
         webbrowser.open(url)
+
+
+def _shown(processes: Fleet) -> str:
+    """The host whose page is shown, once it answers: not the one that may be killed."""
+    give_up_at = time.monotonic() + PATIENCE_S
+    while time.monotonic() < give_up_at:
+        for name, status in _hosts(processes).items():
+            if status.agreement is None or status.agreement.leader not in (name, ""):
+                return name
+        processes.keep_alive()
+        time.sleep(POLL_S)
+    raise DemoError(f"no host answers for {PATIENCE_S:.0f} s: see the logs in --out")
+
+
+def _hosts(processes: Fleet) -> dict[str, HostStatus]:
+    """The status of each host that answers."""
+    found = {name: _status(host, HostStatus) for name, host in processes.hosts.items()}
+    return {name: status for name, status in found.items() if status is not None}
+
+
+def merged(hosts: Sequence[HostStatus]) -> HostStatus:
+    """The newest status of several hosts, with the bytes that each has moved while it led."""
+    newest = max(hosts, key=lambda status: status.version)
+    rows = []
+    for row in newest.history:
+        same = [one for host in hosts for one in host.history if one.version == row.version]
+        up = Counter[str]()
+        for one in same:
+            up.update(one.bytes_up)
+        down = sum(one.bytes_down for one in same)
+        rows.append(replace(row, bytes_up=dict(up), bytes_down=down))
+    return replace(newest, history=tuple(rows))
 
 
 def _stay(processes: Fleet, seconds: float) -> None:
@@ -224,8 +269,9 @@ def _watch(
     version, shown = -1, ""
     while True:
         processes.keep_alive()
-        host = _status(processes.host, HostStatus)
         boards = {board.name: _status(board, BoardStatus) for board in processes.boards}
+        hosts = list(_hosts(processes).values())  # after the boards: they know no newer version
+        host = merged(hosts) if hosts else None
         if not quiet and (line := progress(host, boards, rounds)) != shown:
             print(line, file=sys.stderr)
             shown = line
@@ -233,6 +279,10 @@ def _watch(
         if host and len(done) == len(boards):
             return host, done
         now = time.monotonic()
+        if host and host.agreement and processes.killed:
+            leader = host.agreement.leader
+            if said := processes.killed.turn(processes.hosts, host.version, leader, now):
+                print(said, file=sys.stderr)
         if host and host.version != version:
             version, progress_at = host.version, now
         if now > progress_at + PATIENCE_S:
@@ -251,7 +301,8 @@ def progress(host: HostStatus | None, boards: Mapping[str, BoardStatus | None], 
         f"{name} {board.history[-1].metric or 0.0:.0%}" if board and board.history else name
         for name, board in boards.items()
     ]
-    line = f"round {host.version:>2} of {rounds}: {', '.join(newest)}"
+    leads = "" if host.agreement is None else f" ({host.agreement.leader} leads)"
+    line = f"round {host.version:>2} of {rounds}{leads}: {', '.join(newest)}"
     return "\n".join([line, *(alarm.sentence for alarm in alarms(host))])
 
 

@@ -3,6 +3,7 @@
 They share a broker or a radio channel. Over BLE, a gateway process joins the boards to the broker.
 """
 
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from ternmesh_cli.demo.bearer import (
     on_ble,
     on_radio,
 )
+from ternmesh_cli.demo.voters import LeaderKill, Tables, begin, seat
 from ternmesh_cli.keys import enrol_fleet
 from ternmesh_cli.process import write_toml
 from ternmesh_cli.workers import Worker, python, running
@@ -54,24 +56,28 @@ class DemoSettings:
     seed: int = 0
     name: str = "demo"
     page: int = 0  # the port of its web page; 0: none
+    voters: int = 1  # hosts
+    kills_leader: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
     """The running processes; a gateway only over BLE."""
 
-    host: Worker
+    hosts: dict[str, Worker]  # by name; several are voters
     boards: list[Worker]
     gateway: Worker | None = None
+    killed: LeaderKill | None = None
 
     @property
     def workers(self) -> list[Worker]:
-        return [self.host, *self.boards, *([self.gateway] if self.gateway else [])]
+        return [*self.hosts.values(), *self.boards, *([self.gateway] if self.gateway else [])]
 
     def keep_alive(self) -> None:
         """Restart what a signal killed. WorkerError for what ended with an error."""
         for worker in self.workers:
-            worker.keep_alive()
+            if not (self.killed and self.killed.keeps_away(worker, time.monotonic())):
+                worker.keep_alive()
 
 
 @contextmanager
@@ -82,20 +88,36 @@ def fleet(settings: DemoSettings) -> Iterator[Fleet]:
         folders = {name: settings.folder / name for name in BOARDS}
         enrol_fleet(settings.name, settings.folder / HOST, folders)
 
-        def spawn(command: str, name: str, config: str) -> Worker:
-            folder = settings.folder / name
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / CONFIG).write_text(config)
-            arguments = python("ternmesh_cli.main", command, "--config", str(folder / CONFIG))
-            return stack.enter_context(running(Worker(name, folder, arguments, stop_s=STOP_S)))
+        def spawn(command: str, name: str, tables: Tables) -> Worker:
+            return stack.enter_context(running(_worker(settings, command, name, tables)))
 
-        host = spawn(HOST, HOST, _host_config(settings, links.table(HOST)))
+        own = _host_config(settings, links.table(HOST))
+        seats: dict[str, Tables] = {HOST: {}}
+        signed: Mapping[str, Any] = {}
+        if settings.voters > 1:
+            begin(_worker(settings, HOST, HOST, own))
+            seats, signed = seat(settings.folder / HOST, settings.voters)
+        hosts = {}
+        for number, (name, further) in enumerate(seats.items()):
+            top = {**own[""], "state_dir": str(settings.folder / name)}
+            page = {"port": settings.page and settings.page + number}
+            hosts[name] = spawn(HOST, name, {**own, "": top, "page": page, **further})
         gateway = None
         if links.bridges:
             gateway = spawn(GATEWAY, GATEWAY, _gateway_config(settings, links))
-        tables = {name: _node_config(settings, links.table(name), name) for name in BOARDS}
-        boards = [spawn("node", name, config) for name, config in tables.items()]
-        yield Fleet(host, boards, gateway)
+        boards = []
+        for name in BOARDS:
+            tables = _node_config(settings, links.table(name), name)
+            boards.append(spawn("node", name, tables | ({"security": signed} if signed else {})))
+        yield Fleet(hosts, boards, gateway, LeaderKill() if settings.kills_leader else None)
+
+
+def _worker(settings: DemoSettings, command: str, name: str, tables: Tables) -> Worker:
+    folder = settings.folder / name
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / CONFIG).write_text(write_toml(tables))
+    arguments = python("ternmesh_cli.main", command, "--config", str(folder / CONFIG))
+    return Worker(name, folder, arguments, stop_s=STOP_S)
 
 
 def _links(stack: ExitStack, settings: DemoSettings) -> AbstractContextManager[Links]:
@@ -111,43 +133,36 @@ def _links(stack: ExitStack, settings: DemoSettings) -> AbstractContextManager[L
     return nullcontext(Links(lambda _role: {"url": broker, "fleet": settings.name}))
 
 
-def _host_config(settings: DemoSettings, link: LinkTable) -> str:
-    return write_toml(
-        {
-            "": {"state_dir": str(settings.folder / "host"), "model": "keyword"},
-            "link": link,
-            "page": {"port": settings.page},
-            "run": {
-                **RUN,
-                "rounds": settings.rounds,
-                "min_peers": len(BOARDS),
-                "deadline_s": 20.0,
-                **(BLE_RUN if settings.ble else {}),
-                **(RADIO_RUN if settings.radios else {}),
-            },
-        }
-    )
+def _host_config(settings: DemoSettings, link: LinkTable) -> Tables:
+    return {
+        "": {"state_dir": str(settings.folder / HOST), "model": "keyword"},
+        "link": link,
+        "run": {
+            **RUN,
+            "rounds": settings.rounds,
+            "min_peers": len(BOARDS),
+            "deadline_s": 20.0,
+            **(BLE_RUN if settings.ble else {}),
+            **(RADIO_RUN if settings.radios else {}),
+        },
+    }
 
 
-def _gateway_config(settings: DemoSettings, links: Links) -> str:
-    return write_toml(
-        {
-            "": {"state_dir": str(settings.folder / GATEWAY)},
-            "radio": {"ble": links.bridges},
-            "network": links.table(GATEWAY),
-        }
-    )
+def _gateway_config(settings: DemoSettings, links: Links) -> Tables:
+    return {
+        "": {"state_dir": str(settings.folder / GATEWAY)},
+        "radio": {"ble": links.bridges},
+        "network": links.table(GATEWAY),
+    }
 
 
-def _node_config(settings: DemoSettings, link: LinkTable, name: str) -> str:
+def _node_config(settings: DemoSettings, link: LinkTable, name: str) -> Tables:
     own = {**CLIPS, "where": {"speaker": name}}
     reported = {**CLIPS, "where": {"speaker": name, "index": REPORTED}}
-    return write_toml(
-        {
-            "": {"name": name, "state_dir": str(settings.folder / name), "model": "keyword"},
-            "link": link,
-            "data": {"path": str(fsdd_path("train")), **own},
-            "training": {"seed": settings.seed},
-            "evaluate": {"path": str(fsdd_path("dev")), **reported},
-        }
-    )
+    return {
+        "": {"name": name, "state_dir": str(settings.folder / name), "model": "keyword"},
+        "link": link,
+        "data": {"path": str(fsdd_path("train")), **own},
+        "training": {"seed": settings.seed},
+        "evaluate": {"path": str(fsdd_path("dev")), **reported},
+    }

@@ -12,9 +12,12 @@ from dataclasses import replace
 
 import pytest
 
-from ternmesh_cli.demo.command import progress
+from ternmesh_cli.demo.command import merged, progress
+from ternmesh_cli.demo.voters import LeaderKill
 from ternmesh_cli.main import main
+from ternmesh_cli.workers import Worker
 from ternmesh_service.control_socket import ControlError, ask
+from ternmesh_store.host_store import StoredRound
 from tests.statuses import DOWN, host_status
 
 MEMBERS = ("host", "theo", "nicolas", "yweweler")
@@ -64,6 +67,49 @@ def test_the_demo_over_emulated_radios(tmp_path):
     assert set(answer["airtime_s"]) == set(MEMBERS)
     assert all(airtime_s > 1 for airtime_s in answer["airtime_s"].values())
     assert "no hardware" in answer["bearer"]
+
+
+@pytest.mark.nightly
+def test_the_demo_outlives_the_voter_that_leads(tmp_path):
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "ternmesh_cli.main", "demo", "--json", "--out", str(out)]
+    options = ["--voters", "3", "--kill-leader", "--rounds", "9"]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "led, and was killed" in done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["rounds"] == 9
+    assert answer["bytes_per_round"] > 600  # of all that have led
+
+
+def test_the_bytes_of_all_that_have_led_count():
+    first, second = (
+        replace(host_status(()), version=version, history=(round_(1, up), round_(2, 10 - up)))
+        for version, up in ((1, 10), (2, 0))
+    )
+    both = merged([first, second])
+    assert both.version == 2
+    assert [(row.bytes_up, row.bytes_down) for row in both.history] == [({"theo": 10}, 4)] * 2
+
+
+def round_(version: int, up: int) -> StoredRound:
+    return StoredRound(version, ("theo",), (), {"theo": up}, bytes_down=2, seconds=1.0)
+
+
+def test_the_leader_is_killed_once_and_stays_away(tmp_path):
+    host = Worker("host-2", tmp_path, [sys.executable, "-c", "import time; time.sleep(600)"])
+    host.start()
+    kill = LeaderKill()
+    try:
+        assert kill.turn({"host-2": host}, 5, "host-2", 100.0) == ""
+        assert kill.turn({"host-2": host}, 6, "nobody", 100.0) == ""
+        assert "host-2 led" in kill.turn({"host-2": host}, 6, "host-2", 100.0)
+        assert host.process.wait(30) == -signal.SIGKILL
+        assert kill.turn({"host-2": host}, 7, "host-2", 101.0) == ""
+        assert kill.keeps_away(host, 129.0)
+        assert not kill.keeps_away(host, 131.0)
+    finally:
+        host.process.kill()
 
 
 @pytest.mark.nightly

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from ternmesh_cli.demo import fleet as demo
-from ternmesh_cli.process import write_toml
 from ternmesh_service.control_socket import BOARDS, ControlServer, ask
 from ternmesh_service.page.config import PageConfig, read_token, served_page
 from ternmesh_service.status import to_json
@@ -71,12 +70,12 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     ports = {"host": free_port(), "theo": free_port()}
     node_config = demo._node_config
 
-    def with_page(settings: Any, link: Any, name: str) -> str:
-        text = node_config(settings, link, name)
+    def with_page(settings: Any, link: Any, name: str) -> Any:
+        tables = node_config(settings, link, name)
         if name != "theo":
-            return text
-        source = f'[data]\nsource = "clips:Clips"\nsource_path = "{folder}"\npoll_s = 1'
-        return text.replace("[data]", source) + write_toml({"page": {"port": ports[name]}})
+            return tables
+        source = {"source": "clips:Clips", "source_path": str(folder), "poll_s": 1}
+        return {**tables, "data": {**source, **tables["data"]}, "page": {"port": ports[name]}}
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(demo, "_node_config", with_page)
