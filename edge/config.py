@@ -183,7 +183,6 @@ class NodeConfig:
 
     @property
     def predict_path(self) -> Path:
-        """The socket of predictions."""
         return Path(self.predict.socket or Path(self.state_dir) / PREDICT_SOCKET)
 
 

@@ -55,7 +55,6 @@ class EventLog:
 
 
 def _describe(event: NodeEvent, name: str) -> str | None:
-    """The log line for an event, or None if it needs none."""
     match event:
         case Joined():
             return f"{name} has joined run {event.run.hex()}, {run_length(event.plan.rounds)}"

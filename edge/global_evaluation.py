@@ -91,12 +91,10 @@ class GlobalEvaluation:
 
     @property
     def last(self) -> HistoryEntry | None:
-        """The newest entry of the history."""
         return self.history[-1] if self.history else None
 
     @property
     def is_running(self) -> bool:
-        """Whether an evaluation has something to do."""
         return self._running is not None or self._next is not None
 
     def lacks(self, version: int) -> bool:

@@ -150,7 +150,6 @@ class Trainer:
 
     @property
     def round(self) -> int | None:
-        """The round in training, or None."""
         return self._work.round if self._work else None
 
     @property

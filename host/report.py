@@ -62,7 +62,6 @@ class RoundCosts:
 
 
 def describe(event: HostEvent, host: HostProtocol, now: float) -> str | None:
-    """The log line for an event, or None for an event that has none."""
     of_all = of_rounds(host.plan.rounds)
     match event:
         case NodeJoined():

@@ -53,7 +53,6 @@ class Deliveries:
                 del self._delivered_at[next(iter(self._delivered_at))]
 
     def is_held(self, peer: str) -> bool:
-        """Whether a message for this peer is on its way."""
         return peer in self._held
 
     def was_delivered(self, peer: str, since: float) -> bool:

@@ -33,7 +33,6 @@ def wholes(vector: NDArray[np.floating], bits: int) -> tuple[Wholes, float]:
 
 
 def total(vector: NDArray[np.floating]) -> float:
-    """The sum."""
     numbers, unit = wholes(vector, SUM_BITS)
     return float(numbers.sum()) * unit
 
@@ -45,7 +44,6 @@ def energy(vector: NDArray[np.floating]) -> float:
 
 
 def norm(vector: NDArray[np.floating]) -> float:
-    """The length of a vector."""
     numbers, unit = wholes(vector, PRODUCT_BITS)
     return math.sqrt(float(numbers @ numbers)) * unit
 

@@ -87,12 +87,10 @@ class Plan:
 
     @property
     def up(self) -> Slicing:
-        """The slicing of a node's update."""
         return Slicing(self.dimension, self.up_span)
 
     @property
     def down(self) -> Slicing:
-        """The slicing of a global update."""
         return Slicing(self.dimension, self.down_span)
 
     @property

@@ -166,7 +166,6 @@ class ReleaseStanding:
 
     @property
     def on_trial(self) -> bool:
-        """Whether the current release has not yet passed its trial."""
         return self.current != self.last_good
 
 

@@ -55,7 +55,6 @@ class Entity:
 
 
 def document_of(entities: Iterable[Entity]) -> Document:
-    """The JSON document that is published."""
     return {entity.key: entity.value for entity in entities}
 
 

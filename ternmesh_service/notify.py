@@ -86,7 +86,6 @@ class ServiceManager:
             )
 
     def status(self, line: str) -> None:
-        """Show a line in `systemctl status`."""
         if line != self._line:
             self._line = line
             self.send(STATUS + " ".join(line.split()))

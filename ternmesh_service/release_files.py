@@ -52,7 +52,6 @@ def entries_of(folder: Path) -> list[FileEntry]:
 
 
 def entry_of(path: Path) -> FileEntry:
-    """The size and the SHA-256 of a file."""
     with open_regular(path) as file:
         if os.fstat(file.fileno()).st_size > FILE_BYTES_MAX:
             raise too_large(path, FILE_BYTES_MAX)

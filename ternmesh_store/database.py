@@ -133,7 +133,6 @@ class Database:
         self.write(f"UPDATE {table} SET {columns} WHERE {where}", *changes.values(), *values)
 
     def clear(self, *tables: str) -> None:
-        """Delete all rows of tables."""
         for table in tables:
             self.write(f"DELETE FROM {table}")
 
@@ -307,7 +306,6 @@ class Database:
         return [sql for (sql,) in self.rows("SELECT sql FROM sqlite_master WHERE sql NOT NULL")]
 
     def _check_rows(self) -> None:
-        """Compare all rows with their checksums."""
         stored = dict(self.rows(f"SELECT name, value FROM {checksums.NAME}"))
         for table in self._tables():
             self._refuse(self._total(table), stored.get(table), f"the checksum of {table}")

@@ -43,7 +43,6 @@ class SplitStore(Store):
         return tuple((address, name) for address, name in rows)
 
     def add_board(self, address: int, name: str) -> None:
-        """Store a board that has joined."""
         self._database.insert("split_board", address, name)
 
     def load(self, names: tuple[str, ...]) -> Checkpoint | None:

@@ -42,7 +42,6 @@ class NodeData:
 
     @property
     def samples(self) -> Dataset:
-        """What the board trains on."""
         return self.training if self.knowledge is None else self.knowledge.samples
 
     @property

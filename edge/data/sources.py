@@ -105,7 +105,6 @@ class NpzSettings:
 
 
 def input_specs(package: ModelPackage) -> tuple[TensorSpec, ...]:
-    """The tensors of a batch that are inputs of the model."""
     inputs = {spec.name for spec in package.inputs}
     return tuple(spec for spec in package.batch_inputs if spec.name in inputs)
 

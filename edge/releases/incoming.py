@@ -272,7 +272,6 @@ class Incoming:
         return RUNNING, ""  # the node restarts with it
 
     def _symbols(self, offer: ReleaseOffer) -> Sequence[ReleaseSymbol]:
-        """The whole symbols on disk."""
         path, size = self._folder / SYMBOLS, _RECORD.size + offer.symbol_bytes
         if not path.exists():
             return []
@@ -300,7 +299,6 @@ class Incoming:
         replace_file(self._folder / STATE, json.dumps(content).encode())
 
     def _clear(self) -> None:
-        """Remove what has arrived."""
         self._attempts = 0
         if self._file is not None:
             self._file.close()

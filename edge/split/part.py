@@ -91,7 +91,6 @@ class SplitPart:
         return contents | {"steps": str(moments.steps).encode()}
 
     def restore(self, state: Mapping[str, bytes]) -> None:
-        """Continue from what `state` returned."""
         vectors = [read_floats(state[name]) for name in _NAMES]
         self.vector = vectors[0]
         self._moments = AdamState(int(state["steps"]), vectors[1], vectors[2])

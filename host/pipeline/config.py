@@ -117,7 +117,6 @@ class PipelineConfig:
 
     @property
     def identity_path(self) -> Path:
-        """The file with this machine's identity."""
         return Path(self.identity) if self.identity else self.folder / "identity"
 
     @property

@@ -56,7 +56,6 @@ class Engine:
 
     @property
     def is_last(self) -> bool:
-        """Whether this stage computes the loss."""
         return self._after is None
 
     def train_step(self, batch: Tensor) -> float | None:

@@ -80,7 +80,6 @@ class Ranks:
 
     @property
     def log(self) -> Path:
-        """The output of the ranks."""
         return self._config.folder / "ranks.log"
 
     def start(self) -> None:
@@ -107,7 +106,6 @@ class Ranks:
             yield from self._new_reports()
 
     def stop(self) -> None:
-        """End all ranks."""
         for process in self._processes.values():
             process.kill()  # checkpoints are complete or absent
         for process in self._processes.values():

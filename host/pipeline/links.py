@@ -32,7 +32,6 @@ class Message:
 
     @property
     def data(self) -> bytes:
-        """The body as bytes."""
         return self.body.numpy().tobytes()
 
 
@@ -55,7 +54,6 @@ class LinkEvents:
         self._failure: LinkError | None = None
 
     def fail(self, error: LinkError) -> None:
-        """End all waiting with an error."""
         with self.changed:
             self._failure = self._failure or error
             self.changed.notify_all()

@@ -51,7 +51,6 @@ class Progress:
         self._write(row)
 
     def validation(self, step: int, loss: float) -> None:
-        """Report the loss on held-out text."""
         self._write({"step": step, "steps": self._config.steps, "validation_loss": loss})
 
     def _write(self, row: Mapping[str, Any]) -> None:
@@ -79,7 +78,6 @@ def parse(line: bytes) -> dict[str, Any] | None:
 
 
 def line(report: Mapping[str, Any]) -> str:
-    """A report as a line for people."""
     head = f"step {report['step']}/{report['steps']}"
     if "validation_loss" in report:
         return f"{head}  validation loss {report['validation_loss']:.4f}"

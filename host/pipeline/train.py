@@ -151,7 +151,6 @@ class StageTrainer:
         self._checkpoints.forget_after(self._step)
 
     def run(self) -> None:
-        """Train for all remaining steps."""
         folder = self._config.folder if self._config.trace else None
         with tracing(folder, self._context.rank) as trace_step:
             self._run(trace_step)

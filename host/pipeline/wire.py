@@ -73,7 +73,6 @@ def read_head(
 
 
 def write_json(value: Any) -> bytes:
-    """A value as JSON."""
     return json.dumps(value).encode()
 
 

@@ -87,7 +87,6 @@ class SplitHostConfig:
 
     @property
     def labels_stay(self) -> bool:
-        """Whether labels and head stay on the boards."""
         return self.run.labels == "stay"
 
 

@@ -152,7 +152,6 @@ class SplitService:
         return answer
 
     def save(self) -> None:
-        """Save a checkpoint to disk."""
         numbers = {board.name: board.number for board in self.host.nodes.values()}
         learned = {WEIGHTS: self._stage.state()}
         counts = dict(self.counts)

@@ -120,7 +120,6 @@ class Direct(Bottleneck):
 
 
 def id_bits(vocabulary: int) -> int:
-    """Bits of a packed token id."""
     return max(1, (vocabulary - 1).bit_length())
 
 

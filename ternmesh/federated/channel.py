@@ -72,7 +72,6 @@ class SealedQueue:
         )
 
     def holds(self, address: int, kind: int) -> bool:
-        """Whether a body of kind `kind` is queued for `address`."""
         return any(item[1] == address and _kind_of(item[2]) == kind for item in self._queue)
 
     def push_handshakes(self, now: float) -> None:

@@ -132,7 +132,6 @@ class Joining:
 
     @property
     def revoked(self) -> bool:
-        """Whether the host has revoked the key of this node."""
         return self.membership is Membership.REVOKED
 
     @property
@@ -217,7 +216,6 @@ class Joining:
         self.run = run
 
     def welcomed(self, address: int) -> None:
-        """The host has registered this node."""
         self._unanswered = 0
         self.address = address
         self.take_step(MembershipStep.WELCOMED)

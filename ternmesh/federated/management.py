@@ -152,7 +152,6 @@ class BoardManagement:
 
     @property
     def paused(self) -> bool:
-        """Whether the board must not train."""
         return self.settings.get("pause") == 1
 
     def receive(self, message: Inquiry | Settings, now: float) -> Iterator[bytes | SettingsTaken]:
@@ -288,7 +287,6 @@ class FleetManagement:
         return None
 
     def due(self, now: float) -> Iterator[tuple[str, Inquiry | Settings]]:
-        """Yield what to send now, by board."""
         while (at := self.next_due()) is not None and now >= at:
             _, name = heappop(self._turns)
             board = self.boards[name]

@@ -667,7 +667,6 @@ class NodeProtocol:
 
     @property
     def _known_plan(self) -> Plan:
-        """The plan of a node that is in a run."""
         assert self.plan is not None
         return self.plan
 

@@ -123,7 +123,6 @@ class Recovery:
         return True
 
     def asked(self, node: str, version: int, now: float) -> None:
-        """Note that a node is asked for what comes after `version`."""
         self.givers.add(node)
         self.tries += 1
         self._wanted_from = version

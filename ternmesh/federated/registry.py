@@ -49,7 +49,6 @@ class NodeRegistry(Mapping[int, NodeT_co], Generic[NodeT_co]):
         return len(self._by_address)
 
     def named(self, name: str) -> NodeT_co | None:
-        """Return the node of this name; None if there is none."""
         return self._by_name.get(name)
 
     def names(self) -> Collection[str]:

@@ -99,7 +99,6 @@ class ReleaseReceiver:
         return is_new
 
     def is_new(self, offer: ReleaseOffer) -> bool:
-        """Whether an offer begins another object."""
         old = self.offer
         return (
             old is None
@@ -132,7 +131,6 @@ class ReleaseReceiver:
         self.needs = list(missing)
 
     def become(self, state: int, now: float, reason: str = "") -> None:
-        """Change the state, and tell the host."""
         self.state, self.reason = state, reason
         self.answer_soon(now)
 

@@ -265,7 +265,6 @@ def inner_products(updates: Updates) -> Square:
 
 
 def _squares(updates: Updates) -> Square:
-    """The squared distances of all pairs."""
     gram = inner_products(updates)
     own = gram.diagonal()
     squares = np.maximum(own[:, None] + own[None, :] - 2 * gram, 0.0)
@@ -291,7 +290,6 @@ def _limit(norms: Weights, limit: float) -> Weights:
 
 
 def _combine(updates: Updates, weights: Weights) -> Vector:
-    """The weighted mean of the rows."""
     total = math.fsum(weights)
     if not math.isfinite(total) or total <= 0:
         raise RuleError("the weights of the updates add up to nothing")

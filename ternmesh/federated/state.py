@@ -198,7 +198,6 @@ class RegisteredNode:
         self.active = True
 
     def is_awaited(self, version: int, now: float) -> bool:
-        """Whether the round of `version` waits for this node."""
         return self.active and (version >= self.rests_until or now >= self.late_until)
 
     def rest(self, version: int, now: float, deadline_s: float) -> None:

@@ -162,7 +162,6 @@ class Decoder:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the object can be read."""
         return not any(self.missing)
 
     def holds(self, index: int) -> bool:

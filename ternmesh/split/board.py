@@ -217,7 +217,6 @@ class SplitBoard:
 
     @property
     def _known_plan(self) -> SplitPlan:
-        """The plan of a board that is in a run."""
         assert self.plan is not None
         return self.plan
 

@@ -67,7 +67,6 @@ class SplitPlan:
 
 
 def to_numbers(plan: SplitPlan) -> tuple[int, ...]:
-    """The plan as a welcome carries it."""
     return tuple(asdict(plan).values())
 
 

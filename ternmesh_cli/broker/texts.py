@@ -38,7 +38,6 @@ class Account:
 
     @property
     def username(self) -> str:
-        """Its name at the broker."""
         return f"{self.fleet}{SEPARATOR}{self.role}"
 
     @property
@@ -92,7 +91,6 @@ def password_line(account: Account, password: str, salt: bytes) -> str:
 
 
 def without_line(text: str, account: Account) -> str:
-    """A password file without the line of one account."""
     lines = text.splitlines(keepends=True)
     return "".join(line for line in lines if _username(line) != account.username)
 

@@ -125,7 +125,6 @@ class Page:
         self._names = {name.lower() for name in own}
 
     def app(self) -> Starlette:
-        """The ASGI application."""
         routes = [
             Route("/", self._guarded(self._static), methods=["GET"]),
             Route("/static/{name}", self._guarded(self._static), methods=["GET"]),

@@ -66,7 +66,6 @@ class ValueReceiver:
         return self._frames()
 
     def status(self) -> BleStatus:
-        """The values that were received, and the credits."""
         later = sum(1 << ((seq - self._next) % 256 - 1) for seq in self._ahead)
         return BleStatus(self._next, self.window, later)
 

@@ -69,7 +69,6 @@ class Waker:
         self._read_end, self._write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def fileno(self) -> int:
-        """The descriptor for `select`."""
         return self._read_end
 
     def wake(self) -> None:

@@ -152,7 +152,6 @@ class SerialLoraTransport:
         )
 
     def _why_not(self) -> str:
-        """Why it is not connected."""
         is_anew = self._link is not None and self._link.ready_at is not None
         return f"{self.settings.port}: its modem is set up again" if is_anew else self._last_error
 

@@ -73,7 +73,6 @@ BUILT_IN: Final[Mapping[str, tuple[type[LiveOptions], str]]] = {
 
 
 def read_options(source: str, options: Table) -> LiveOptions:
-    """The options of a built-in source, or ConfigError."""
     settings = read_table(BUILT_IN[source][0], options, "data.options")
     for column, scale in getattr(settings, "scale", {}).items():
         is_pair = isinstance(scale, list | tuple) and [type(x) in (int, float) for x in scale]

@@ -207,7 +207,6 @@ def _try_json(text: str) -> tuple[list[Any], tuple[str, str] | None]:
 
 
 def _rows(content: Any) -> list[Row]:
-    """The rows of a JSON value."""
     if isinstance(content, dict):
         return [content]
     if not isinstance(content, list) or not 0 < len(content) <= ROWS_MAX:

@@ -65,7 +65,6 @@ class SerialLine:
         return b""
 
     def write(self, data: bytes) -> None:
-        """Output for the host."""
         if self.plugged and len(self._waiting) + len(data) <= WAITING_MAX:
             self._waiting += data
             self.flush()
