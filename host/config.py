@@ -6,15 +6,7 @@ from pathlib import Path
 
 from ternmesh.config import LOG_LEVELS, ConfigError, Table, choices, limits, needs
 from ternmesh.errors import RuleError, WireError
-from ternmesh.federated.rules import (
-    RULES,
-    AggregationSettings,
-    Root,
-    Rule,
-    compose,
-    is_rooted,
-    least_members,
-)
+from ternmesh.federated import rules
 from ternmesh.federated.state import NODES_AGGREGATED_MAX, HostSettings
 from ternmesh.plan import FRAME_MTU_MAX, MANIFEST_REPEATS_MAX, Plan, make_plan
 from ternmesh.wire.global_update import COUNTED_MAX
@@ -212,12 +204,12 @@ def _check(config: HostConfig) -> HostConfig:
     check_link(config.link, HOST)
     check_page(config.page)
     load_rule(config.run.aggregation, config.run.aggregation_file)
-    if is_rooted(config.run.aggregation) and config.own_samples.path is None:
+    if rules.is_rooted(config.run.aggregation) and config.own_samples.path is None:
         raise ConfigError(
             f"run.aggregation is {config.run.aggregation!r}: it needs samples of the host: "
             "write their folder as path in [own_samples]"
         )
-    least = least_members(config.run.aggregation, config.run.byzantine)
+    least = rules.least_members(config.run.aggregation, config.run.byzantine)
     if least > config.run.nodes_max:
         raise ConfigError(
             f"run.byzantine is {config.run.byzantine}: {config.run.aggregation} then needs {least} "
@@ -277,7 +269,7 @@ def plan_of(run: RunConfig, dimension: int, bearer: BearerProfile = NETWORK_PROF
         raise ConfigError(f"[run] does not fit this model: {error}") from error
 
 
-def settings_of(run: RunConfig, root: Root | None = None) -> HostSettings:
+def settings_of(run: RunConfig, root: rules.Root | None = None) -> HostSettings:
     """The host's settings that are no part of the plan; `root`: the host's own training."""
     rule = load_rule(run.aggregation, run.aggregation_file)
     return HostSettings(
@@ -286,7 +278,7 @@ def settings_of(run: RunConfig, root: Root | None = None) -> HostSettings:
         run.nodes_max,
         run.chain_max,
         run.partial_aggregates,
-        AggregationSettings(
+        rules.AggregationSettings(
             run.aggregation,
             rule,
             run.byzantine,
@@ -300,7 +292,7 @@ def settings_of(run: RunConfig, root: Root | None = None) -> HostSettings:
     )
 
 
-def load_rule(name: str, file: str = "") -> Rule:
+def load_rule(name: str, file: str = "") -> rules.Rule:
     """The aggregation rule called `name`, with its pre-steps; ConfigError.
 
     `file` is a Python file whose function of that name is the rule; it runs with the host's rights.
@@ -308,12 +300,12 @@ def load_rule(name: str, file: str = "") -> Rule:
     last = name.rsplit("+", 1)[-1]
     own = {last: _from_file(Path(file), last)} if file else {}
     try:
-        return compose(name, {**RULES, **own})
+        return rules.compose(name, {**rules.RULES, **own})
     except RuleError as error:
         raise ConfigError(f"run.aggregation: {error}") from error
 
 
-def _from_file(path: Path, name: str) -> Rule:
+def _from_file(path: Path, name: str) -> rules.Rule:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None or not path.is_file():
         raise ConfigError(f"run.aggregation_file is {path}: write the path of a Python file")
@@ -324,7 +316,7 @@ def _from_file(path: Path, name: str) -> Rule:
         raise ConfigError(
             f"run.aggregation_file: {path} failed: {type(error).__name__}: {error}"
         ) from error
-    rule: Rule | None = getattr(module, name, None)
+    rule: rules.Rule | None = getattr(module, name, None)
     if not callable(rule):
         raise ConfigError(f"run.aggregation_file: {path} has no function {name!r}")
     return rule

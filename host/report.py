@@ -6,18 +6,7 @@ from statistics import linear_regression, mean, median
 from typing import Any
 
 from ternmesh import __version__
-from ternmesh.federated.events import (
-    FIRST_CONTACT,
-    GlobalUpdateMade,
-    HostEvent,
-    NodeJoined,
-    Refused,
-    RoundExtended,
-    RoundOpened,
-    RunAdopted,
-    UpdateForgotten,
-    refusals,
-)
+from ternmesh.federated import events
 from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.management import LIMITS, VALUES, BoardRecord, are_allowed, readable, unpack
 from ternmesh.federated.open_round import PARTIAL_AGGREGATE
@@ -61,33 +50,33 @@ class RoundCosts:
         return seconds
 
 
-def describe(event: HostEvent, host: HostProtocol, now: float) -> str | None:
+def describe(event: events.HostEvent, host: HostProtocol, now: float) -> str | None:
     of_all = of_rounds(host.plan.rounds)
     match event:
-        case NodeJoined():
+        case events.NodeJoined():
             return f"{event.name} takes part with {event.samples} samples"
-        case RoundOpened():
+        case events.RoundOpened():
             left = f"{max(0.0, event.deadline - now):.0f} s"
             return f"round {event.round + 1}{of_all} is open for {left}"
-        case RoundExtended():
+        case events.RoundExtended():
             return f"round {event.round + 1} goes on: too few updates by its deadline"
-        case UpdateForgotten():
+        case events.UpdateForgotten():
             name = _names(host, [event.address % PARTIAL_AGGREGATE])
             if host.is_excluded(name):
                 return f"{name} is revoked: its update does not count"
             return f"the update of {name} is not consistent: it must be sent again"
-        case RunAdopted():
+        case events.RunAdopted():
             return (
                 f"{event.node} follows run {event.run.hex()}, which this host has lost: it takes "
                 "the run back from its boards, and goes on with it"
             )
-        case GlobalUpdateMade() if event.given_by:
+        case events.GlobalUpdateMade() if event.given_by:
             return f"global update {event.version}{of_all} came back from {event.given_by}"
-        case GlobalUpdateMade() if event.version == 1 and not event.counted:
+        case events.GlobalUpdateMade() if event.version == 1 and not event.counted:
             return f"global update 1{of_all} is the adapter of the run before"
-        case GlobalUpdateMade() if event.returns_to is not None and not event.counted:
+        case events.GlobalUpdateMade() if event.returns_to is not None and not event.counted:
             return host.combiner.returned
-        case GlobalUpdateMade():
+        case events.GlobalUpdateMade():
             counted = _names(host, [entry.address for entry in event.counted])
             missing = _names(host, event.missing)
             end = "; the run is finished" if event.finished else ""
@@ -95,7 +84,7 @@ def describe(event: HostEvent, host: HostProtocol, now: float) -> str | None:
             head = f"global update {event.version}{of_all} counts"
             returned = "" if event.returns_to is None else f"; {host.combiner.returned}"
             return f"{head} {counted or 'no board'}{without}{returned}{end}"
-        case Refused():
+        case events.Refused():
             return f"refused from {event.peer}: {event.reason}: {why(event.reason, on_host=True)}"
         case _:
             return None
@@ -132,8 +121,8 @@ def status(
         remark=host.combiner.aggregation.remark,
         returned=host.combiner.returned,
         behind=_behind(host),
-        refused=refusals(host.refused),
-        first_contacts=host.refused[FIRST_CONTACT],
+        refused=events.refusals(host.refused),
+        first_contacts=host.refused[events.FIRST_CONTACT],
         knocking=dict(host.channel.knocking),
         metrics=_figures(host, history),
         history=tuple(item for item in history[-rows:] if item.version > since),
@@ -191,7 +180,7 @@ def _board(
         heard_s_ago=None if node.heard_at is None else round(now - node.heard_at, 1),
         delivered=host.round.delivered(node.address),
         partial_aggregate=None if aggregate is None else aggregate.address,
-        refused=refusals(node.refused),
+        refused=events.refusals(node.refused),
         **asdict(tally),
         weight=round(trust.weight(node.address), 3),
         reason=trust.reason(node.address),

@@ -9,14 +9,7 @@ from typing import TYPE_CHECKING
 
 from ternmesh.config import ConfigError
 from ternmesh.errors import SecurityError, WireError
-from ternmesh.security.signatures import (
-    RELEASE,
-    SOFTWARE,
-    own_quantum,
-    sign_release,
-    signatures_of,
-    verify_release,
-)
+from ternmesh.security import signatures
 from ternmesh_cli import keys
 from ternmesh_cli.process import Subcommands, add_config, add_json, add_option, number, path, real
 from ternmesh_service.config_file import package_folder
@@ -100,7 +93,7 @@ def _sign(arguments: argparse.Namespace) -> int:
     folder = arguments.release
     manifest = Releases(folder.parent, accept_unsigned).read(folder)
     content = read_file(folder / MANIFEST, MANIFEST_MAX)
-    sign(arguments, folder / SIGNATURES, content, _named(manifest), RELEASE)
+    sign(arguments, folder / SIGNATURES, content, _named(manifest), signatures.RELEASE)
     return 0
 
 
@@ -116,7 +109,7 @@ def sign(
 
     if arguments.identity is None:
         own, fleet = keys.host_of(arguments.config)
-        quantum = own_quantum(fleet.signers, own)
+        quantum = signatures.own_quantum(fleet.signers, own)
     else:
         own = read_identity_file(arguments.identity)
         fleet = keys.fleet_of(arguments.config)
@@ -125,7 +118,7 @@ def sign(
     if own.public.verify not in [key.verify for key in signers.keys]:
         raise SecurityError(f"{own.public.name} is none of security.signers in {arguments.config}")
     before = read_optional(path, SIGNATURES_MAX) or b""
-    signed = sign_release(own, fleet.name, content, signers, before, quantum, domain)
+    signed = signatures.sign_release(own, fleet.name, content, signers, before, quantum, domain)
     try:
         replace_file(path, signed)
     except OSError as error:
@@ -134,7 +127,7 @@ def sign(
         ) from error
     print(f"{named} is signed by {own.public.name} {own.public.fingerprint.hex()}")
     if len(signers.keys) > 1:
-        count = signatures_of(signers, fleet.name, content, signed, domain)
+        count = signatures.signatures_of(signers, fleet.name, content, signed, domain)
         total = len(signers.keys)
         print(f"{count} of {total} signers have signed, and {signers.needed} are needed")
 
@@ -153,14 +146,14 @@ def check_file(path: Path, digest: bytes, config: Path, domain: str) -> None:
 
     file = _signature_file(path)
     if not file.exists():
-        command = "upgrade" if domain == SOFTWARE else domain
+        command = "upgrade" if domain == signatures.SOFTWARE else domain
         raise SecurityError(
             f"{file} is missing: the owner of the fleet makes it with `ternmesh {command} sign`"
         )
     fleet = keys.fleet_of(config)
     try:
         signed = read_file(file, SIGNATURES_MAX)
-        verify_release(fleet.signers, fleet.name, digest, signed, domain)
+        signatures.verify_release(fleet.signers, fleet.name, digest, signed, domain)
     except WireError as error:
         raise SecurityError(f"{path} is not signed by this fleet, or damaged ({error})") from error
 

@@ -6,18 +6,8 @@ from dataclasses import dataclass, field
 
 import cbor2
 
+from ternmesh.federated import events
 from ternmesh.federated.evaluation import ACCURACY_UNIT, LOSS_UNIT, Evaluation
-from ternmesh.federated.events import (
-    BoardChanged,
-    BodyAccepted,
-    CountersReserved,
-    GlobalUpdateMade,
-    HostEvent,
-    NodeJoined,
-    RoundOpened,
-    RunAdopted,
-    UpdateForgotten,
-)
 from ternmesh.federated.guard import KEPT_MAX
 from ternmesh.federated.management import BoardRecord
 from ternmesh.federated.state import HostState, Learned, RegisteredNode, new_host_state
@@ -230,12 +220,12 @@ class HostStore(Store):
         assert stored is not None
         return stored
 
-    def record(self, event: HostEvent) -> None:
+    def record(self, event: events.HostEvent) -> None:
         """Write what must survive of an event: of others nothing. `commit` makes it durable."""
         match event:
-            case CountersReserved():
+            case events.CountersReserved():
                 self._reserve_counters(END, event.limit)
-            case NodeJoined():
+            case events.NodeJoined():
                 self._database.write(
                     "INSERT INTO host_node (address, name, samples) VALUES (?, ?, ?) "
                     "ON CONFLICT (address) DO UPDATE SET samples = excluded.samples",
@@ -243,19 +233,19 @@ class HostStore(Store):
                     event.name,
                     event.samples,
                 )
-            case RoundOpened():
+            case events.RoundOpened():
                 self._database.update("host_run", {"started": 1})
-            case BodyAccepted():
+            case events.BodyAccepted():
                 self._database.write(
                     "INSERT INTO host_body (address, body) VALUES (?, ?)", event.address, event.body
                 )
-            case UpdateForgotten():
+            case events.UpdateForgotten():
                 self._database.write("DELETE FROM host_body WHERE address = ?", event.address)
-            case GlobalUpdateMade():
+            case events.GlobalUpdateMade():
                 self._advance(event)
-            case BoardChanged():
+            case events.BoardChanged():
                 self._put_board(event)
-            case RunAdopted():
+            case events.RunAdopted():
                 self._database.update("host_run", {"run": event.run, "is_first": 0})
                 self._database.clear("host_body")
 
@@ -328,7 +318,7 @@ class HostStore(Store):
             boards[name] = BoardRecord(number, tuple(json.loads(wanted)), report, now - age_s)
         return boards
 
-    def _put_board(self, event: BoardChanged) -> None:
+    def _put_board(self, event: events.BoardChanged) -> None:
         body = None if event.report is None else write_control(event.report)
         self._database.write(
             "INSERT INTO host_board VALUES (?, ?, ?, ?, strftime('%s', 'now')) "
@@ -348,7 +338,7 @@ class HostStore(Store):
         )
         return {name: Tally(*numbers) for name, *numbers in rows}
 
-    def _advance(self, event: GlobalUpdateMade) -> None:
+    def _advance(self, event: events.GlobalUpdateMade) -> None:
         write = self._database.write
         self._values.put_integers(_MODEL, event.model_q24)
         self._values.put_floats(_RESIDUAL, event.residual)
@@ -384,7 +374,7 @@ class HostStore(Store):
                 "UPDATE host_node SET rounds_missed = rounds_missed + 1 WHERE address = ?", address
             )
 
-    def _close_round(self, event: GlobalUpdateMade) -> None:
+    def _close_round(self, event: events.GlobalUpdateMade) -> None:
         names: dict[int, str] = dict(self._database.rows("SELECT address, name FROM host_node"))
         self._database.write(
             "INSERT INTO host_round (version, counted, missing, loss, accuracy, evaluations) "

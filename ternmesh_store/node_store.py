@@ -3,18 +3,7 @@
 import json
 from dataclasses import replace
 
-from ternmesh.federated.events import (
-    Advanced,
-    CountersReserved,
-    FellSilent,
-    Joined,
-    NodeEvent,
-    Pending,
-    ResidualChanged,
-    SettingsTaken,
-    UpdateMade,
-    UpdateReceived,
-)
+from ternmesh.federated import events
 from ternmesh.federated.state import Learned, NodeState, new_node_state
 from ternmesh.model_package import keeps_adapter
 from ternmesh.plan import Plan, from_numbers, genesis, to_numbers
@@ -81,26 +70,26 @@ class NodeStore(Store):
             own_q24=self._values.integers(_OWN) if self._values.get(_OWN) else None,
         )
 
-    def record(self, event: NodeEvent) -> None:
+    def record(self, event: events.NodeEvent) -> None:
         """Write what must survive of an event: of others nothing. `commit` makes it durable."""
         match event:
-            case CountersReserved():
+            case events.CountersReserved():
                 self._reserve_counters(END, event.limit)
-            case Joined():
+            case events.Joined():
                 self._join(event)
-            case Advanced():
+            case events.Advanced():
                 self._advance(event)
-            case UpdateMade():
+            case events.UpdateMade():
                 self._put_pending(event.pending)
                 self._database.update("node_run", {"silent": 0, "silences": 0})
-            case UpdateReceived():
+            case events.UpdateReceived():
                 self._database.update("node_pending", {"received": 1}, "round = ?", event.round)
-            case ResidualChanged():
+            case events.ResidualChanged():
                 self._values.put_floats(_RESIDUAL, event.residual)
-            case FellSilent():
+            case events.FellSilent():
                 self._values.put_floats(_RESIDUAL, event.residual)
                 self._database.update("node_run", {"silent": 1, "silences": event.in_a_row})
-            case SettingsTaken():
+            case events.SettingsTaken():
                 self._database.clear("node_settings")
                 settings = json.dumps(event.settings)
                 self._database.insert("node_settings", event.number, settings)
@@ -127,7 +116,7 @@ class NodeStore(Store):
         if empty.before is not None:
             self._put_vectors(empty.before, _BEFORE)
 
-    def _join(self, event: Joined) -> None:
+    def _join(self, event: events.Joined) -> None:
         [(run, plan)] = self._database.rows("SELECT run, plan FROM node_run")
         if run != event.run or _read_plan(plan) != event.plan:
             self._begin_run(event.run, event.plan)
@@ -143,7 +132,7 @@ class NodeStore(Store):
         begin |= {"global_hash": genesis(self._model, run, plan), "silent": 0, "silences": 0}
         self._database.update("node_run", begin)
 
-    def _advance(self, event: Advanced) -> None:
+    def _advance(self, event: events.Advanced) -> None:
         self._database.clear(*_PENDING)
         self._put_vectors(event)
         own = b"" if event.own_q24 is None else event.own_q24.astype("<i4").tobytes()
@@ -155,7 +144,7 @@ class NodeStore(Store):
         oldest = event.version + 1 if event.oldest is None else event.oldest
         self._database.write("DELETE FROM node_chain WHERE version < ?", oldest)
 
-    def _put_vectors(self, source: NodeState | Advanced | Learned, prefix: str = "") -> None:
+    def _put_vectors(self, source: NodeState | events.Advanced | Learned, prefix: str = "") -> None:
         self._values.put_integers(prefix + _MODEL, source.model_q24)
         self._values.put_floats(prefix + _RESIDUAL, source.residual)
 
@@ -171,21 +160,21 @@ class NodeStore(Store):
         model_q24 = self._values.integers(_BEFORE + _MODEL)
         return Learned(model_q24, self._values.floats(_BEFORE + _RESIDUAL))
 
-    def _put_pending(self, pending: Pending) -> None:
+    def _put_pending(self, pending: events.Pending) -> None:
         self._database.clear(*_PENDING)
         self._values.put_floats(_CORRECTED, pending.corrected)
         self._database.insert("node_pending", pending.round, pending.digest, False)
         for row in enumerate(pending.bodies):
             self._database.insert("node_pending_body", *row)
 
-    def _pending(self) -> tuple[Pending | None, bool]:
+    def _pending(self) -> tuple[events.Pending | None, bool]:
         """The pending update, and whether the host has received it."""
         rows = self._database.rows("SELECT round, digest, received FROM node_pending")
         if not rows:
             return None, False
         round_number, digest, received = rows[0]
         bodies = self._database.rows("SELECT body FROM node_pending_body ORDER BY position")
-        pending = Pending(
+        pending = events.Pending(
             round=round_number,
             corrected=self._values.floats(_CORRECTED),
             digest=digest,

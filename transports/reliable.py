@@ -21,19 +21,7 @@ from ternmesh.deliveries import Delivery, DeliveryState
 from ternmesh.errors import WireError
 from ternmesh.federated.events import OTHER, known_reason, refusals
 from ternmesh.federated.refusals import why
-from ternmesh.link.events import (
-    CANCELLED,
-    SUPERSEDED,
-    Delivered,
-    FrameArrived,
-    GaveUp,
-    LinkEvent,
-    LinkRefused,
-    LinkState,
-    ObjectArrived,
-    ReceiverDone,
-    SealsChanged,
-)
+from ternmesh.link import events
 from ternmesh.link.link import Link, LinkFull
 from ternmesh.link.settings import LinkSettings
 from ternmesh.security.sealing import Change, OpenSealing, Sealing
@@ -61,7 +49,7 @@ WAIT_MAX_S = 0.25  # how long the bearer is listened to before timers are looked
 REFUSED_PEERS_MAX = 256  # peers whose refused frames are counted by name
 REASONS_MAX = 32
 HEARD_MAX = 256  # nodes that no configuration names: broadcasts are for them once they were heard
-EXPECTED = (SUPERSEDED, CANCELLED)  # reasons of objects that are given up
+EXPECTED = (events.SUPERSEDED, events.CANCELLED)  # reasons of objects that are given up
 ORDINARY = ("seal", "sync", "replay")  # refusals that are normal on radios and at first contact
 UNSENT_MAX = 8  # objects for one node that wait; beyond it a newer one replaces the oldest
 KEEP_S = 60.0  # an object stays in the inbox so long after it was handed out: see `receive`
@@ -74,10 +62,10 @@ _logger = logging.getLogger(__name__)
 class LinkLog(Protocol):
     """The state of a link on disk: `ternmesh_store.link_store.LinkStore`. The program opens it."""
 
-    def load(self) -> LinkState:
+    def load(self) -> events.LinkState:
         """The state of the last commit."""
 
-    def record(self, event: LinkEvent) -> None:
+    def record(self, event: events.LinkEvent) -> None:
         """Write what of an event must survive."""
 
     def commit(self) -> None:
@@ -128,7 +116,7 @@ class ReliableTransport:
         self._receivers = tuple(receivers)
         self._is_unreliable = unreliable
         self._keys = keys
-        self._link = Link(settings, LinkState(), rng)
+        self._link = Link(settings, events.LinkState(), rng)
         self._frame: tuple[str, bytes] | None = None  # for a peer; the bearer was too busy for it
         self._arrivals: deque[Arrival] = deque()
         self._handed: deque[tuple[float, int, int]] = deque()  # when, place in the inbox, bytes
@@ -325,28 +313,28 @@ class ReliableTransport:
         has_object = False
         while (event := self._link.next_event()) is not None:
             self._log.record(event)
-            has_object |= isinstance(event, ObjectArrived)
+            has_object |= isinstance(event, events.ObjectArrived)
             self._handle(event)
         self._log.commit()
         if has_object:
             self._hand_out()
         self._send_frames()
 
-    def _handle(self, event: LinkEvent) -> None:
+    def _handle(self, event: events.LinkEvent) -> None:
         match event:
-            case FrameArrived():
+            case events.FrameArrived():
                 self._arrivals.append(Arrival(event.peer, (event.frame,), len(event.frame)))
-            case SealsChanged():
+            case events.SealsChanged():
                 assert self._keys is not None
                 self._keys.record(event.changes)
-            case LinkRefused():
+            case events.LinkRefused():
                 self._count_refusal(event.peer, event.reason)
-            case ReceiverDone():
+            case events.ReceiverDone():
                 self._end(event.number, (event.receiver,), DeliveryState.DELIVERED)
-            case Delivered():
+            case events.Delivered():
                 self.objects_sent += 1
                 self._end(event.number, event.receivers, DeliveryState.DELIVERED)
-            case GaveUp():
+            case events.GaveUp():
                 self.objects_lost += 1
                 level = logging.INFO if event.reason in EXPECTED else logging.WARNING
                 _logger.log(level, "object %d is given up: %s", event.number, event.reason)

@@ -9,16 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.data.sources import (
-    NpzSettings,
-    array_head,
-    class_count,
-    class_names,
-    input_specs,
-    open_folder,
-    opened_npz,
-    target_specs,
-)
+from edge.data import sources
 from edge.errors import DataError
 from edge.evaluation import softmax
 from edge.onnx.session import Inference
@@ -47,14 +38,14 @@ class ProbeSet:
 
 
 def open_probe_set(
-    path: Path, package: ModelPackage, settings: NpzSettings, identity: str = ""
+    path: Path, package: ModelPackage, settings: sources.NpzSettings, identity: str = ""
 ) -> ProbeSet:
     """The probe set in the file or folder `path`, as this model sees it; DataError.
 
     Two models have the same probe set where their inputs are the same numbers. `identity` names an
     array of the file that says which samples they are, where models see them in other forms.
     """
-    classes = class_count(package)
+    classes = sources.class_count(package)
     if not 0 < classes <= CLASSES_MAX:
         raise DataError(
             f"{package.name} has {classes or 'no'} classes: knowledge packets are about models "
@@ -62,17 +53,17 @@ def open_probe_set(
         )
     if package.outputs[0].shape[1:] != (classes,):
         raise DataError(f"the first output of {package.name} is not one row of scores a sample")
-    inputs = replace(package, batch_inputs=tuple(input_specs(package)))
-    data = open_folder(path, inputs, settings, needs_all=True)
+    inputs = replace(package, batch_inputs=tuple(sources.input_specs(package)))
+    data = sources.open_folder(path, inputs, settings, needs_all=True)
     count = len(data)
-    sample = sum(math.prod(spec.shape[1:]) for spec in input_specs(package))
+    sample = sum(math.prod(spec.shape[1:]) for spec in sources.input_specs(package))
     most = min(PROBE_MAX - 1, PREDICTIONS_MAX // classes, NUMBERS_MAX // max(1, sample))
     if count > most:
         raise DataError(f"{path} has {count} samples: a probe set of this model has up to {most}")
     arrays = data.batch(np.arange(count))
     named = arrays if not identity else {identity: _identity(path, identity, count)}
-    topic = topic_of(named, class_names(package))
-    return ProbeSet(topic, arrays, classes, target_specs(package)[0])
+    topic = topic_of(named, sources.class_names(package))
+    return ProbeSet(topic, arrays, classes, sources.target_specs(package)[0])
 
 
 def predict(
@@ -97,8 +88,8 @@ def predict(
 def _identity(path: Path, name: str, count: int) -> Array:
     if path.is_dir():
         raise DataError(f"{path} is a folder: with knowledge.identity name one .npz file")
-    with opened_npz(path) as archive:
-        if array_head(path, archive, name)[0][:1] != (count,):
+    with sources.opened_npz(path) as archive:
+        if sources.array_head(path, archive, name)[0][:1] != (count,):
             raise DataError(f"{path}: {name} does not hold one value for each sample")
         array: Array = archive[name]
     return array

@@ -11,24 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from edge.errors import ModelError
-from edge.onnx.format import (
-    ATTRIBUTE,
-    ATTRIBUTE_TYPES,
-    AXIS,
-    ELEMENT_SIZES,
-    GRAPH,
-    INT64,
-    MODEL,
-    NODE,
-    OPSET,
-    SHAPE,
-    TENSOR,
-    TENSOR_TYPE,
-    TYPE,
-    TYPED_DATA,
-    TYPED_SIZES,
-    VALUE,
-)
+from edge.onnx import format as proto
 from ternmesh.errors import WireError
 from ternmesh.protobuf import Value, Walk, varints
 
@@ -106,7 +89,7 @@ class _Reader:
         version = 0
         graph = None
         opsets: list[tuple[bytes, int]] = []
-        for name, value in self._walk.fields(data, MODEL):
+        for name, value in self._walk.fields(data, proto.MODEL):
             match name:
                 case "ir_version":
                     version = _number(value)
@@ -119,7 +102,7 @@ class _Reader:
         return Model(version, opsets, self._graph(graph))
 
     def _opset(self, data: memoryview) -> tuple[bytes, int]:
-        fields = dict(self._walk.fields(data, OPSET))
+        fields = dict(self._walk.fields(data, proto.OPSET))
         return _name(fields.get("domain", _EMPTY)), _number(fields.get("version", 0))
 
     def _graph(self, data: memoryview) -> Graph:
@@ -131,7 +114,7 @@ class _Reader:
             "output": (graph.outputs, TENSORS_MAX, self._value),
             "value_info": ([], VALUES_MAX, self._value),
         }
-        for name, value in self._walk.fields(data, GRAPH):
+        for name, value in self._walk.fields(data, proto.GRAPH):
             if name in parts:
                 items, count_max, read = parts[name]
                 _bounded(items, count_max, f"{name}s").append(read(_view(value)))
@@ -143,7 +126,7 @@ class _Reader:
         operator = b""
         domain = b""
         attributes: dict[bytes, Integers | None] = {}
-        for name, value in self._walk.fields(data, NODE):
+        for name, value in self._walk.fields(data, proto.NODE):
             match name:
                 case "input" | "output":
                     ports = inputs if name == "input" else outputs
@@ -165,7 +148,7 @@ class _Reader:
         values = set()
         integers: list[int] = []
         tensor: Integers | None = None
-        for name, value in self._walk.fields(data, ATTRIBUTE):
+        for name, value in self._walk.fields(data, proto.ATTRIBUTE):
             if name == "name":
                 key = _name(value)
             elif name == "type":
@@ -176,7 +159,7 @@ class _Reader:
                     _extend(integers, value, INTEGERS_MAX, "numbers in an attribute")
                 elif name == "t":
                     tensor = self._tensor(_view(value)).integers
-        wanted = ATTRIBUTE_TYPES.get(kind)
+        wanted = proto.ATTRIBUTE_TYPES.get(kind)
         is_list = wanted in ("floats", "ints")
         if wanted is None or not ({wanted} >= values if is_list else {wanted} == values):
             raise ModelError(f"the attribute {shown(key)} has values of another type")
@@ -187,7 +170,7 @@ class _Reader:
         kind = 0
         numbers = _Numbers(self._walk)
         dims: list[int] = []
-        for key, value in self._walk.fields(data, TENSOR):
+        for key, value in self._walk.fields(data, proto.TENSOR):
             match key:
                 case "dims":
                     _extend(dims, value, RANK_MAX, "axes of a tensor")
@@ -197,7 +180,7 @@ class _Reader:
                     name = _name(value)
                 case "data_location" if value != 0:
                     raise ModelError(f"the tensor {shown(name)} lies outside the model's file")
-                case _ if key == "raw_data" or key in TYPED_DATA:
+                case _ if key == "raw_data" or key in proto.TYPED_DATA:
                     numbers.add(key, value)
         what = f"the tensor {shown(name)}"
         element = _element(kind, what)
@@ -206,7 +189,7 @@ class _Reader:
 
     def _value(self, data: memoryview) -> bytes:
         name = b""
-        for key, value in self._walk.fields(data, VALUE):
+        for key, value in self._walk.fields(data, proto.VALUE):
             if key == "name":
                 name = _name(value)
             elif key == "type":
@@ -214,19 +197,19 @@ class _Reader:
         return name
 
     def _type(self, data: memoryview, what: str) -> None:
-        for key, value in self._walk.fields(data, TYPE):
+        for key, value in self._walk.fields(data, proto.TYPE):
             if key == "tensor_type":
                 self._tensor_type(_view(value), what)
 
     def _tensor_type(self, data: memoryview, what: str) -> None:
         element = 1
         dims: list[int] = []
-        for key, value in self._walk.fields(data, TENSOR_TYPE):
+        for key, value in self._walk.fields(data, proto.TENSOR_TYPE):
             if key == "elem_type":
                 element = _element(_number(value), what)
                 continue
-            for _, axis in self._walk.fields(_view(value), SHAPE):
-                size = dict(self._walk.fields(_view(axis), AXIS)).get("dim_value", 1)
+            for _, axis in self._walk.fields(_view(value), proto.SHAPE):
+                size = dict(self._walk.fields(_view(axis), proto.AXIS)).get("dim_value", 1)
                 _extend(dims, size, RANK_MAX, f"axes of {what}")
         if _count(dims, what) * element > VALUE_BYTES_MAX:
             raise ModelError(f"{what} would take more than {VALUE_BYTES_MAX} bytes")
@@ -248,9 +231,9 @@ class _Numbers:
         self._field = key
         if key == "raw_data":
             self._raw = _view(value)
-        elif key in TYPED_SIZES:
+        elif key in proto.TYPED_SIZES:
             assert isinstance(value, memoryview)
-            count, partial = divmod(len(value), TYPED_SIZES[key])
+            count, partial = divmod(len(value), proto.TYPED_SIZES[key])
             if partial:
                 raise ModelError(f"a tensor's {key} ends inside a number")
             self._count += count
@@ -266,26 +249,26 @@ class _Numbers:
         if self._field == "raw_data":
             held = len(self._raw)
             wanted = count * element
-            if kind == INT64 and held == wanted <= KNOWN_MAX * element:
+            if kind == proto.INT64 and held == wanted <= KNOWN_MAX * element:
                 self._known = np.frombuffer(self._raw, "<i8").tolist()
         else:
-            if self._field and kind not in TYPED_DATA[self._field]:
+            if self._field and kind not in proto.TYPED_DATA[self._field]:
                 raise ModelError(f"{what} has numbers in {self._field}, which is of other types")
             held = self._count
             wanted = count
         if held != wanted:
             unit = "bytes" if self._field == "raw_data" else "numbers"
             raise ModelError(f"{what} holds {held} {unit} and its shape needs {wanted}")
-        return tuple(self._known) if kind == INT64 and count <= KNOWN_MAX else None
+        return tuple(self._known) if kind == proto.INT64 and count <= KNOWN_MAX else None
 
 
 _EMPTY = memoryview(b"")
 
 
 def _element(kind: int, what: str) -> int:
-    if kind not in ELEMENT_SIZES:
+    if kind not in proto.ELEMENT_SIZES:
         raise ModelError(f"{what} is of the data type {kind}, which a board does not take")
-    return ELEMENT_SIZES[kind]
+    return proto.ELEMENT_SIZES[kind]
 
 
 def _count(dims: list[int], what: str) -> int:

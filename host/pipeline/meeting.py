@@ -13,18 +13,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from host.pipeline import tls
+from host.pipeline import tls, wire
 from host.pipeline.config import PipelineConfig, PipelineError, host_and_port
-from host.pipeline.wire import (
-    HEAD_SIZE,
-    Kind,
-    LinkError,
-    read_head,
-    read_json,
-    receive,
-    write_head,
-    write_json,
-)
 from ternmesh.security.identity import PublicIdentity, parse_identity
 from ternmesh_service.identity_file import read_identity_file
 
@@ -130,14 +120,14 @@ class Meeting:
         try:
             return socket.create_server(bound, family=family, backlog=PENDING_MAX)
         except OSError as error:
-            raise LinkError(f"{bound[0]}:{port} cannot be used: {error}") from error
+            raise wire.LinkError(f"{bound[0]}:{port} cannot be used: {error}") from error
 
     def _await(self, other: int, purpose: str, deadline: float) -> Wires:
         ways = [(other, purpose, way) for way in ("up", "down")]
         with self._changed:
             left_s = deadline - time.monotonic()
             if not self._changed.wait_for(lambda: self._found.keys() >= {*ways}, left_s):
-                raise LinkError(
+                raise wire.LinkError(
                     f"rank {other} did not call within {self._config.timeout_s:.0f} s: is it "
                     f"started, and does it reach {self._place.addresses[self._place.rank]}?"
                 )
@@ -156,9 +146,9 @@ class Meeting:
                     f"{self._place.addresses[other]} does not have the identity that `identities` "
                     "names: copy its line again"
                 ) from error
-            except (OSError, LinkError) as error:
+            except (OSError, wire.LinkError) as error:
                 if time.monotonic() > deadline:
-                    raise LinkError(
+                    raise wire.LinkError(
                         f"rank {other} at {self._place.addresses[other]} does not answer "
                         f"({error}): is it started?"
                     ) from error
@@ -179,11 +169,11 @@ class Meeting:
                     connection, server_hostname=tls.name_of(peer)
                 )
             hello = {"rank": place.rank, "to": other, "purpose": purpose, "way": way}
-            body = write_json(hello | {"token": place.token})
+            body = wire.write_json(hello | {"token": place.token})
             began = time.monotonic()
-            connection.sendall(write_head(Kind.HELLO, 0, len(body)) + body)
-            if answer := _read(connection, Kind.ANSWER).decode("utf-8", "replace"):
-                raise LinkError(answer)
+            connection.sendall(wire.write_head(wire.Kind.HELLO, 0, len(body)) + body)
+            if answer := _read(connection, wire.Kind.ANSWER).decode("utf-8", "replace"):
+                raise wire.LinkError(answer)
             connection.settimeout(None)
         except BaseException:
             connection.close()
@@ -212,16 +202,18 @@ class Meeting:
                 safe = tls.context(self._identity, self._place.peers, is_server=True)
                 sealed = safe.wrap_socket(connection, server_side=True)
                 connection, name = sealed, tls.peer_name(sealed)
-            hello = read_json(_read(connection, Kind.HELLO))
+            hello = wire.read_json(_read(connection, wire.Kind.HELLO))
             refusal = self._refusal(hello, name)
-            connection.sendall(write_head(Kind.ANSWER, 0, len(refusal)) + refusal.encode())
+            connection.sendall(
+                wire.write_head(wire.Kind.ANSWER, 0, len(refusal)) + refusal.encode()
+            )
             if refusal:
-                raise LinkError(refusal)
+                raise wire.LinkError(refusal)
             connection.settimeout(None)
             with self._changed:
                 self._found[hello["rank"], hello["purpose"], hello["way"]] = connection
                 self._changed.notify_all()
-        except (OSError, LinkError, ValueError) as error:
+        except (OSError, wire.LinkError, ValueError) as error:
             connection.close()
             self._refused += 1
             if self._refused <= SAID_MAX:
@@ -248,11 +240,11 @@ class Meeting:
         return "this is no hello of a rank"
 
 
-def _read(connection: socket.socket, kind: Kind) -> bytes:
-    found, _, size = read_head(receive(connection, bytearray(HEAD_SIZE)), {})
+def _read(connection: socket.socket, kind: wire.Kind) -> bytes:
+    found, _, size = wire.read_head(wire.receive(connection, bytearray(wire.HEAD_SIZE)), {})
     if found != kind:
-        raise LinkError(f"a {found.name.lower()} where a {kind.name.lower()} is due")
-    return bytes(receive(connection, bytearray(size)))
+        raise wire.LinkError(f"a {found.name.lower()} where a {kind.name.lower()} is due")
+    return bytes(wire.receive(connection, bytearray(size)))
 
 
 def _tune(connection: socket.socket, congestion: str) -> None:

@@ -6,16 +6,7 @@ adapter bit for bit.
 
 from collections.abc import Callable, Iterable, Sequence
 
-from ternmesh.codec.encoder import (
-    Hypervector,
-    Slicing,
-    add_residual,
-    decode_slice,
-    encode_vector,
-    gather,
-    scatter,
-    settle_residual,
-)
+from ternmesh.codec import encoder
 from ternmesh.codec.permutation import order
 from ternmesh.codec.scale import SCALE_MAX, add_q24, to_vector
 from ternmesh.errors import WireError
@@ -37,7 +28,7 @@ from ternmesh.wire.update import MODEL_SIZE, ROUND_BITS, Chunk, read_chunk, writ
 
 def encode_update(
     vector: Vector, model_hash: bytes, round_number: int, plan: Plan
-) -> tuple[tuple[bytes, ...], Hypervector]:
+) -> tuple[tuple[bytes, ...], encoder.Hypervector]:
     """Return the chunks of a node's update for a round, as frame bodies, and what they carry."""
     zeros = plan.up_zeros_permille
     return _write(vector, model_hash, round_number, plan, plan.up, zeros, plan.scale_max)
@@ -45,7 +36,7 @@ def encode_update(
 
 def encode_step(
     vector: Vector, model_hash: bytes, version: int, plan: Plan, *, has_probe: bool = False
-) -> tuple[tuple[bytes, ...], Hypervector]:
+) -> tuple[tuple[bytes, ...], encoder.Hypervector]:
     """Return the chunks of the global update to `version`, as frame bodies, and what they carry.
 
     Beside a probe it carries fewer nonzeros, so that both together have as many bytes.
@@ -74,9 +65,9 @@ def global_delta_q24(
     return scattered(vector, model_hash, version)
 
 
-def scattered(vector: Hypervector, model_hash: bytes, number: int) -> DeltaQ24:
+def scattered(vector: encoder.Hypervector, model_hash: bytes, number: int) -> DeltaQ24:
     """Return what a hypervector of a round or version carries, in the order of the adapter."""
-    return scatter(vector.delta_q24(), order(model_hash, number, vector.slicing.dimension))
+    return encoder.scatter(vector.delta_q24(), order(model_hash, number, vector.slicing.dimension))
 
 
 def read_step(
@@ -141,14 +132,14 @@ def read_probe(step: GlobalUpdate, model_hash: bytes, plan: Plan) -> Vector | No
     return to_vector(update_delta_q24(step.probe, model_hash, step.version, plan))
 
 
-def read_chunks(chunks: Iterable[Chunk], slicing: Slicing) -> Hypervector:
+def read_chunks(chunks: Iterable[Chunk], slicing: encoder.Slicing) -> encoder.Hypervector:
     """Return the hypervector of the chunks. Raises WireError for a wrong index or code."""
     slices = []
     for chunk in chunks:
         if chunk.slice.index >= slicing.count:
             raise WireError("vector length", f"an update here has {slicing.count} chunks")
-        slices.append((chunk.slice.index, *decode_slice(chunk.slice, slicing)))
-    return gather(slices, slicing)
+        slices.append((chunk.slice.index, *encoder.decode_slice(chunk.slice, slicing)))
+    return encoder.gather(slices, slicing)
 
 
 def make_step(
@@ -164,10 +155,10 @@ def make_step(
 
     Return its chunks as frame bodies, its step, and the host's new residual.
     """
-    corrected = add_residual(residual, combined)
+    corrected = encoder.add_residual(residual, combined)
     chunks, carried = encode_step(corrected, model_hash, version, plan, has_probe=has_probe)
     delta_q24 = scattered(carried, model_hash, version)
-    return chunks, delta_q24, settle_residual(corrected, to_vector(delta_q24))
+    return chunks, delta_q24, encoder.settle_residual(corrected, to_vector(delta_q24))
 
 
 def _write(
@@ -175,12 +166,12 @@ def _write(
     model_hash: bytes,
     number: int,
     plan: Plan,
-    slicing: Slicing,
+    slicing: encoder.Slicing,
     zeros: int,
     scale_max: int,
-) -> tuple[tuple[bytes, ...], Hypervector]:
+) -> tuple[tuple[bytes, ...], encoder.Hypervector]:
     places = order(model_hash, number, plan.dimension)
-    slices, carried = encode_vector(
+    slices, carried = encoder.encode_vector(
         vector, places, slicing, zeros / PERMILLE, plan.chunk_room, scale_max
     )
     return tuple(write_chunk(number, item) for item in slices), carried

@@ -32,22 +32,13 @@ from ternmesh.codec.encoder import add_residual, zero_residual
 from ternmesh.codec.scale import add_q24
 from ternmesh.deliveries import Delivery, DeliveryState
 from ternmesh.errors import WireError
-from ternmesh.federated import events
+from ternmesh.federated import events, local_update
 from ternmesh.federated.aggregation import follow, older_adapter, read_probe
 from ternmesh.federated.channel import Channel
 from ternmesh.federated.evaluation import Values, with_staleness
 from ternmesh.federated.events import NodeEvent
 from ternmesh.federated.global_reassembler import GlobalReassembler
 from ternmesh.federated.joining import Handlers, Joining, NodeSettings
-from ternmesh.federated.local_update import (
-    is_too_little,
-    is_whole_receipt,
-    keep_own,
-    make_update,
-    settle_update,
-    sign_again,
-    update_bodies,
-)
 from ternmesh.federated.management import BoardManagement
 from ternmesh.federated.recovery import steps_after
 from ternmesh.federated.registry import CHAIN_BYTES_MAX, UpdateChain
@@ -210,7 +201,7 @@ class NodeProtocol:
             self.global_hash = genesis(settings.model_hash, state.run, self.plan)
         if self.pending is not None:  # it may have been made under other keys
             sign = partial(security.authenticator.sign_update, state.run, self.pending.round)
-            self.pending = sign_again(self.pending, sign)
+            self.pending = local_update.sign_again(self.pending, sign)
 
     # What others read
 
@@ -343,10 +334,10 @@ class NodeProtocol:
             self.channel.events.append(events.ResidualChanged(corrected))
             return
         silence = self.joining.management.settings.get("silence")
-        if is_too_little(corrected, self.model_q24, self.silences, plan, silence):
+        if local_update.is_too_little(corrected, self.model_q24, self.silences, plan, silence):
             self._fall_silent(corrected, now)
             return
-        self.pending = make_update(
+        self.pending = local_update.make_update(
             corrected,
             self.settings.model_hash,
             self.version,
@@ -436,7 +427,7 @@ class NodeProtocol:
     def _receive_receipt(self, message: control.Receipt, _address: int, now: float) -> None:
         pending = self.pending
         if pending is not None and message.round == pending.round:
-            is_whole = is_whole_receipt(message, pending, self._known_plan)
+            is_whole = local_update.is_whole_receipt(message, pending, self._known_plan)
             if is_whole and self.phase is NodePhase.UPDATE_SENT:
                 self._work_saved()
                 self.channel.events.append(events.UpdateReceived(pending.round))
@@ -582,13 +573,15 @@ class NodeProtocol:
         pending, model_hash, plan = self.pending, self.settings.model_hash, self._known_plan
         carried = residual = moved.residual if pending is None else pending.corrected
         if pending is not None:
-            residual = settle_update(pending, step.counted, self.address, model_hash, plan)
+            residual = local_update.settle_update(
+                pending, step.counted, self.address, model_hash, plan
+            )
         returns = isinstance(step, GlobalUpdate) and step.returns_to is not None
         if isinstance(step, GlobalSnapshot) or returns or self.before is not None:
             self.own_q24 = None  # the adapter did not move by what the fleet has learned
         else:
             moved_q24 = moved.model_q24.astype(np.int64) - self.model_q24
-            self.own_q24 = keep_own(self.own_q24, carried - residual, moved_q24, plan)
+            self.own_q24 = local_update.keep_own(self.own_q24, carried - residual, moved_q24, plan)
         if link.content:
             self.chain.append(link)
         else:
@@ -655,7 +648,7 @@ class NodeProtocol:
         if not self.joined or self.joining.management.paused:
             return ()
         if self.phase is NodePhase.UPDATE_SENT and self.pending is not None:
-            return update_bodies(self.pending, self._known_plan)
+            return local_update.update_bodies(self.pending, self._known_plan)
         is_silent = self.phase is NodePhase.SILENT
         return (control.write_control(control.Silent(self.version)),) if is_silent else ()
 

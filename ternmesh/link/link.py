@@ -15,14 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ternmesh.errors import TernmeshError, WireError
-from ternmesh.link.events import (
-    FrameArrived,
-    LinkCountersReserved,
-    LinkEvent,
-    LinkRefused,
-    LinkState,
-    SealsChanged,
-)
+from ternmesh.link import events
 from ternmesh.link.messages import Message, Offer, Question, Status, Symbol, is_link, read_message
 from ternmesh.link.receiver import Receiver
 from ternmesh.link.sender import LANE_SLOTS, Sender
@@ -49,7 +42,7 @@ class Link:
     def __init__(
         self,
         settings: LinkSettings,
-        state: LinkState,
+        state: events.LinkState,
         rng: np.random.Generator,
         sealing: Sealing | None = None,
     ) -> None:
@@ -57,7 +50,7 @@ class Link:
         self._sealing = sealing or OpenSealing()
         if self._sealing.is_keyed and settings.mtu < FRAME_MIN:
             raise ValueError(f"mtu {settings.mtu}: with keys it is at least {FRAME_MIN} bytes")
-        self._events: deque[LinkEvent] = deque()
+        self._events: deque[events.LinkEvent] = deque()
         self._out = Sender(settings, state, rng, self._events)
         self._in = Receiver(settings, state, rng, self._events)
         self._unreliable: deque[tuple[str, bytes]] = deque()
@@ -110,11 +103,11 @@ class Link:
         """
         try:
             if suite_of(frame) == SUITE_END or is_notice(frame):
-                self._events.append(FrameArrived(peer, frame))
+                self._events.append(events.FrameArrived(peer, frame))
             else:
                 self._open(peer, frame, now)
         except WireError as error:
-            self._events.append(LinkRefused(peer, error.reason))
+            self._events.append(events.LinkRefused(peer, error.reason))
         self._ask(now)
 
     def next_timeout(self) -> float | None:
@@ -127,7 +120,7 @@ class Link:
         self._in.handle_timeout(now)
         self._ask(now)
 
-    def next_event(self) -> LinkEvent | None:
+    def next_event(self) -> events.LinkEvent | None:
         """Return the next event to save or handle; None if there are no more."""
         if not self._events:
             self._out.begin()
@@ -136,10 +129,10 @@ class Link:
         if not self.has_frames:
             return None  # Replay windows may wait: a replay of what changed nothing gains nothing.
         if changes := self._sealing.changes():
-            return SealsChanged(changes)
+            return events.SealsChanged(changes)
         if self._limit - self._counter < FRAMES_MAX:
             self._limit += COUNTERS_BLOCK
-            return LinkCountersReserved(self._limit)
+            return events.LinkCountersReserved(self._limit)
         return None
 
     @property
@@ -190,7 +183,7 @@ class Link:
                 raise WireError("link", "a broadcast is no offer or symbol of a broadcast object")
             self._take(peer, message, is_broadcast, now)
         elif header.suite == SUITE_OPEN:
-            self._events.append(FrameArrived(peer, frame))
+            self._events.append(events.FrameArrived(peer, frame))
         elif not self._sealing.is_own(header.address, body):
             raise WireError("kind", f"a link takes no body of kind {body[0]}")
 
@@ -213,7 +206,7 @@ class Link:
         try:
             frame = self._sealing.seal(peer, address, self._counter, body)
         except WireError as error:
-            self._events.append(LinkRefused(peer, error.reason))
+            self._events.append(events.LinkRefused(peer, error.reason))
             return []
         self._counter += 1
         return [(peer, frame)]

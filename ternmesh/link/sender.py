@@ -24,6 +24,7 @@ from math import inf
 import numpy as np
 
 from ternmesh.errors import WireError
+from ternmesh.link import messages
 from ternmesh.link.erasure_code import INDEX_END, Layout, best_symbol_bytes, encode_symbols
 from ternmesh.link.events import (
     ARRIVED_MAX,
@@ -37,15 +38,6 @@ from ternmesh.link.events import (
     ReceiverDone,
     RepairsReserved,
     TransferBegun,
-)
-from ternmesh.link.messages import (
-    SLOTS,
-    Offer,
-    Question,
-    Status,
-    Symbol,
-    object_name,
-    write_message,
 )
 from ternmesh.link.settings import LinkSettings
 from ternmesh.timers import backoff_s, earliest
@@ -62,7 +54,7 @@ class OutgoingObject:
     """
 
     queued: Queued
-    offer: Offer
+    offer: messages.Offer
     layout: Layout
     turn: int  # how many transfers began in its lane before it
     repairs: int = 0  # repair ordinals below it are reserved on disk
@@ -150,7 +142,7 @@ def most_needed(needs: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     return tuple(max(n[g] if g < len(n) else 0 for n in needs) for g in range(longest))
 
 
-LANE_SLOTS = SLOTS // 2  # for one receiver; the others are for broadcasts
+LANE_SLOTS = messages.SLOTS // 2  # for one receiver; the others are for broadcasts
 ACTIVE_MAX = LANE_SLOTS // 2  # in one lane, so that a slot rests before it is used again
 LEAD_MAX = ARRIVED_MAX // 4  # with two lanes and a restart, within what receivers remember
 WAIT_IDLES = 3.0  # first wait for a status, in `idle_s`: the receiver should send one before
@@ -167,7 +159,7 @@ def is_shared(queued: Queued) -> bool:
 
 def slots_of(queued: Queued) -> range:
     """Return the slots that a transfer of this object may use."""
-    return range(LANE_SLOTS, SLOTS) if is_shared(queued) else range(LANE_SLOTS)
+    return range(LANE_SLOTS, messages.SLOTS) if is_shared(queued) else range(LANE_SLOTS)
 
 
 @dataclass(slots=True)
@@ -283,7 +275,7 @@ class Sender:
 
     # Messages of receivers
 
-    def receive_status(self, peer: str, status: Status, now: float) -> None:
+    def receive_status(self, peer: str, status: messages.Status, now: float) -> None:
         """Handle a status. In a burst only a receipt counts; after the receipt, no status."""
         found = [s for s in self._active if s.offer.name == status.name]
         for sending in [s for s in found if peer in s.waiting]:
@@ -305,7 +297,7 @@ class Sender:
                 sending.offer_to.clear()  # all of them have the offer
                 self._answer(sending, now)
 
-    def receive_question(self, peer: str, question: Question) -> None:
+    def receive_question(self, peer: str, question: messages.Question) -> None:
         """Handle a question: a receiver has symbols without their offer."""
         for sending in self._active:
             is_it = sending.offer.slot == question.slot and peer in sending.waiting
@@ -395,7 +387,7 @@ class Sender:
     def _bodies(self, sending: OutgoingObject, now: float, room: int) -> list[tuple[str, bytes]]:
         sending.begun = True
         sending.progress_at = min(sending.progress_at, now)
-        bodies = [(peer, write_message(sending.offer)) for peer in sending.offer_to[:room]]
+        bodies = [(peer, messages.write_message(sending.offer)) for peer in sending.offer_to[:room]]
         del sending.offer_to[:room]
         count = min(room - len(bodies), len(sending.queue))
         indexes = [sending.queue.popleft() for _ in range(count)]
@@ -403,7 +395,7 @@ class Sender:
         symbols = encode_symbols(sending.layout, name, payload, indexes)
         for place, (index, data) in enumerate(zip(indexes, symbols, strict=True), 1):
             is_last = place == count and not sending.queue
-            body = write_message(Symbol(sending.offer.slot, index, data, is_last))
+            body = messages.write_message(messages.Symbol(sending.offer.slot, index, data, is_last))
             bodies.append((sending.queued.peer, body))
         if not sending.has_frames:
             first_s = WAIT_IDLES * self._settings.idle_s
@@ -428,8 +420,8 @@ class Sender:
     def _open(self, queued: Queued, slot: int) -> OutgoingObject:
         size = len(queued.payload)
         layout = Layout(size, best_symbol_bytes(size, self._settings.symbol_room))
-        name = object_name(queued.number, queued.payload)
-        offer = Offer(slot, queued.number & 0xFFFF, name, size, layout.symbol_bytes)
+        name = messages.object_name(queued.number, queued.payload)
+        offer = messages.Offer(slot, queued.number & 0xFFFF, name, size, layout.symbol_bytes)
         lane = self._lane(queued)
         sending = lane.active[slot] = OutgoingObject(queued, offer, layout, lane.begun)
         sending.offer_to = [queued.peer]

@@ -7,7 +7,7 @@ import pytest
 
 from bench import crash, promises
 from bench.crash import Fleet, kill_fleet
-from ternmesh.federated import node
+from ternmesh.federated import local_update
 
 MADE = {"made": 1, "hash": "a1", "counted": {"7": [0, "d0", "03"]}}
 JOINED = {"address": 7}
@@ -26,7 +26,7 @@ def test_a_fleet_keeps_its_promises_under_kills(mosquitto) -> None:
 
 @pytest.mark.nightly
 def test_a_board_that_settles_nothing_is_found(mosquitto, monkeypatch) -> None:
-    monkeypatch.setattr(node, "settle_update", lambda pending, *_: pending.corrected)
+    monkeypatch.setattr(local_update, "settle_update", lambda pending, *_: pending.corrected)
     _, faults = kill_fleet(0, 2, 0, [])
     assert faults.keys() == {"other chunks settled than counted"}
 

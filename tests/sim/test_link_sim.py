@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ternmesh.link import ledger, link, sender
+from ternmesh.link import ledger, link, messages, sender
 from ternmesh.link.events import Delivered, LinkCountersReserved, Queued
 from ternmesh.link.ledger import Ledger
 from ternmesh.link.messages import Question, Status, is_link, object_name, read_message
@@ -94,7 +94,7 @@ def loses_receipts(patch: pytest.MonkeyPatch) -> None:
 def wraps_one_too_early(patch: pytest.MonkeyPatch) -> None:
     """A number of 15 bits stands where 16 are meant."""
     name = object_name
-    patch.setattr(sender, "object_name", lambda number, payload: name(number & 0x7FFF, payload))
+    patch.setattr(messages, "object_name", lambda number, payload: name(number & 0x7FFF, payload))
 
 
 def refills_the_ledger(patch: pytest.MonkeyPatch) -> None:

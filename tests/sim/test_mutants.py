@@ -13,7 +13,7 @@ import pytest
 from ternmesh.codec.encoder import add_residual, settle_residual
 from ternmesh.codec.scale import to_vector
 from ternmesh.errors import WireError
-from ternmesh.federated import channel, host, joining, local_update, node
+from ternmesh.federated import channel, host, joining, local_update
 from ternmesh.federated.aggregation import update_delta_q24
 from ternmesh.federated.channel import SealedQueue
 from ternmesh.federated.events import Pending, ResidualChanged
@@ -123,7 +123,7 @@ def entering_freely(enter: Method) -> Method:
 
 MUTANTS: dict[str, tuple[Bug, ...]] = {
     "each update that was sent is taken for counted": (
-        (node, "settle_update", instead(settle_all)),
+        (local_update, "settle_update", instead(settle_all)),
     ),
     "the list is looked at, the bitmap in it is not": (
         (local_update, "only_counted", instead(lambda carried, have: carried)),

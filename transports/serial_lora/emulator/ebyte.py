@@ -5,14 +5,7 @@ modem writes them to its own serial port.
 """
 
 from transports.serial_lora.ebyte import PACKET_MAX
-from transports.serial_lora.emulator.modem import (
-    Action,
-    EmulatedModem,
-    Output,
-    Pause,
-    Reception,
-    Transmit,
-)
+from transports.serial_lora.emulator import modem
 
 BUFFER_MAX = 1000  # bytes that wait for transmission; more bytes are lost
 GAP_S = 0.1  # a pause of this length on the serial port ends a packet
@@ -20,7 +13,7 @@ GAP_S = 0.1  # a pause of this length on the serial port ends a packet
 OVERHEAD_BYTES = 32
 
 
-class EbyteModem(EmulatedModem):
+class EbyteModem(modem.EmulatedModem):
     """An EBYTE modem. It reports no errors: each code in `fail_next` makes it lose one packet."""
 
     def __init__(self, air_rate_bps: int = 2400, packet_bytes: int = PACKET_MAX) -> None:
@@ -34,28 +27,28 @@ class EbyteModem(EmulatedModem):
         """The settings that two modems need in common; the air rate also stands for the channel."""
         return ("ebyte", self._air_rate_bps)
 
-    def power_up(self) -> list[Action]:
+    def power_up(self) -> list[modem.Action]:
         self._buffer.clear()
         return super().power_up()
 
-    def receive_bytes(self, data: bytes) -> list[Action]:
+    def receive_bytes(self, data: bytes) -> list[modem.Action]:
         self._buffer += data[: BUFFER_MAX - len(self._buffer)]
         if len(self._buffer) >= self._packet_bytes:
             return self._transmit()
-        return [Pause(GAP_S)]
+        return [modem.Pause(GAP_S)]
 
-    def transmitted(self) -> list[Action]:
+    def transmitted(self) -> list[modem.Action]:
         self._sending = False
         return self._transmit()
 
-    def hear(self, heard: Reception) -> list[Action]:
-        return [Output(heard.payload)]
+    def hear(self, heard: modem.Reception) -> list[modem.Action]:
+        return [modem.Output(heard.payload)]
 
-    def paused(self) -> list[Action]:
+    def paused(self) -> list[modem.Action]:
         """Send the packet, because no bytes came for `GAP_S`."""
         return self._transmit()
 
-    def _transmit(self) -> list[Action]:
+    def _transmit(self) -> list[modem.Action]:
         if self._sending or not self._buffer:
             return []
         packet = bytes(self._buffer[: self._packet_bytes])
@@ -65,4 +58,4 @@ class EbyteModem(EmulatedModem):
             return self._transmit()
         self._sending = True
         bits = 8 * (len(packet) + OVERHEAD_BYTES)
-        return [Transmit(packet, bits * 1_000_000 // self._air_rate_bps)]
+        return [modem.Transmit(packet, bits * 1_000_000 // self._air_rate_bps)]

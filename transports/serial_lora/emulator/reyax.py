@@ -4,14 +4,7 @@ import re
 import struct
 
 from ternmesh.link.airtime import LoraSetting, airtime_us
-from transports.serial_lora.emulator.modem import (
-    Action,
-    EmulatedModem,
-    Output,
-    Pause,
-    Reception,
-    Transmit,
-)
+from transports.serial_lora.emulator import modem
 from transports.serial_lora.reyax import BANDWIDTH_CODES, DATA_MAX, HIDDEN_BYTES
 
 LINE_MAX = 300
@@ -20,7 +13,7 @@ _COMMAND = re.compile(r"AT\+([A-Z]{2,12})(\?|=(.*))")
 _BANDWIDTHS_KHZ = {code: bandwidth for bandwidth, code in BANDWIDTH_CODES.items()}
 
 
-class ReyaxModem(EmulatedModem):
+class ReyaxModem(modem.EmulatedModem):
     """A REYAX modem; where it is not `binary_safe`, zeros and line ends cut the data."""
 
     def __init__(self, binary_safe: bool = True) -> None:
@@ -46,16 +39,16 @@ class ReyaxModem(EmulatedModem):
     def tuning(self) -> object:
         return tuple(self.settings[name] for name in ("NETWORKID", "BAND", "PARAMETER"))
 
-    def power_up(self) -> list[Action]:
+    def power_up(self) -> list[modem.Action]:
         self._buffer.clear()
         self._sending = False
         self.settings["BAND"] = self._stored_band
         return [_line("READY")]
 
-    def receive_bytes(self, data: bytes) -> list[Action]:
+    def receive_bytes(self, data: bytes) -> list[modem.Action]:
         """Answer commands; the answer to AT+SEND comes when the frame has left."""
         self._buffer += data
-        actions: list[Action] = []
+        actions: list[modem.Action] = []
         while (command := self._next_command()) is not None:
             actions += self._answer(command)
         if len(self._buffer) > LINE_MAX:
@@ -63,18 +56,18 @@ class ReyaxModem(EmulatedModem):
             actions.append(_line("ERR", "1"))
         return actions
 
-    def transmitted(self) -> list[Action]:
+    def transmitted(self) -> list[modem.Action]:
         self._sending = False
         return [_line("OK")]
 
-    def hear(self, heard: Reception) -> list[Action]:
+    def hear(self, heard: modem.Reception) -> list[modem.Action]:
         """Output frames for all or for us; the hidden bytes hold the addresses."""
         to, sender = struct.unpack_from(">HH", heard.payload)
         if to not in (0, int(self.settings["ADDRESS"])):
             return []
         data = heard.payload[HIDDEN_BYTES:]
         head = b"+RCV=%d,%d,%b" % (sender, len(data), data)
-        return [Output(head + b",%d,%d\r\n" % (heard.rssi_dbm, heard.snr_db))]
+        return [modem.Output(head + b",%d,%d\r\n" % (heard.rssi_dbm, heard.snr_db))]
 
     def _next_command(self) -> bytes | None:
         buffer = self._buffer
@@ -90,7 +83,7 @@ class ReyaxModem(EmulatedModem):
         del buffer[: end + 2]
         return command
 
-    def _answer(self, command: bytes) -> list[Action]:
+    def _answer(self, command: bytes) -> list[modem.Action]:
         if head := _SEND.match(command):
             return [self._send(int(head[1]), int(head[2]), command[head.end() :])]
         text = command.decode("latin-1")
@@ -107,13 +100,13 @@ class ReyaxModem(EmulatedModem):
             return [_line(match[1], self.settings[match[1]])]
         if self.refuses and self.refuses == match[1]:
             return [_line("ERR", "15")]
-        return [self._set(match[1], match[3]), *([Pause(0.0)] if self._next_baud else [])]
+        return [self._set(match[1], match[3]), *([modem.Pause(0.0)] if self._next_baud else [])]
 
-    def paused(self) -> list[Action]:
+    def paused(self) -> list[modem.Action]:
         self.baud, self._next_baud = self._next_baud or self.baud, 0
         return []
 
-    def _set(self, name: str, value: str) -> Action:
+    def _set(self, name: str, value: str) -> modem.Action:
         if name == "BAND" and value.endswith(",M"):
             self._stored_band = value = value[:-2]
         if name == "IPR" and self.baud:
@@ -129,7 +122,7 @@ class ReyaxModem(EmulatedModem):
         self.settings[name] = value
         return _line("OK")
 
-    def _send(self, to: int, size: int, data: bytes) -> Action:
+    def _send(self, to: int, size: int, data: bytes) -> modem.Action:
         if not self._binary_safe:
             data = data.partition(b"\0")[0]
         if self.fail_next:
@@ -143,8 +136,8 @@ class ReyaxModem(EmulatedModem):
         self._sending = True
         hidden = struct.pack(">HH", to, int(self.settings["ADDRESS"]) & 0xFFFF)
         payload = hidden.ljust(HIDDEN_BYTES, b"\0") + data
-        return Transmit(payload, airtime_us(self._radio, len(payload)))
+        return modem.Transmit(payload, airtime_us(self._radio, len(payload)))
 
 
-def _line(name: str, value: str = "") -> Output:
-    return Output(f"+{name}={value}\r\n".encode() if value else f"+{name}\r\n".encode())
+def _line(name: str, value: str = "") -> modem.Output:
+    return modem.Output(f"+{name}={value}\r\n".encode() if value else f"+{name}\r\n".encode())
