@@ -165,7 +165,7 @@ def test_a_setting_that_the_modem_refuses_is_named_and_the_others_are_taken_back
         ("reyax", "869525000", "869300000", "keeps for alarms"),
         ("reyax", "EU868", "Mars", "region is 'Mars'"),
         ("reyax", "spreading_factor = 8", "spreading_factor = 13", "spreading factor 13"),
-        ("reyax", '"reyax"', '"semaphore"', "dialect 'semaphore' must be one of"),
+        ("reyax", '"reyax"', '"semaphore"', "dialect is 'semaphore': it must be one of"),
         ("reyax", '"reyax"', '"reyax"\nport = "/dev/x"', "radio.port does not belong"),
         ("reyax", "869525000", "868300000\npower_dbm = 20", "20 dBm is too strong"),
         ("reyax", "board-2 = 2", "board-2 = 1", "two nodes have the same address"),

@@ -7,18 +7,18 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 
-from ternmesh.config import ConfigError, Table, is_whole, needs, read_table
+from ternmesh.config import ConfigError, Table, choices, is_whole, limits, needs, read_table
 from ternmesh.link.airtime import LoraSetting
 from transports.base import ALL, HOST, UnknownPeer, check_node, check_peer
 
 DIALECTS = ("reyax", "ebyte", "meshtastic", "rnode", "meshcore")
 HOST_ADDRESS, ALL_ADDRESS = 0, 255
-BINARY = ("auto", "yes", "no")
 _BAUD_RATES = {"ebyte": 9600}  # factory settings; all others have 115,200
 TUNED_BY_US = ("reyax", "rnode", "meshcore")  # the others are tuned with their own tools
 _REYAX_NETWORK_ANY_PREAMBLE = 18
 _REYAX_PREAMBLE = 12
-_REYAX = needs("dialect", "reyax")
+_REYAX, _EBYTE = needs("dialect", "reyax"), needs("dialect", "ebyte")
+_ABOVE_0 = limits(1e-3, 1e9)
 _URL = re.compile(r"socket://(?:\[([^]]+)]|([\w.-]+)):(\d{1,5})")
 
 
@@ -36,7 +36,7 @@ def tcp_address(port: str) -> tuple[str, int] | None:
 
 @dataclass(frozen=True, slots=True)
 class SerialLoraSettings:
-    """One end of a fleet on a radio modem; a wrong value is a ValueError that names it.
+    """One end of a fleet on a radio modem; a ValueError where its values do not fit together.
 
     `role` is `host` or the node's name. `addresses` has 1 to 254 for each node; a node needs its
     own only. `radio` gives the time on air of frames; where the modem is not tuned from here
@@ -45,43 +45,45 @@ class SerialLoraSettings:
     """
 
     port: str
-    dialect: str
+    dialect: str = field(metadata=choices(*DIALECTS))
     role: str
     addresses: Table  # numbers by name
     radio: LoraSetting = field(default_factory=lambda: LoraSetting(9, 125, 1, _REYAX_PREAMBLE))
     frequency_hz: int = 0  # reyax, rnode and meshcore need it
-    power_dbm: int = 14  # 25 mW, the most that Europe allows in most of its bands
-    baud_rate: int = 0  # 0: the factory setting of the dialect
+    # 25 mW, the most that Europe allows in most of its bands
+    power_dbm: int = field(default=14, metadata=limits(0, 22))
+    # 0: the factory setting of the dialect
+    baud_rate: int = field(default=0, metadata=limits(0, 4_000_000))
     dtr: bool = True  # the control lines of the port: some boards restart, or stay off, by them
     rts: bool = True
-    network_id: int = field(default=_REYAX_NETWORK_ANY_PREAMBLE, metadata=_REYAX)
+    network_id: int = field(
+        default=_REYAX_NETWORK_ANY_PREAMBLE,
+        metadata=_REYAX | limits(0, _REYAX_NETWORK_ANY_PREAMBLE),
+    )
     # Whether payloads may hold any byte; auto: a probe tells.
-    binary: str = field(default="auto", metadata=_REYAX)
-    air_rate_bps: int = field(default=2400, metadata=needs("dialect", "ebyte"))
-    packet_bytes: int = field(default=240, metadata=needs("dialect", "ebyte"))
+    binary: str = field(default="auto", metadata=_REYAX | choices("auto", "yes", "no"))
+    air_rate_bps: int = field(default=2400, metadata=_EBYTE | limits(300, 62_500))
+    packet_bytes: int = field(default=240, metadata=_EBYTE | limits(32, 240))
     # How often other radios repeat our frames
-    hop_limit: int = field(default=0, metadata=needs("dialect", "meshtastic"))
-    queue_max: int = 64  # frames that wait for the modem
-    answer_margin_s: float = 4.0  # how long a modem may take beyond the airtime to answer
-    write_timeout_s: float = 2.0
-    reconnect_min_s: float = 1.0
-    reconnect_max_s: float = 30.0
-    speed: float = 1.0  # of emulated radios, in multiples of real time
+    hop_limit: int = field(default=0, metadata=needs("dialect", "meshtastic") | limits(0, 7))
+    # Frames that wait for the modem
+    queue_max: int = field(default=64, metadata=limits(1, 10_000))
+    # How long a modem may take beyond the airtime to answer
+    answer_margin_s: float = field(default=4.0, metadata=_ABOVE_0)
+    write_timeout_s: float = field(default=2.0, metadata=_ABOVE_0)
+    reconnect_min_s: float = field(default=1.0, metadata=_ABOVE_0)
+    reconnect_max_s: float = field(default=30.0, metadata=_ABOVE_0)
+    # Of emulated radios, in multiples of real time
+    speed: float = field(default=1.0, metadata=_ABOVE_0)
 
     def __post_init__(self) -> None:
         if not self.port:
             raise ValueError("port is empty: name the modem's device, like /dev/ttyUSB0")
         tcp_address(self.port)
-        for name, value, allowed in (
-            ("dialect", self.dialect, DIALECTS),
-            ("binary", self.binary, BINARY),
-        ):
-            if value not in allowed:
-                raise ValueError(f"{name} {value!r} must be one of {', '.join(allowed)}")
         self._check_addresses()
-        self._check_numbers()
-        if self.dialect == "reyax":
-            self._check_reyax()
+        self._check_radio()
+        if self.reconnect_max_s < self.reconnect_min_s:
+            raise ValueError("reconnect_max_s must be at least reconnect_min_s")
 
     def _check_addresses(self) -> None:
         if self.role != HOST:
@@ -95,36 +97,17 @@ class SerialLoraSettings:
         if len(set(self.addresses.values())) < len(self.addresses):
             raise ValueError("two nodes have the same address: each needs one of its own")
 
-    def _check_numbers(self) -> None:
+    def _check_radio(self) -> None:
         if self.dialect in TUNED_BY_US and not 137_000_000 <= self.frequency_hz <= 1_020_000_000:
             raise ValueError(
                 f"frequency_hz {self.frequency_hz} must be 137000000 to 1020000000, "
                 "like 869525000 in Europe or 915000000 in the US"
             )
-        for name, low, high in (
-            ("power_dbm", 0, 22),
-            ("baud_rate", 0, 4_000_000),
-            ("air_rate_bps", 300, 62_500),
-            ("packet_bytes", 32, 240),
-            ("hop_limit", 0, 7),
-            ("queue_max", 1, 10_000),
-        ):
-            if not low <= getattr(self, name) <= high:
-                raise ValueError(f"{name} {getattr(self, name)} must be {low} to {high}")
-        if not 6 <= self.radio.preamble_symbols <= 65_535:
-            symbols = self.radio.preamble_symbols
-            raise ValueError(f"a preamble of {symbols} symbols: it must be 6 to 65535")
-        for name in ("answer_margin_s", "write_timeout_s", "reconnect_min_s", "speed"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} {getattr(self, name)} must be above 0")
-        if not self.reconnect_min_s <= self.reconnect_max_s < float("inf"):
-            raise ValueError("reconnect_max_s must be at least reconnect_min_s")
-
-    def _check_reyax(self) -> None:
-        network, preamble = self.network_id, self.radio.preamble_symbols
-        if not 0 <= network <= _REYAX_NETWORK_ANY_PREAMBLE:
-            raise ValueError(f"network_id {network} must be 0 to {_REYAX_NETWORK_ANY_PREAMBLE}")
-        if network != _REYAX_NETWORK_ANY_PREAMBLE and preamble != _REYAX_PREAMBLE:
+        preamble = self.radio.preamble_symbols
+        if not 6 <= preamble <= 65_535:
+            raise ValueError(f"a preamble of {preamble} symbols: it must be 6 to 65535")
+        has_own_preamble = self.network_id == _REYAX_NETWORK_ANY_PREAMBLE
+        if self.dialect == "reyax" and not has_own_preamble and preamble != _REYAX_PREAMBLE:
             raise ValueError(
                 f"a REYAX modem has a preamble of {_REYAX_PREAMBLE} symbols, not {preamble}, "
                 f"unless network_id is {_REYAX_NETWORK_ANY_PREAMBLE}"
