@@ -2,10 +2,13 @@
 
 import random
 
+from bumble.controller import Controller
+from bumble.device import Device
+from bumble.hci import Address
 from bumble.host import Host
 from bumble.transport.common import AsyncPipeSink
 
-from transports.ble.bumble_ends import Address, BumbleBridge, BumbleClient, Controller, Device
+from transports.ble.bumble_ends import BumbleBridge, BumbleClient
 from transports.ble.gatt import ATT_MTU_MAX
 from transports.ble.simulated import START_S, LossyLink, quiet_controllers
 from transports.loop_thread import LoopThread

@@ -1,4 +1,4 @@
-"""Both ends of a connection over bumble, a Bluetooth host stack in Python (imported here only).
+"""Both ends of a connection over bumble, a Bluetooth host stack in Python.
 
 `BumbleBridge` is the peripheral: a bridge with a Bluetooth controller. `BumbleClient` is the
 central: a board whose controller bumble drives, or a simulated one.
@@ -21,35 +21,14 @@ from transports.ble.gatt import (
     value_max,
 )
 
-with installed("ble-bridge", "a BLE bridge or virtual link needs the package bumble", MissingExtra):
+with installed("ble-bridge", "a BLE bridge needs the package bumble", MissingExtra):
     from bumble.att import Attribute
-    from bumble.controller import Controller
-    from bumble.core import UUID, AdvertisingData, BaseBumbleError, PhysicalTransport
+    from bumble.core import UUID, AdvertisingData, BaseBumbleError
     from bumble.device import Connection, Device, Peer
     from bumble.gatt import Characteristic, CharacteristicValue, Service
     from bumble.gatt_client import CharacteristicProxy
     from bumble.hci import Address, HCI_ErrorCode
-    from bumble.link import LocalLink
-    from bumble.ll import TerminateInd
     from bumble.transport import open_transport
-    from bumble.transport.common import StreamPacketSink, StreamPacketSource
-
-__all__ = [
-    "Address",
-    "BaseBumbleError",
-    "BumbleBridge",
-    "BumbleClient",
-    "Controller",
-    "Device",
-    "HCI_ErrorCode",
-    "LocalLink",
-    "PhysicalTransport",
-    "StreamPacketSink",
-    "StreamPacketSource",
-    "TerminateInd",
-    "open_device",
-    "open_transport",
-]
 
 CONTROLLER_LOST = "the Bluetooth controller is gone"
 CONNECT_S = 10.0  # from the connection until values can pass, and for its end

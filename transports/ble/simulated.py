@@ -15,18 +15,17 @@ import logging
 import random
 from contextlib import suppress
 
-from transports.ble.bumble_ends import (
-    Address,
-    BaseBumbleError,
-    Controller,
-    HCI_ErrorCode,
-    LocalLink,
-    PhysicalTransport,
-    StreamPacketSink,
-    StreamPacketSource,
-    TerminateInd,
-)
+from ternmesh.extras import installed
+from transports.base import MissingExtra
 from transports.loop_thread import LoopThread
+
+with installed("ble-bridge", "a virtual link needs the package bumble", MissingExtra):
+    from bumble.controller import Controller
+    from bumble.core import BaseBumbleError, PhysicalTransport
+    from bumble.hci import Address, HCI_ErrorCode
+    from bumble.link import LocalLink
+    from bumble.ll import TerminateInd
+    from bumble.transport.common import StreamPacketSink, StreamPacketSource
 
 START_S = 10.0
 PORT_MAX = 65_535
