@@ -4,10 +4,12 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from host.config import HostConfig, RunConfig, read_host_config
-    from host.service import run_host
-    from ternmesh_service.keyring import SecurityConfig
-    from transports.link_config import LinkConfig
+    from host.config import HostConfig as HostConfig
+    from host.config import RunConfig as RunConfig
+    from host.config import read_host_config as read_host_config
+    from host.service import run_host as run_host
+    from ternmesh_service.keyring import SecurityConfig as SecurityConfig
+    from transports.link_config import LinkConfig as LinkConfig
 
 _MODULES = {
     "HostConfig": "host.config",
@@ -17,14 +19,7 @@ _MODULES = {
     "LinkConfig": "transports.link_config",
     "SecurityConfig": "ternmesh_service.keyring",
 }
-__all__ = [
-    "HostConfig",
-    "LinkConfig",
-    "RunConfig",
-    "SecurityConfig",
-    "read_host_config",
-    "run_host",
-]
+__all__ = [*_MODULES]
 
 
 def __getattr__(name: str) -> object:
