@@ -16,7 +16,7 @@ sys.modules["torch"] = None  # type: ignore[assignment]  # importing it raises I
 import numpy as np  # noqa: E402
 
 from edge.split.config import read_split_board_config  # noqa: E402
-from edge.split.service import run_split_board  # noqa: E402
+from edge.split.node import run_split_board  # noqa: E402
 from ternmesh_cli.process import set_up_logging  # noqa: E402
 from tests.faulty import Faults, FaultyTransport  # noqa: E402
 from transports.base import Transport  # noqa: E402

@@ -164,7 +164,7 @@ def _serve(
                 "knowledge": lambda: data.knowledge and data.knowledge.status(),
             }
             if config.predict.enabled:
-                from edge.predict.service import predicting  # with asyncio, which takes memory
+                from edge.predict.server import predicting  # with asyncio, which takes memory
 
                 parts["predict"] = stack.enter_context(predicting(config, loaded, node))
             answer = partial(_answer, state, node, incoming, parts, reload)

@@ -21,7 +21,7 @@ from edge.split.config import read_split_board_config
 from fuzz.target import Target, number, same, scratch_folder
 from host.config import read_host_config
 from host.pipeline.config import ReplicasConfig, read_pipeline_config
-from host.pipeline.packets import Packets
+from host.pipeline.replicas import Packets
 from host.split.config import read_split_host_config
 from ternmesh.config import ConfigError
 from ternmesh.model_package import (

@@ -61,7 +61,7 @@ def _stage() -> ModuleType:
 
 def _board(arguments: argparse.Namespace) -> int:
     from edge.split.config import read_split_board_config
-    from edge.split.service import run_split_board
+    from edge.split.node import run_split_board
 
     config = read_split_board_config(arguments.config)
     status = run_split_board(

@@ -329,9 +329,6 @@ class Database:
     def _create(self) -> None:
         for statement in (*self._schema.statements, checksums.TABLE):
             self._execute(statement)
-        self._set_kind()
-
-    def _set_kind(self) -> None:
         kind = self._schema.application << 32 | self._schema.version
         self.insert(checksums.NAME, "", kind)
         for table in self._tables():

@@ -5,20 +5,24 @@ It uses one thread. One micro-batch is under way at a time; what is lost is skip
 
 import logging
 import os
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.data.sources import FolderData, input_specs
+from edge.config import warn_of_shared
+from edge.data.sources import FolderData, input_specs, open_folder
 from edge.errors import DataError
 from edge.report import rss_mib
 from edge.split.config import SplitBoardConfig
-from edge.split.part import FIRST, HEAD, SplitPart
+from edge.split.part import FIRST, HEAD, SplitPart, load_parts
 from edge.trainer import round_rng
 from ternmesh.errors import CodecError
 from ternmesh.federated.events import CountersReserved, Refused, refusals
@@ -31,11 +35,15 @@ from ternmesh.split.plan import SplitPlan
 from ternmesh.timers import NETWORK_TIMERS, TimerSettings
 from ternmesh.wire import activation, control
 from ternmesh.wire.activation import Activation
-from ternmesh_service.keyring import Keyring, NoKeyring
-from ternmesh_service.status import SplitBoardStatus
+from ternmesh_service.config_file import control_path
+from ternmesh_service.control_socket import ControlServer, Relay
+from ternmesh_service.keyring import Keyring, NoKeyring, choose_keyring, hop_keys, opened
+from ternmesh_service.status import SplitBoardStatus, to_json
 from ternmesh_store.split_store import Checkpoint, SplitStore
+from ternmesh_store.state_file import StateFile
 from transports.base import HOST, Transport
 from transports.driver import Driver, PeerTraffic
+from transports.factory import make_transport, pace_of
 
 LABEL = "label"
 KEPT = ("learned", "lost", "diverged")  # counts in a checkpoint
@@ -356,3 +364,50 @@ class SplitNode:
             refused=refusals(self.board.refused),
             rss_mib=rss_mib(),
         )
+
+
+def run_split_board(
+    config: SplitBoardConfig,
+    stop: threading.Event,
+    *,
+    insecure: bool = False,
+    until_finished: bool = False,
+    around: Callable[[Transport], Transport] = lambda transport: transport,
+) -> SplitBoardStatus:
+    """Run a board until `stop` is set, or until all is done; its last status.
+
+    Raises what `edge.service.run_node` raises. `around` may wrap the transport, for example to
+    simulate a bad link.
+    """
+    state = StateFile(Path(config.state_dir))
+    keyring = choose_keyring(state, config.security, config.link, insecure=insecure)
+    parts = load_parts(Path(config.model), config.training.threads)
+    package = with_labels(parts[0].package)
+    assert config.data.path is not None
+    warn_of_shared(config.data, config.evaluate)
+    training = open_folder(Path(config.data.path), package, config.data)
+    held_out = None
+    if config.evaluate.path is not None:
+        held_out = open_folder(Path(config.evaluate.path), package, config.evaluate)
+    store, relay = SplitStore(state), Relay()
+    keys = hop_keys(keyring, config.name, config.link.gateway)
+    transport = make_transport(config.link, config.name, state, keys)
+    with opened(state, keyring, config.link.fleet), closing(transport):
+        wrapped = around(transport)
+        pace = pace_of(transport)
+        node = SplitNode(
+            config, parts, training, held_out, store, wrapped, keyring=keyring, pace=pace
+        )
+
+        def answer(_request: Mapping[str, Any]) -> dict[str, Any]:
+            status = replace(node.status(), transport=transport.status(), security=keyring.status())
+            return to_json(status)
+
+        with ControlServer(control_path(config.state_dir, config.control_socket), relay.ask):
+            wrapped.open()
+            node.start()
+            while not stop.is_set() and not (until_finished and node.is_done):
+                node.turn()
+                relay.serve(answer)
+            node.save()
+        return node.status()

@@ -15,7 +15,6 @@ from torch.profiler import profile, schedule
 from host.pipeline.agreement import Control, check_agreement
 from host.pipeline.checkpoint import Checkpoints, common_step, copy_into
 from host.pipeline.config import PipelineConfig, PipelineError
-from host.pipeline.diagnosis import Diagnosis
 from host.pipeline.engine import Engine
 from host.pipeline.links import LinkEvents, RankLink
 from host.pipeline.replicas import Peers, Replica
@@ -24,11 +23,55 @@ from host.pipeline.texts import read_texts, tokenizer
 from host.pipeline.wire import Kind
 from models import causal
 from models.bottleneck.assemble import StageLayout, boundary_at, confine_part, subspace_of
-from models.bottleneck.shared_subspace import SharedSubspace
+from models.bottleneck.shared_subspace import SharedSubspace, project
+from models.bottleneck.subspace import SubspaceBottleneck, confined
 from models.bottleneck.training import StageOptimizer
 from models.causal import read_causal
 from models.stages import Stage, cut
 from models.transformer import OUTPUTS, TOKENS, sines, transformer
+
+
+class Diagnosis:
+    """Watches the boundaries of a stage in every forward pass; `row` tells the newest values."""
+
+    def __init__(self, stage: Stage, subspace: SharedSubspace) -> None:
+        self._stage = stage
+        self._subspace = subspace
+        self._error: Tensor | None = None
+        self._captured: Tensor | None = None
+        if isinstance(stage.exit, SubspaceBottleneck):
+            stage.exit.seen = self._leaves
+        if isinstance(stage.entry, SubspaceBottleneck):
+            stage.entry.gradient_seen = self._returns
+
+    @torch.no_grad()
+    def row(self) -> dict[str, object]:
+        """`drift` of the confined weights and `error` of reconstruction, both relative to the norm.
+
+        `captured` is the share of the boundary gradient's energy that lies in S.
+        """
+        found: dict[str, object] = {}
+        weights = [(w.weight, w.axis) for w in confined(self._stage) if not w.is_factor]
+        if weights:
+            basis = self._subspace.basis
+            drifts = [(w - project(w, basis, axis)).norm() / w.norm() for w, axis in weights]
+            found["drift"] = float(torch.stack(drifts).max())
+        if self._error is not None:
+            found["error"] = float(self._error)
+        if self._captured is not None:
+            found["captured"] = float(self._captured)
+        return found
+
+    @torch.no_grad()
+    def _leaves(self, x: Tensor, unknown: Tensor) -> None:
+        lost = unknown - unknown @ self._subspace.basis @ self._subspace.basis.T
+        self._error = lost.norm() / x.norm()
+
+    @torch.no_grad()
+    def _returns(self, gradient: Tensor) -> None:
+        inside = (gradient @ self._subspace.basis).square().sum()
+        self._captured = inside / gradient.square().sum()
+
 
 VALIDATION_PARTS = 4  # batches
 OPTIMIZER = "optimizer/"  # how names of the optimisers' tensors begin in a checkpoint

@@ -9,8 +9,7 @@ import onnxruntime
 import pytest
 
 from edge.errors import ModelError
-from edge.export import export_learned
-from edge.onnx.merge import merge_adapter
+from edge.export import export_learned, merge_adapter
 from edge.onnx.session import Inference, LoadedModel, adapter_version, load_model
 from edge.releases.store import make_release
 from models.zoo import package_path

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from host.pipeline.diagnosis import Diagnosis
 from host.pipeline.report import alarm
+from host.pipeline.train import Diagnosis
 from models.bottleneck.assemble import StageLayout, assemble
 from models.bottleneck.config import BottleneckConfig, OptimizerConfig, Shape
 from models.bottleneck.shared_subspace import SharedSubspace

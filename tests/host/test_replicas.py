@@ -13,10 +13,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from host.pipeline.config import PipelineConfig, PipelineError, ReplicasConfig, read_pipeline_config
-from host.pipeline.packets import Packets
-from host.pipeline.replicas import GLOBAL, Replica
+from host.pipeline.replicas import GLOBAL, Packets, Replica, StageVector
 from host.pipeline.report import line
-from host.pipeline.vector import StageVector
 from models.bottleneck.shared_subspace import SharedSubspace, make_basis, make_table, project
 from models.bottleneck.subspace import SubspaceLinear, SubspaceTokens, change_basis, confined
 from ternmesh.codec.scale import UNIT
@@ -92,7 +90,7 @@ def test_what_is_not_finite_is_refused() -> None:
 
 
 def test_updates_are_for_one_exchange(monkeypatch: pytest.MonkeyPatch) -> None:  # R11.2-1
-    monkeypatch.setattr("host.pipeline.packets.PART_MAX", 1000)
+    monkeypatch.setattr("host.pipeline.replicas.PART_MAX", 1000)
     vector = np.random.default_rng(0).standard_normal(NUMBERS).astype(np.float32)
     packets = Packets(NUMBERS, ReplicasConfig(2, 1, 0.5), "a")
     message = packets.write(vector, 7)

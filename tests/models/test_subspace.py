@@ -10,7 +10,6 @@ from models.bottleneck.assemble import StageLayout, assemble
 from models.bottleneck.codes import Float
 from models.bottleneck.config import BottleneckConfig, OptimizerConfig, Shape
 from models.bottleneck.learned import LearnedBasis
-from models.bottleneck.optimizers import Muon, RowAdamW, StiefelDescent
 from models.bottleneck.payload import BoundaryContext
 from models.bottleneck.shared_subspace import (
     SharedSubspace,
@@ -20,7 +19,7 @@ from models.bottleneck.shared_subspace import (
     project,
 )
 from models.bottleneck.subspace import SubspaceLinear, confine, confined
-from models.bottleneck.training import StageOptimizer
+from models.bottleneck.training import Muon, RowAdamW, StageOptimizer, StiefelDescent
 from models.stages import Stage, run_stages
 from models.transformer import OUTPUTS, TOKENS, transformer
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from ternmesh import generator, plan
-from ternmesh.codec import permutation, trits
+from ternmesh.codec import entropy_coder, permutation
 from ternmesh.codec.entropy_coder import CODEBOOK, Coded, decode_trits
 from ternmesh.link.messages import read_message, write_message
 from ternmesh.wire.frame import Header, open_seal
@@ -96,7 +96,7 @@ def test_orders(case: dict[str, Any]) -> None:
 @cases("trits")
 def test_trits(case: dict[str, Any]) -> None:
     data = bytes.fromhex(case["bytes"])
-    assert trits.unpack_trits(data, len(case["trits"])).tolist() == case["trits"]
+    assert entropy_coder.unpack_trits(data, len(case["trits"])).tolist() == case["trits"]
 
 
 @cases("codes")

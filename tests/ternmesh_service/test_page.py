@@ -25,8 +25,8 @@ from ternmesh_service.machine import Machine
 from ternmesh_service.metrics import MetricsConfig, served_metrics
 from ternmesh_service.page import server
 from ternmesh_service.page.config import PageConfig, check_page, read_token, served_page
-from ternmesh_service.page.feed import ROUNDS_MAX, PageFeed
 from ternmesh_service.page.parts import parts
+from ternmesh_service.page.server import ROUNDS_MAX, PageFeed
 from ternmesh_service.servers import TRY_S, Servers
 from ternmesh_service.status import MachineStatus, PublishedRelease, to_json
 from tests.mosquitto import free_port

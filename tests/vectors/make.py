@@ -17,7 +17,7 @@ from typing import Any, get_type_hints
 import numpy as np
 
 from ternmesh import generator, plan
-from ternmesh.codec import encoder, permutation, scale, trits
+from ternmesh.codec import encoder, entropy_coder, permutation, scale
 from ternmesh.codec.entropy_coder import CODEBOOK, Coded, decode_trits, encode_trits
 from ternmesh.errors import WireError
 from ternmesh.federated.agreement import messages as agreement
@@ -80,7 +80,7 @@ def scales(row: Row) -> Row:
 
 def packed_trits(row: Row) -> Row:
     """Five trits to a byte."""
-    return {"bytes": trits.pack_trits(np.array(row["trits"], np.int8)).hex()}
+    return {"bytes": entropy_coder.pack_trits(np.array(row["trits"], np.int8)).hex()}
 
 
 def codes(row: Row) -> Row:

@@ -13,7 +13,7 @@ import pytest
 from edge.config import NodeConfig, PredictConfig
 from edge.data.feed import Feed
 from edge.data.sources import Sample
-from edge.predict.service import predicting
+from edge.predict.server import predicting
 from ternmesh_service.control_socket import ControlError, ask
 from tests.edge.fleet import board_config, running
 from tests.edge.predict.conftest import Client

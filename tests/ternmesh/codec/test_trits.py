@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ternmesh.codec import trits
+from ternmesh.codec import entropy_coder
 from ternmesh.errors import WireError
 
 ternary = st.lists(st.integers(-1, 1), max_size=300).map(lambda v: np.array(v, np.int8))
@@ -12,10 +12,10 @@ ternary = st.lists(st.integers(-1, 1), max_size=300).map(lambda v: np.array(v, n
 @given(st.binary(max_size=60), st.integers(0, 320))
 def test_any_bytes_are_trits_or_a_wire_error(data: bytes, count: int) -> None:
     try:
-        values = trits.unpack_trits(data, count)
+        values = entropy_coder.unpack_trits(data, count)
     except WireError:
         return
-    assert trits.pack_trits(values) == data
+    assert entropy_coder.pack_trits(values) == data
 
 
 @pytest.mark.parametrize(
@@ -24,4 +24,4 @@ def test_any_bytes_are_trits_or_a_wire_error(data: bytes, count: int) -> None:
 )
 def test_bytes_that_are_no_trits(data: bytes, count: int) -> None:  # R2.4-1
     with pytest.raises(WireError):
-        trits.unpack_trits(data, count)
+        entropy_coder.unpack_trits(data, count)

@@ -22,7 +22,7 @@ from tests.faulty_radios import FaultyRadios
 from tests.open_files import many_open_files
 from tests.statuses import board_status
 from transports.base import HOST
-from transports.serial_lora import meshtastic, modem_link
+from transports.serial_lora import meshtastic, transport
 from transports.serial_lora.emulator.ebyte import EbyteModem
 from transports.serial_lora.emulator.modem import Action, EmulatedModem, Output, Pause, Transmit
 from transports.serial_lora.emulator.radios import LONG_FAST, new_modem
@@ -113,7 +113,7 @@ def test_lines_that_are_split_glued_and_noisy_cost_nothing(new_fleet, dialect, s
 def test_the_beginning_of_a_message_that_never_comes_holds_up_nothing_for_long(
     new_fleet, monkeypatch, false_head
 ) -> None:
-    monkeypatch.setattr(modem_link, "STALLED_S", 0.3)
+    monkeypatch.setattr(transport, "STALLED_S", 0.3)
     dialect = "reyax" if false_head[:1] == b"+" else "meshtastic"
     radios, (host, ada) = new_fleet(dialect)
     radios.garble(0, false_head)
