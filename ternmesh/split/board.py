@@ -5,7 +5,6 @@ also calls `send` while the board is `ready`, and `finish` when all micro-batche
 micro-batch is under way at a time. What is lost is skipped, never repeated, so nothing is kept.
 """
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -60,6 +59,7 @@ class SplitBoard:
         fits: Callable[[SplitPlan], bool] = lambda plan: True,  # noqa: ARG005
     ) -> None:
         self.channel: Channel[BoardEvent] = Channel(run=run, counter=counter, security=security)
+        self.refused = self.channel.refused  # frames, by reason
         self.joining = Joining(settings, self.channel, run=run, samples=samples, rng=rng)
         self.handlers: Handlers = {
             Welcome: self._receive_welcome,
@@ -85,11 +85,6 @@ class SplitBoard:
     def joined(self) -> bool:
         """Whether the host knows this board under its address."""
         return self.joining.joined
-
-    @property
-    def refused(self) -> Counter[str]:
-        """How many frames were refused, by reason."""
-        return self.channel.refused
 
     @property
     def ready(self) -> bool:
@@ -120,7 +115,8 @@ class SplitBoard:
 
     def send(self, item: Activation, wanted: int, now: float) -> None:
         """Send what the leg `wanted` answers; CodecError for NaN, then nothing is sent."""
-        plan = self._known_plan
+        plan = self.plan
+        assert plan is not None, "a board that is ready has a plan"
         bits = plan.bits_gradient if item.leg == activation.GRADIENT_UP else plan.bits_up
         parts = cut_activation(item, bits, plan)
         self.channel.outgoing.discard(self.joining.address)  # the board waits for no older answer
@@ -214,11 +210,6 @@ class SplitBoard:
 
     def say_hello(self, now: float) -> None:
         self.joining.say_hello(self.number, NO_GLOBAL_HASH, now)
-
-    @property
-    def _known_plan(self) -> SplitPlan:
-        assert self.plan is not None
-        return self.plan
 
     def _lose(self, now: float) -> None:
         assert self._wanted is not None
