@@ -23,12 +23,12 @@ from torch.nn import functional
 
 from bench.corpus import VOCABULARY, Corpus, books, load, sources
 from bench.jobs import AT_ONCE, Finished, Job, finish
+from bench.one_process import assemble, run_stages
 from bench.result import Figure, Result, mean_figure
-from models.bottleneck.assemble import StageLayout, assemble
+from models.bottleneck.assemble import StageLayout
 from models.bottleneck.config import BottleneckConfig, OptimizerConfig, Shape
 from models.bottleneck.training import StageOptimizer
 from models.errors import BottleneckError
-from models.stages import run_stages
 from models.transformer import OUTPUTS, TOKENS, transformer
 
 STAGES, MUON, ADAMW = 4, "muon", "adamw"

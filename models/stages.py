@@ -1,7 +1,7 @@
 """A sequence of layers cut into stages, with a boundary at each cut.
 
 A stage maps the tensors of one payload to those of the next. The first stage takes tokens, and the
-last returns logits. All stages in one process compute and learn the same as a pipeline of ranks.
+last returns logits.
 """
 
 from collections.abc import Sequence
@@ -76,12 +76,3 @@ def cut(layers: Sequence[T], stages: int) -> list[Sequence[T]]:
     starts = [0, *ends[:-1]]
     ends[-1] = len(layers)
     return [layers[start:end] for start, end in zip(starts, ends, strict=True)]
-
-
-def run_stages(stages: Sequence[Stage], tokens: Tensor) -> Tensor:
-    """All stages in one process: tokens [batch, length] to logits [batch, length, vocabulary]."""
-    tensors: Tensor | tuple[Tensor, ...] = (tokens,)
-    for stage in stages:
-        tensors = stage(*tensors)
-    assert isinstance(tensors, torch.Tensor)
-    return tensors

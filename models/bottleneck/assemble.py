@@ -13,7 +13,6 @@ from models.bottleneck.payload import Bottleneck, Direct
 from models.bottleneck.resbm import ResidualBottleneck
 from models.bottleneck.shared_subspace import SharedSubspace, make_basis, make_table
 from models.bottleneck.subspace import FACTORS, ROWS, SubspaceBottleneck, confine
-from models.stages import Stage, cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,30 +38,6 @@ def code_of(config: BottleneckConfig, *, is_back: bool = False) -> Code:
     if bits == 2:
         return Ternary()
     return Integer(bits) if bits <= 8 else Float(bits)
-
-
-def assemble(
-    layers: Sequence[nn.Module],
-    layout: StageLayout,
-    config: BottleneckConfig,
-    stages: int,
-    batch: int,
-    length: int,
-    recompute: bool = False,
-) -> tuple[list[Stage], SharedSubspace | None]:
-    """The stages for micro-batches [batch, length], and their subspace or None; ValueError.
-
-    With the method "subspace", all layers before the last boundary are confined in place.
-    """
-    parts, subspace = cut(layers, stages), subspace_of(layout, config)
-    for part in parts[:-1]:
-        confine_part(part, layout, config, subspace)
-    boundaries = [boundary_at(place, layout, config, subspace) for place in range(stages - 1)]
-    made = [
-        Stage(part, entry, exit_, batch, length, recompute)
-        for part, entry, exit_ in zip(parts, [None, *boundaries], [*boundaries, None], strict=True)
-    ]
-    return made, subspace
 
 
 def confine_part(

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import torch
 
+from bench.one_process import run_stages
 from host.pipeline.config import PipelineConfig
 from host.pipeline.engine import next_token_loss
 from host.pipeline.report import PROGRESS
 from host.pipeline.texts import read_texts
 from host.pipeline.train import VALIDATION_PARTS, own_stage
 from models.bottleneck.training import StageOptimizer
-from models.stages import run_stages
 from ternmesh_cli.process import write_toml
 
 TEXT = "It was the best of times, it was the worst of times, it was the age of wisdom. "

@@ -6,14 +6,15 @@ import pytest
 import torch
 from torch import nn
 
+from bench.one_process import assemble, run_stages
 from host.pipeline.report import alarm
 from host.pipeline.train import Diagnosis
-from models.bottleneck.assemble import StageLayout, assemble
+from models.bottleneck.assemble import StageLayout
 from models.bottleneck.config import BottleneckConfig, OptimizerConfig, Shape
 from models.bottleneck.shared_subspace import SharedSubspace
 from models.bottleneck.subspace import SubspaceBottleneck
 from models.bottleneck.training import StageOptimizer
-from models.stages import Stage, run_stages
+from models.stages import Stage
 from models.transformer import OUTPUTS, TOKENS, sines, transformer
 
 SHAPE = Shape(vocabulary=30, width=32, layers=4, heads=2, length=16)

@@ -10,13 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from bench.one_process import assemble, run_stages
 from models.bottleneck import codes
-from models.bottleneck.assemble import StageLayout, assemble, code_of
+from models.bottleneck.assemble import StageLayout, code_of
 from models.bottleneck.codes import Code, Float, Integer, Ternary, TopK
 from models.bottleneck.config import BottleneckConfig, Shape
 from models.bottleneck.payload import Payload, id_bits, pack_ids, unpack_ids
 from models.errors import BottleneckError
-from models.stages import Stage, cut, run_stages
+from models.stages import Stage, cut
 from models.transformer import OUTPUTS, TOKENS, Embedding, transformer
 
 SHAPE = Shape(vocabulary=50, width=32, layers=4, heads=2, length=12)

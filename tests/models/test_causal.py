@@ -6,10 +6,10 @@ from typing import Any, cast
 import pytest
 import torch
 
-from models.bottleneck.assemble import StageLayout, assemble
+from bench.one_process import assemble, run_stages
+from models.bottleneck.assemble import StageLayout
 from models.bottleneck.config import BottleneckConfig
 from models.causal import OUTPUTS, TOKENS, CausalError, cut_open, read_causal
-from models.stages import run_stages
 
 transformers = pytest.importorskip("transformers")
 

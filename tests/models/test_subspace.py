@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from models.bottleneck.assemble import StageLayout, assemble
+from bench.one_process import assemble, run_stages
+from models.bottleneck.assemble import StageLayout
 from models.bottleneck.codes import Float
 from models.bottleneck.config import BottleneckConfig, OptimizerConfig, Shape
 from models.bottleneck.learned import LearnedBasis
@@ -20,7 +21,7 @@ from models.bottleneck.shared_subspace import (
 )
 from models.bottleneck.subspace import SubspaceLinear, confine, confined
 from models.bottleneck.training import Muon, RowAdamW, StageOptimizer, StiefelDescent
-from models.stages import Stage, run_stages
+from models.stages import Stage
 from models.transformer import OUTPUTS, TOKENS, transformer
 
 
