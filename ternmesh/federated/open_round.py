@@ -19,37 +19,22 @@ from ternmesh.federated.evaluation import Evaluation, of_fleet, read_values
 from ternmesh.federated.robust import Update
 from ternmesh.plan import Plan
 from ternmesh.wire import control
+from ternmesh.wire import update as wire
 from ternmesh.wire.control import Receipt, Silent
 from ternmesh.wire.global_update import Counted
-from ternmesh.wire.update import (
-    CHUNK_HEAD_SIZE,
-    CHUNK_KIND,
-    CONTRIBUTIONS_KIND,
-    DIGEST_SIZE,
-    MANIFEST_KIND,
-    VOTE_CHUNK_KIND,
-    Chunk,
-    Contribution,
-    Manifest,
-    has_contributors,
-    read_chunk,
-    read_contributions,
-    read_manifest,
-    update_hash,
-    whole_round,
-    write_bitmap,
-)
 
 PARTIAL_AGGREGATE = 0x10000  # flag of a place, above all addresses
 
 
 def round_of(body: bytes, version: int, plan: Plan, takes_partial_aggregates: bool) -> int:
     """Return the round of a node's body. Raises WireError if the host does not accept it."""
-    of_aggregate = (CONTRIBUTIONS_KIND, VOTE_CHUNK_KIND) if takes_partial_aggregates else ()
-    if body[0] in (MANIFEST_KIND, CHUNK_KIND, *of_aggregate):
-        if len(body) < CHUNK_HEAD_SIZE:
+    of_aggregate = (
+        (wire.CONTRIBUTIONS_KIND, wire.VOTE_CHUNK_KIND) if takes_partial_aggregates else ()
+    )
+    if body[0] in (wire.MANIFEST_KIND, wire.CHUNK_KIND, *of_aggregate):
+        if len(body) < wire.CHUNK_HEAD_SIZE:
             raise WireError("length", "a body of an update is shorter than its header")
-        return whole_round(int.from_bytes(body[1:3], "little"), version)
+        return wire.whole_round(int.from_bytes(body[1:3], "little"), version)
     message = control.read_control(body) if body[0] == control.KIND else None
     if not isinstance(message, Silent) or not plan.has_silence:
         raise WireError("kind", f"the host does not accept a body of kind {body[0]} here")
@@ -66,19 +51,19 @@ def check_round(round_number: int, version: int, *, is_open: bool) -> None:
 
 def is_of_partial_aggregate(body: bytes) -> bool:
     """Whether a body belongs to a partial aggregate, not to the node's own update."""
-    names_contributors = body[0] == MANIFEST_KIND and has_contributors(body)
-    return names_contributors or body[0] in (CONTRIBUTIONS_KIND, VOTE_CHUNK_KIND)
+    names_contributors = body[0] == wire.MANIFEST_KIND and wire.has_contributors(body)
+    return names_contributors or body[0] in (wire.CONTRIBUTIONS_KIND, wire.VOTE_CHUNK_KIND)
 
 
 @dataclass(slots=True)
 class UpdateReassembler:
     """Collects one update of one round, at most the plan's number of chunks."""
 
-    chunk_kind: ClassVar = CHUNK_KIND
+    chunk_kind: ClassVar = wire.CHUNK_KIND
     plan: Plan
     model: bytes  # the first 8 bytes of the model hash
     round: int
-    manifest: Manifest | None = None
+    manifest: wire.Manifest | None = None
     bodies: dict[int, bytes] = field(default_factory=dict)  # of the chunks, by index
     hash: bytes = b""  # of the complete update (`update_hash`)
     vector: Hypervector | None = None  # of the chunks; their only copy, as nodes are many
@@ -101,13 +86,13 @@ class UpdateReassembler:
     @property
     def have(self) -> bytes:
         """The bitmap of the chunks that have arrived."""
-        return write_bitmap(self.bodies, self.plan.up.count)
+        return wire.write_bitmap(self.bodies, self.plan.up.count)
 
     def add(self, body: bytes) -> bool:
         """Add one body. Return False for a duplicate. Raises WireError if it does not fit."""
-        if body[0] == MANIFEST_KIND:
-            return self._add_manifest(read_manifest(body))
-        return self._add_chunk(read_chunk(body, self.chunk_kind), body)
+        if body[0] == wire.MANIFEST_KIND:
+            return self._add_manifest(wire.read_manifest(body))
+        return self._add_chunk(wire.read_chunk(body, self.chunk_kind), body)
 
     def counted(self, address: int) -> Counted:
         """Return the entry of this node in a global update, for the chunks that have arrived."""
@@ -129,7 +114,7 @@ class UpdateReassembler:
         samples = self.manifest.samples
         return Update(address, samples, self.hypervector(), members, evaluation, bodies)
 
-    def _add_manifest(self, item: Manifest) -> bool:
+    def _add_manifest(self, item: wire.Manifest) -> bool:
         if item.model != self.model:
             raise WireError("wrong model", "an update for another model")
         if item.chunks != self.plan.up.count:
@@ -143,7 +128,7 @@ class UpdateReassembler:
         self._check_digest()
         return True
 
-    def _add_chunk(self, item: Chunk, body: bytes) -> bool:
+    def _add_chunk(self, item: wire.Chunk, body: bytes) -> bool:
         index = item.slice.index
         if index >= self.plan.up.count:
             raise WireError("vector length", f"an update here has {self.plan.up.count} chunks")
@@ -160,7 +145,7 @@ class UpdateReassembler:
         self._check_digest()
         return True
 
-    def _check_contributors(self, item: Manifest) -> None:
+    def _check_contributors(self, item: wire.Manifest) -> None:
         if item.contributors:
             raise WireError("bundle", "partial aggregates are not accepted from this node")
 
@@ -176,8 +161,8 @@ class UpdateReassembler:
         """Raise WireError for a complete update with another digest; the caller then drops it."""
         if self.manifest is None or not self.complete:
             return
-        self.hash = update_hash(self.whole())
-        if self.hash[:DIGEST_SIZE] != self.manifest.digest:
+        self.hash = wire.update_hash(self.whole())
+        if self.hash[: wire.DIGEST_SIZE] != self.manifest.digest:
             raise WireError("digest", "the chunks are not those that the manifest names")
 
 
@@ -185,10 +170,11 @@ class UpdateReassembler:
 class PartialAggregateReassembler(UpdateReassembler):
     """Collects one partial aggregate of one round."""
 
-    chunk_kind: ClassVar = VOTE_CHUNK_KIND
+    chunk_kind: ClassVar = wire.VOTE_CHUNK_KIND
     lead: int = 0  # the first contributor, in whose name it is sent
     nodes: Collection[int] = ()  # the possible contributors
-    rows: dict[int, Contribution] = field(default_factory=dict)  # once manifest and list are here
+    # Once manifest and list are here
+    rows: dict[int, wire.Contribution] = field(default_factory=dict)
     listed: bytes = b""  # the body of contributions
 
     @property
@@ -198,7 +184,7 @@ class PartialAggregateReassembler(UpdateReassembler):
 
     def add(self, body: bytes) -> bool:
         """Add one body. Return False for a duplicate. Raises WireError if it does not fit."""
-        if body[0] == CONTRIBUTIONS_KIND:
+        if body[0] == wire.CONTRIBUTIONS_KIND:
             return self._add_contributions(body)
         return UpdateReassembler.add(self, body)
 
@@ -211,7 +197,7 @@ class PartialAggregateReassembler(UpdateReassembler):
         return UpdateReassembler.counted(self, self.lead)
 
     def _add_contributions(self, body: bytes) -> bool:
-        read_contributions(body)
+        wire.read_contributions(body)
         if self.listed:
             if self.listed != body:
                 raise WireError("conflict", "a second, different list of contributions")
@@ -220,7 +206,7 @@ class PartialAggregateReassembler(UpdateReassembler):
         self._check_digest()
         return True
 
-    def _check_contributors(self, item: Manifest) -> None:
+    def _check_contributors(self, item: wire.Manifest) -> None:
         if len(item.contributors) < 2 or item.contributors[0] != self.lead:
             raise WireError(
                 "manifest", "a partial aggregate must be sent in the name of its first contributor"
@@ -239,7 +225,7 @@ class PartialAggregateReassembler(UpdateReassembler):
     def _check_digest(self) -> None:
         """Also compare the list with the manifest; after a WireError the caller drops all."""
         if self.manifest is not None and self.listed and not self.rows:
-            rows = read_contributions(self.listed)
+            rows = wire.read_contributions(self.listed)
             named = self.manifest.contributors
             if len(rows) != len(named) or sum(r.samples for r in rows) != self.manifest.samples:
                 raise WireError("digest", "the contributions are not those of the manifest")
@@ -337,7 +323,7 @@ class OpenRound:
             self.updates.pop(place, None)
             self.silent.discard(place)
 
-    def whole_update(self, place: int) -> tuple[Manifest, bytes] | None:
+    def whole_update(self, place: int) -> tuple[wire.Manifest, bytes] | None:
         """Return manifest and hash of a node's own update; None until the update is complete."""
         update = self.updates.get(place)
         if update is None or update.manifest is None or not update.complete:

@@ -8,15 +8,7 @@ from collections.abc import Callable
 
 from ternmesh.extras import installed
 from transports.base import MissingExtra
-from transports.ble.gatt import (
-    ATT_HEADER,
-    ATT_MTU_MIN,
-    RX_UUID,
-    SERVICE_UUID,
-    TX_UUID,
-    GattError,
-    value_max,
-)
+from transports.ble import gatt
 
 with installed("ble", "BLE needs the package bleak", MissingExtra):
     from bleak import BleakClient, BleakScanner
@@ -46,7 +38,7 @@ class BleakEnd:
     def value_max(self) -> int:
         """The longest value in bytes now; 20 with BlueZ before 5.62, whatever was negotiated."""
         size = self._rx.max_write_without_response_size if self._rx else 0
-        return value_max(max(size + ATT_HEADER, ATT_MTU_MIN))
+        return gatt.value_max(max(size + gatt.ATT_HEADER, gatt.ATT_MTU_MIN))
 
     async def connect(
         self, on_value: Callable[[bytes], None], on_disconnect: Callable[[str], None]
@@ -57,20 +49,20 @@ class BleakEnd:
                 lambda device, heard: (
                     self._bridge in (device.address, heard.local_name)
                     if self._bridge
-                    else SERVICE_UUID in heard.service_uuids
+                    else gatt.SERVICE_UUID in heard.service_uuids
                 ),
                 timeout=SCAN_S,
             )
             if device is None:
-                raise GattError(f"no BLE bridge {self._bridge} is in reach")
+                raise gatt.GattError(f"no BLE bridge {self._bridge} is in reach")
             self._client = client = BleakClient(
                 device, lambda client: self._ended(client, on_disconnect), timeout=CONNECT_S
             )
             await client.connect()
-            self._rx = client.services.get_characteristic(RX_UUID)
+            self._rx = client.services.get_characteristic(gatt.RX_UUID)
             if self._rx is None:
-                raise GattError(f"{device.address} has no Nordic UART service")
-            await client.start_notify(TX_UUID, lambda _, value: on_value(bytes(value)))
+                raise gatt.GattError(f"{device.address} has no Nordic UART service")
+            await client.start_notify(gatt.TX_UUID, lambda _, value: on_value(bytes(value)))
         except (BleakError, TimeoutError, OSError) as error:
             why = str(error) or "it took too long"
             if "ServiceUnknown" in why or type(error) in (
@@ -78,15 +70,15 @@ class BleakEnd:
                 ConnectionRefusedError,
             ):
                 why += f": {NO_BLUEZ}"
-            raise GattError(f"bleak could not connect: {why}") from error
+            raise gatt.GattError(f"bleak could not connect: {why}") from error
 
     async def write(self, value: bytes) -> None:
         if self._client is None or self._rx is None:
-            raise GattError("not connected")
+            raise gatt.GattError("not connected")
         try:
             await self._client.write_gatt_char(self._rx, value, response=False)
         except BleakError as error:
-            raise GattError(f"bleak could not write: {error}") from error
+            raise gatt.GattError(f"bleak could not write: {error}") from error
 
     async def disconnect(self) -> None:
         client = self._client
@@ -96,7 +88,7 @@ class BleakEnd:
             try:
                 await client.disconnect()
             except (BleakError, TimeoutError) as error:
-                raise GattError(f"bleak could not disconnect: {error}") from error
+                raise gatt.GattError(f"bleak could not disconnect: {error}") from error
 
     def _ended(self, client: BleakClient, on_disconnect: Callable[[str], None]) -> None:
         if client is self._client:

@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 
 from ternmesh.errors import WireError
-from ternmesh.federated import open_round
 from ternmesh.federated.aggregation import encode_update
 from ternmesh.federated.events import GlobalUpdateMade, Refused, UpdateForgotten
 from ternmesh.federated.open_round import round_of
 from ternmesh.security.membership import HOST
-from ternmesh.wire import control
+from ternmesh.wire import control, update
 from ternmesh.wire.control import OPEN
 from ternmesh.wire.frame import UNASSIGNED, Header, open_seal, seal_open
 from ternmesh.wire.update import (
@@ -265,7 +264,7 @@ def test_what_is_here_already_is_not_hashed_again(bench: Any, monkeypatch: Any) 
     frames = [frame for _, frame in bench.take("theo")]
     bench.host.receive_frames("theo", frames, bench.now)
     hashed: list[int] = []
-    monkeypatch.setattr(open_round, "update_hash", lambda whole: hashed.append(len(whole)))
+    monkeypatch.setattr(update, "update_hash", lambda whole: hashed.append(len(whole)))
     bench.host.receive_frames("theo", 5 * frames, bench.now)
     assert bench.host.refused["duplicate"] == 5 * len(frames)
     assert hashed == []
