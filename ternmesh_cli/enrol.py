@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from host import membership
 from ternmesh.config import ConfigError
 from ternmesh.errors import SecurityError
 from ternmesh.security.host_keys import HostKeys, host_text, parse_host
@@ -222,8 +223,6 @@ def _is_list(file: Path) -> bool:
 
 
 def _import(arguments: argparse.Namespace) -> dict[str, Any]:
-    from host.membership import members
-
     config = read(arguments.config)
     if config.role is Role.HOST:
         raise ConfigError(
@@ -235,7 +234,7 @@ def _import(arguments: argparse.Namespace) -> dict[str, Any]:
         raise SecurityError(f"cannot read {arguments.file}: {error.strerror}") from error
     with keyring_of(config) as keyring:
         keyring.learn(parse_fleet(text))
-        return members(keyring)
+        return membership.members(keyring)
 
 
 def _code(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -303,8 +302,6 @@ def _tell_wait(link: LinkConfig) -> None:
 
 def ask_host(path: Path, request: dict[str, Any]) -> dict[str, Any]:
     """The answer of the running host, or from its files where it does not run; TernmeshError."""
-    from host import membership
-
     config = read_host(path)
     answer = config.ask(request)
     if answer is not None:

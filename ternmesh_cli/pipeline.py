@@ -3,15 +3,20 @@
 import argparse
 import importlib.util
 import json
+import socket
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from host.pipeline.config import PipelineConfig, PipelineError, read_pipeline_config
+from host.pipeline.launch import Ranks
+from host.pipeline.plan import describe, plan
+from host.pipeline.report import PROGRESS, line
+from ternmesh.security.identity import Role, identity_text
 from ternmesh_cli import process
+from ternmesh_cli.pipeline_report import TrainingHistory, write_report
+from ternmesh_service.identity_file import make_identity_file, read_identity_file
 from ternmesh_store.files import replace_file
-
-if TYPE_CHECKING:
-    from host.pipeline.config import PipelineConfig
 
 PAGE = "report.html"
 PAGE_S = 60.0  # between two pages: to draw one costs a core a second of training
@@ -26,12 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     train.add_argument("--host", help="which host in `addresses` this machine is")
     train.add_argument("--insecure", action="store_true", help="no TLS between machines")
 
-    plan = commands.add("plan", "say which compression a link needs, and what it costs", _plan)
-    process.add_config(plan, is_found=False)
+    planning = commands.add("plan", "say which compression a link needs, and what it costs", _plan)
+    process.add_config(planning, is_found=False)
     mbit = process.real(0.001, 1e6, "Mbit/s")
-    plan.add_argument("--mbit", type=mbit, required=True, help="what a machine can send")
-    plan.add_argument("--rtt-ms", type=process.real(0, 1e5, "ms"), required=True)
-    plan.add_argument(
+    planning.add_argument("--mbit", type=mbit, required=True, help="what a machine can send")
+    planning.add_argument("--rtt-ms", type=process.real(0, 1e5, "ms"), required=True)
+    planning.add_argument(
         "--micro-batch-ms",
         type=process.real(0.001, 1e7, "ms"),
         help="computing of the slowest stage (default: as the last report says)",
@@ -41,11 +46,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _plan(arguments: argparse.Namespace) -> int:
-    from host.pipeline.config import PipelineError, read_pipeline_config
-    from host.pipeline.plan import describe, plan
-    from host.pipeline.report import PROGRESS
-    from ternmesh_cli.pipeline_report import TrainingHistory
-
     config = read_pipeline_config(arguments.config)
     micro_batch_ms = arguments.micro_batch_ms
     if micro_batch_ms is None:
@@ -60,12 +60,6 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 
 def _identity(arguments: argparse.Namespace) -> int:
-    import socket
-
-    from host.pipeline.config import read_pipeline_config
-    from ternmesh.security.identity import Role, identity_text
-    from ternmesh_service.identity_file import make_identity_file, read_identity_file
-
     path = read_pipeline_config(arguments.config).identity_path
     if path.exists():
         identity = read_identity_file(path)
@@ -77,10 +71,6 @@ def _identity(arguments: argparse.Namespace) -> int:
 
 
 def _train(arguments: argparse.Namespace) -> int:
-    from host.pipeline.config import read_pipeline_config
-    from host.pipeline.launch import Ranks
-    from host.pipeline.report import line
-
     config = read_pipeline_config(arguments.config)
     ranks = Ranks(config, arguments.config.resolve(), arguments.host, arguments.insecure)
     stop = process.stop_on_signals()
@@ -101,10 +91,7 @@ def _train(arguments: argparse.Namespace) -> int:
 class ReportFile:
     """The HTML report in the state folder, rewritten from time to time."""
 
-    def __init__(self, config: "PipelineConfig") -> None:
-        from host.pipeline.report import PROGRESS
-        from ternmesh_cli.pipeline_report import TrainingHistory
-
+    def __init__(self, config: PipelineConfig) -> None:
         self._config = config
         self._history = TrainingHistory()
         self._history.read(config.folder / PROGRESS)
@@ -128,7 +115,5 @@ class ReportFile:
 
     def _write(self, state: str) -> None:
         if self._can_draw:
-            from ternmesh_cli.pipeline_report import write_report
-
             content = write_report(self._config, self._history, state)
             replace_file(self._config.folder / PAGE, content.encode())

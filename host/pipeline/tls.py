@@ -11,16 +11,14 @@ import tempfile
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from ternmesh.security.identity import Identity, PublicIdentity
 from ternmesh.security.primitives import SEED_SIZE
-
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import (
-        Ed25519PrivateKey,
-        Ed25519PublicKey,
-    )
 
 SUFFIX = ".ternmesh"  # of the name in a certificate; fingerprint before it
 # The keys do not outlive the process. So clocks need not be right.
@@ -70,31 +68,18 @@ def authority_of(identity: PublicIdentity) -> str:
 
 
 def _authority(peer: PublicIdentity) -> str:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import (
-        Ed25519PrivateKey,
-        Ed25519PublicKey,
-    )
-
     key = Ed25519PublicKey.from_public_bytes(peer.verify)
     return _pem(peer, authority_of(peer), key, Ed25519PrivateKey.generate())
 
 
 def _certificate(own: Identity) -> str:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-
     key = Ed25519PrivateKey.generate()
     signer = Ed25519PrivateKey.from_private_bytes(own.seeds[:SEED_SIZE])
     private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
     return private + _pem(own.public, name_of(own.public), key.public_key(), signer)
 
 
-def _pem(
-    owner: PublicIdentity, name: str, key: "Ed25519PublicKey", signer: "Ed25519PrivateKey"
-) -> str:
-    from cryptography import x509
-    from cryptography.hazmat.primitives.serialization import Encoding
-
+def _pem(owner: PublicIdentity, name: str, key: Ed25519PublicKey, signer: Ed25519PrivateKey) -> str:
     def named(text: str) -> x509.Name:
         return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, text)])
 
