@@ -12,7 +12,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edge.enrolment import KNOWN, ask_host
 from ternmesh.federated.refusals import NO_ANSWER, why
@@ -28,11 +28,9 @@ from ternmesh_store.state_file import StateFile
 from transports.base import HOST
 from transports.factory import is_linked
 from transports.link_config import LinkConfig, link_settings
+from transports.mqtt.transport import MqttTransport
 from transports.serial_lora.airtime_budget import read_moment
 from transports.serial_lora.settings import tcp_address
-
-if TYPE_CHECKING:
-    from transports.mqtt.transport import MqttTransport
 
 OK, WARNING, WRONG = "ok", "warning", "wrong"
 DAY_S = 86_400.0
@@ -186,10 +184,8 @@ def program(subject: Subject) -> Iterator[Result]:
 
 
 @contextmanager
-def _connection(link: LinkConfig, role: str) -> Iterator[tuple["MqttTransport", object]]:
+def _connection(link: LinkConfig, role: str) -> Iterator[tuple[MqttTransport, object]]:
     """A connection under a name of its own, and why it is none; None: nobody answers."""
-    from transports.mqtt.transport import MqttTransport
-
     name = f"ternmesh-doctor-{secrets.token_hex(4)}"
     asked = replace(link_settings(link, role), client_id=name, session_expiry_s=0)
     with closing(MqttTransport(asked)) as transport:

@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ternmesh.config import limits, needs
 from ternmesh_service.config_file import PATH
@@ -24,9 +23,7 @@ from ternmesh_service.control_socket import ANSWER_S, ControlError
 from ternmesh_service.home_assistant import BOARDS_MAX, Topics, discovery, document_of, health
 from ternmesh_service.status import BoardStatus, HostStatus, ask_status
 from transports.link_config import LinkConfig, link_settings
-
-if TYPE_CHECKING:
-    from transports.mqtt.topics import TopicClient, TopicSettings
+from transports.mqtt.topics import TopicClient, TopicSettings, same_broker
 
 TURN_S = 1.0  # between two looks at what has changed
 STALE = 3  # intervals without a status, after which the process counts as offline
@@ -63,8 +60,6 @@ def served_health(config: HealthConfig, socket: Path, fleet: str, name: str) -> 
     if not config.url:
         yield
         return
-    from transports.mqtt.topics import TopicClient  # with paho-mqtt, which not all have
-
     topics = Topics(fleet, name)
     client = TopicClient(_settings(config, topics))
     publisher = _Publisher(config, topics, client, socket)
@@ -81,10 +76,8 @@ def served_health(config: HealthConfig, socket: Path, fleet: str, name: str) -> 
         client.close()
 
 
-def _settings(config: HealthConfig, topics: Topics) -> "TopicSettings":
+def _settings(config: HealthConfig, topics: Topics) -> TopicSettings:
     """The end on the broker; ConfigError."""
-    from transports.mqtt.topics import same_broker
-
     same = "url", "ca_file", "certificate_file", "key_file", "credentials_file", "cleartext"
     of_link = LinkConfig(fleet=topics.fleet, **{key: getattr(config, key) for key in same})
     link = link_settings(of_link, topics.name, "health")
@@ -101,7 +94,7 @@ class _Publisher:
     """What is to be published, and what has been."""
 
     def __init__(
-        self, config: HealthConfig, topics: Topics, client: "TopicClient", socket: Path
+        self, config: HealthConfig, topics: Topics, client: TopicClient, socket: Path
     ) -> None:
         self.stop = threading.Event()
         self._config = config
