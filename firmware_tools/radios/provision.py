@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from firmware_tools.errors import FirmwareError, NoAnswer
 from firmware_tools.radios.fleet_file import RadioFleet
-from firmware_tools.radios.line import Line
-from firmware_tools.radios.modems import BY_DIALECT, SHORT_S, Modem, Settings
+from firmware_tools.radios.modems import BY_DIALECT, SHORT_S, Line, Modem, Settings
 from ternmesh.errors import TernmeshError
 from transports.base import TransportError
 from transports.serial_lora.port import BOTH_ON, PortError

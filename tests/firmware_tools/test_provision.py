@@ -19,8 +19,7 @@ from firmware_tools.radios.ebyte_registers import (
     power_code,
 )
 from firmware_tools.radios.fleet_file import read_radio_fleet
-from firmware_tools.radios.line import Line
-from firmware_tools.radios.modems import BY_DIALECT
+from firmware_tools.radios.modems import BY_DIALECT, Line
 from firmware_tools.radios.provision import probe, provision
 from ternmesh.config import ConfigError
 from ternmesh_cli import main
@@ -123,7 +122,7 @@ def test_a_modem_that_restarts_when_its_port_is_opened_is_found(
     boots_slowly(radios.modems[index], 1.5 * radios.speed)
     opened: list[str] = []
     monkeypatch.setattr(
-        "firmware_tools.radios.line.SerialPort", restarts_when_opened(radios, opened)
+        "firmware_tools.radios.modems.SerialPort", restarts_when_opened(radios, opened)
     )
     outcome = set_up(radios, index, dialect)
     assert outcome.result == "changed", outcome

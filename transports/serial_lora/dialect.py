@@ -1,7 +1,7 @@
 """A modem's dialect: a protocol without I/O between payloads and the bytes of a serial line.
 
 A dialect sets the modem up, hands it one payload at a time and reads its messages. Its methods
-return events in the order in which the link (`modem_link`) must handle them.
+return events in the order in which the link (`transport.ModemLink`) must handle them.
 """
 
 from abc import ABC, abstractmethod
