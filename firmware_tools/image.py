@@ -63,8 +63,7 @@ def write_image(image: Image) -> bytes:
     """The bytes of an image's file; FirmwareError where the data is not what it should be."""
     check(image)
     fields = [TAG, image.name, text_of(image.version), image.board, image.method, image.address]
-    whole: bytes = cbor2.dumps([*fields, image.data], canonical=True)
-    return whole
+    return cbor2.dumps([*fields, image.data], canonical=True)
 
 
 def read_image(data: bytes) -> Image:

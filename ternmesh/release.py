@@ -72,8 +72,7 @@ def write_manifest(manifest: ReleaseManifest) -> bytes:
         manifest.loss_max,
         manifest.latency_max,
     ]
-    content: bytes = cbor2.dumps(fields, canonical=True)
-    return content
+    return cbor2.dumps(fields, canonical=True)
 
 
 def read_manifest(content: bytes) -> ReleaseManifest:
@@ -125,8 +124,7 @@ def make_manifest(
 def write_object(content: bytes, signatures: bytes, files: Sequence[bytes]) -> bytes:
     """A release as one string of bytes; a file that its receivers hold already is empty."""
     packed = [zlib.compress(data, 9) if data else b"" for data in files]
-    whole: bytes = cbor2.dumps([OBJECT, content, signatures, packed], canonical=True)
-    return whole
+    return cbor2.dumps([OBJECT, content, signatures, packed], canonical=True)
 
 
 def read_object(data: bytes) -> tuple[bytes, bytes, tuple[bytes, ...]]:

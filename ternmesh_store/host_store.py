@@ -168,8 +168,7 @@ class HostStore(Store):
     def copied(self) -> bytes:
         """All that another host of this fleet needs to go on with the run, from the last commit."""
         rows = {table: self._database.rows(f"SELECT * FROM {table}") for table in _COPIED}
-        written: bytes = cbor2.dumps(rows)
-        return written
+        return cbor2.dumps(rows)
 
     def take_copy(self, data: bytes) -> None:
         """Replace the run by that of another host (`copied`); `commit` makes it durable.
@@ -442,8 +441,7 @@ def _write_reports(
         [names[address], _units(own.loss, LOSS_UNIT), _units(own.accuracy, ACCURACY_UNIT)]
         for address, own in evaluations
     ]
-    written: bytes = cbor2.dumps(rows)
-    return written
+    return cbor2.dumps(rows)
 
 
 def _units(value: float | None, unit: float) -> int:

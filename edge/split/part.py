@@ -60,8 +60,7 @@ class SplitPart:
     def forward(self, inputs: Arrays) -> Vector:
         """Return the output for arrays by name, float32 [samples, width]; any batch size."""
         outputs = self._inference.predict({**inputs, **self.package.split(self.vector)})
-        result: Vector = outputs[self.package.outputs[0].name]
-        return result
+        return outputs[self.package.outputs[0].name]
 
     def learn(self, batch: Arrays, learning_rate: float, clip_norm: float) -> tuple[float, Vector]:
         """Take one optimiser step.

@@ -115,8 +115,7 @@ class TorchStage:
             part = gradient * factor
             parameter.grad = part if parameter.grad is None else parameter.grad + part
         self.gathered += 1
-        found: Values = of_x.numpy()
-        return found
+        return of_x.numpy()
 
     # Checkpoints
 

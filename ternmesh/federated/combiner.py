@@ -223,5 +223,4 @@ class Consolidation:
         adapter = to_float(model_q24)
         self.count = min(self.count + 1, ENDS_MAX)
         self.mean = self.mean + (adapter - self.mean) / np.float32(self.count)
-        step: Vector = np.float32(PULL) * (self.mean - adapter)
-        return step
+        return np.float32(PULL) * (self.mean - adapter)

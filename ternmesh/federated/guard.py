@@ -68,8 +68,7 @@ class KeptRound:
     def stored(self, oldest: int) -> bytes:
         """Return what must be on disk; `oldest` is the version from which rounds are kept."""
         rows = [[u.address, u.loss, u.weight, u.factor, u.bodies] for u in self.updates]
-        written: bytes = cbor2.dumps([oldest, self.version, self.residual, self.step, rows])
-        return written
+        return cbor2.dumps([oldest, self.version, self.residual, self.step, rows])
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,8 +190,7 @@ class Guard:
         """
         own = self._of(self._rounds, address)
         self.reset()
-        left: Vector = residual - np.clip(own, np.minimum(residual, 0), np.maximum(residual, 0))
-        return left
+        return residual - np.clip(own, np.minimum(residual, 0), np.maximum(residual, 0))
 
     def _replayed(self, kept: KeptRound, excluded: frozenset[int]) -> Vector:
         """The weighted mean of a round without some nodes, in the order of the adapter."""

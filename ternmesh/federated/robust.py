@@ -428,8 +428,7 @@ def _norm(vector: Hypervector) -> float:
 def clipped(vector: Hypervector, factor: float) -> Vector:
     """An update times a factor, as float32 [D] in the order of its round."""
     scales = (vector.scales * (factor * UNIT)).astype(np.float32)
-    values: Vector = vector.trits * vector.slicing.spread(scales)
-    return values
+    return vector.trits * vector.slicing.spread(scales)
 
 
 def _checked(step: Vector, dimension: int) -> Vector:

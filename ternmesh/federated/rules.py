@@ -319,8 +319,7 @@ def _by_coordinate(updates: Updates, function: Callable[[Updates], Updates]) -> 
 def _middle(values: Updates) -> Updates:
     """The median of each row of sorted values."""
     n = values.shape[1]
-    middle: Updates = (values[:, (n - 1) // 2] + values[:, n // 2]) / np.float32(2)
-    return middle
+    return (values[:, (n - 1) // 2] + values[:, n // 2]) / np.float32(2)
 
 
 def _narrow(vector: NDArray[np.floating]) -> Vector:

@@ -253,8 +253,7 @@ class Receiver:
 
     def _spread_s(self, is_broadcast: bool) -> float:
         """A random pause before the answer to a broadcast: receivers must not answer at once."""
-        spread_s: float = self._settings.spread_s * self._rng.random() if is_broadcast else 0.0
-        return spread_s
+        return self._settings.spread_s * self._rng.random() if is_broadcast else 0.0
 
     # Answers
 
