@@ -5,6 +5,7 @@ from itertools import groupby
 
 from ternmesh.link import events
 from ternmesh.link.messages import Offer
+from ternmesh.security.sealing import CountersReserved
 from ternmesh_store.store import HOP, Store
 
 
@@ -29,7 +30,7 @@ class LinkStore(Store):
         """Write what must survive of an event: of others nothing. `commit` makes it durable."""
         update, write = self._database.update, self._database.write
         match event:
-            case events.LinkCountersReserved():
+            case CountersReserved():
                 self._reserve_counters(HOP, event.limit)
             case events.Queued():
                 self._queue(event)

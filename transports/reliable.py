@@ -24,7 +24,7 @@ from ternmesh.federated.refusals import why
 from ternmesh.link import events
 from ternmesh.link.link import Link, LinkFull
 from ternmesh.link.settings import LinkSettings
-from ternmesh.security.sealing import Change, OpenSealing, Sealing
+from ternmesh.security.sealing import Change, OpenSealing, Sealing, SecurityChanged
 from ternmesh.timers import TimerSettings
 from ternmesh.wire.frame import FRAME_MAX, SEALED_MIN
 from transports import batch
@@ -324,7 +324,7 @@ class ReliableTransport:
         match event:
             case events.FrameArrived():
                 self._arrivals.append(Arrival(event.peer, (event.frame,), len(event.frame)))
-            case events.SealsChanged():
+            case SecurityChanged():
                 assert self._keys is not None
                 self._keys.record(event.changes)
             case events.LinkRefused():

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from ternmesh.codec.encoder import Hypervector
 from ternmesh.federated.evaluation import NOT_EVALUATED, Evaluation
 from ternmesh.plan import Plan
-from ternmesh.security.sealing import Change
+from ternmesh.security.sealing import CountersReserved as CountersReserved
+from ternmesh.security.sealing import SecurityChanged as SecurityChanged
 from ternmesh.types import ModelQ24, Vector
 from ternmesh.wire.control import Numbers, Report
 from ternmesh.wire.global_update import Counted
@@ -23,20 +24,6 @@ FIRST_CONTACT = "sync"  # every first contact begins with a refusal for this rea
 FRAME_SIZE = "frame size"
 # The reason by which a node tells the host that its membership list is an old copy.
 OLD_MEMBERS = "old member list"
-
-
-@dataclass(frozen=True, slots=True)
-class CountersReserved:
-    """Frame counters below `limit` will be used. Save `limit` before you send any frame."""
-
-    limit: int
-
-
-@dataclass(frozen=True, slots=True)
-class SecurityChanged:
-    """The state of peer sessions has changed. Save `changes` before you send any frame."""
-
-    changes: tuple[Change, ...]
 
 
 @dataclass(frozen=True, slots=True)

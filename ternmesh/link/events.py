@@ -7,25 +7,11 @@ frames. So a status never counts a symbol that a crash could remove.
 from dataclasses import dataclass, field
 
 from ternmesh.link.messages import Offer
-from ternmesh.security.sealing import Change
+from ternmesh.security.sealing import CountersReserved, SecurityChanged
 
 CANCELLED = "cancelled"  # the reason of `GaveUp` after a call of `cancel`
 SUPERSEDED = "superseded"  # the reason of `GaveUp` if a newer object replaces it
 ARRIVED_MAX = 64  # stored names of the last objects of each peer
-
-
-@dataclass(frozen=True, slots=True)
-class LinkCountersReserved:
-    """Frame counters below `limit` will be used."""
-
-    limit: int
-
-
-@dataclass(frozen=True, slots=True)
-class SealsChanged:
-    """The replay windows have moved (`Sealing.changes`). Save this before all other events."""
-
-    changes: tuple[Change, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +109,8 @@ class LinkRefused:
 
 
 LinkEvent = (
-    LinkCountersReserved
-    | SealsChanged
+    CountersReserved
+    | SecurityChanged
     | Queued
     | TransferBegun
     | RepairsReserved

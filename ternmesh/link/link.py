@@ -23,7 +23,7 @@ from ternmesh.link.settings import LinkSettings
 from ternmesh.security.key_derivation import SUITE_END
 from ternmesh.security.keyed_sealing import FRAME_MIN, NEIGHBOUR
 from ternmesh.security.notices import is_notice
-from ternmesh.security.sealing import OpenSealing, Sealing
+from ternmesh.security.sealing import CountersReserved, OpenSealing, Sealing, SecurityChanged
 from ternmesh.timers import earliest
 from ternmesh.wire.frame import BROADCAST, SUITE_OPEN, suite_of
 
@@ -129,10 +129,10 @@ class Link:
         if not self.has_frames:
             return None  # Replay windows may wait: a replay of what changed nothing gains nothing.
         if changes := self._sealing.changes():
-            return events.SealsChanged(changes)
+            return SecurityChanged(changes)
         if self._limit - self._counter < FRAMES_MAX:
             self._limit += COUNTERS_BLOCK
-            return events.LinkCountersReserved(self._limit)
+            return CountersReserved(self._limit)
         return None
 
     @property

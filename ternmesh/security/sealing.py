@@ -6,6 +6,7 @@ one of the two between which a seal holds: node and host (suite 1, end to end), 
 authenticates no sender. `ternmesh.security.keyed_sealing` encrypts and authenticates with keys.
 """
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from ternmesh.security.session import CloneCount, GroupState, HostRotated, ListNumber, PeerState
@@ -13,6 +14,20 @@ from ternmesh.wire.frame import Header, open_seal, seal_open
 
 Due = list[tuple[str, int, bytes]]  # peer, address, body
 Change = PeerState | GroupState | CloneCount | ListNumber | HostRotated
+
+
+@dataclass(frozen=True, slots=True)
+class CountersReserved:
+    """An event: frame counters below `limit` will be used. Save it before you send any frame."""
+
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class SecurityChanged:
+    """An event: the state of peers has changed. Save `changes` before you send any frame."""
+
+    changes: tuple[Change, ...]
 
 
 class Sealing(Protocol):

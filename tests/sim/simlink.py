@@ -21,14 +21,12 @@ from ternmesh.link.events import (
     GaveUp,
     IncomingDropped,
     InRecord,
-    LinkCountersReserved,
     LinkEvent,
     LinkState,
     ObjectArrived,
     OutRecord,
     Queued,
     RepairsReserved,
-    SealsChanged,
     SymbolHeld,
     TransferBegun,
 )
@@ -37,7 +35,7 @@ from ternmesh.link.link import Link, LinkFull
 from ternmesh.link.messages import Symbol, is_link, read_message
 from ternmesh.link.settings import LinkSettings
 from ternmesh.security.keyed_sealing import FRAME_MIN
-from ternmesh.security.sealing import Change
+from ternmesh.security.sealing import Change, CountersReserved, SecurityChanged
 from ternmesh.wire.frame import BROADCAST, Header, open_seal, seal_open
 from tests.faulty import Bursts, FaultModel, Faults
 from tests.sim.simhop import HopKeys, Middle, key_of
@@ -116,9 +114,9 @@ class Disk:
     def record(self, event: LinkEvent) -> None:
         state = self.working
         match event:
-            case LinkCountersReserved(limit):
+            case CountersReserved(limit):
                 state = replace(state, counter=limit)
-            case SealsChanged(changes):
+            case SecurityChanged(changes):
                 self.fresh_seals |= {key_of(change): change for change in changes}
             case Queued():
                 out = (*state.outgoing, OutRecord(event))

@@ -10,11 +10,12 @@ from collections.abc import Callable
 import pytest
 
 from ternmesh.link import ledger, link, messages, sender
-from ternmesh.link.events import Delivered, LinkCountersReserved, Queued
+from ternmesh.link.events import Delivered, Queued
 from ternmesh.link.ledger import Ledger
 from ternmesh.link.messages import Question, Status, is_link, object_name, read_message
 from ternmesh.link.receiver import Receiver
 from ternmesh.link.sender import OutgoingObject
+from ternmesh.security.sealing import CountersReserved
 from ternmesh.wire.frame import SUITE_OPEN, open_seal, suite_of
 from tests.sim import simlink
 from tests.sim.planted import groups
@@ -157,7 +158,7 @@ def serves_the_least_needy(patch: pytest.MonkeyPatch) -> None:
 
 def uses_counters_it_may_forget(patch: pytest.MonkeyPatch) -> None:
     """Seal counters are used before their block is on disk."""
-    _forgets(patch, LinkCountersReserved)
+    _forgets(patch, CountersReserved)
 
 
 def believes_weaker_seals(patch: pytest.MonkeyPatch) -> None:

@@ -20,13 +20,7 @@ from ternmesh.federated.events import (
     UpdateMade,
 )
 from ternmesh.federated.local_update import make_update
-from ternmesh.link.events import (
-    LinkCountersReserved,
-    ObjectArrived,
-    Queued,
-    SymbolHeld,
-    TransferBegun,
-)
+from ternmesh.link.events import ObjectArrived, Queued, SymbolHeld, TransferBegun
 from ternmesh.link.messages import Offer
 from ternmesh.plan import make_plan
 from ternmesh.wire.global_update import Counted, certify, hash_global_update
@@ -66,7 +60,7 @@ def host_of(state: StateFile) -> Callable[[], object]:
 
 def link_of(state: StateFile) -> Callable[[], object]:
     store = LinkStore(state)
-    store.record(LinkCountersReserved(4096))
+    store.record(CountersReserved(4096))
     for number in range(2):
         store.record(Queued(number, "ada", ("ada",), b"payload"))
         store.record(TransferBegun(number, number))

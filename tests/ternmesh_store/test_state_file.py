@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ternmesh.federated.events import CountersReserved
-from ternmesh.link.events import LinkCountersReserved, ObjectArrived
+from ternmesh.link.events import ObjectArrived
 from ternmesh.link.ledger import Moment
 from ternmesh.link.regions import EU868
 from ternmesh.security.session import CloneCount
@@ -28,7 +28,7 @@ def opened(folder: Path, keep: tuple[str, ...] | None = None) -> StateFile:
 
 def record_all(state: StateFile) -> None:
     NodeStore(state).record(CountersReserved(4096))
-    state.link().record(LinkCountersReserved(64))
+    state.link().record(CountersReserved(64))
     state.link().record(ObjectArrived("ada", b"name", b"payload"))
     SecurityStore(state).record(HOP, (CloneCount("ada", 3),))
 

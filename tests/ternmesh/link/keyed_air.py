@@ -7,20 +7,14 @@ from math import inf
 
 import numpy as np
 
-from ternmesh.link.events import (
-    LinkCountersReserved,
-    LinkEvent,
-    LinkRefused,
-    LinkState,
-    ObjectArrived,
-    SealsChanged,
-)
+from ternmesh.link.events import LinkEvent, LinkRefused, LinkState, ObjectArrived
 from ternmesh.link.link import Link
 from ternmesh.link.settings import LinkSettings
 from ternmesh.security.identity import Identity, Role, make_identity
 from ternmesh.security.key_derivation import SUITE_HOP
 from ternmesh.security.keyed_sealing import KeyedSealing
 from ternmesh.security.membership import MemberList, found_fleet
+from ternmesh.security.sealing import CountersReserved, SecurityChanged
 from ternmesh.security.session import GroupState, PeerState, SealingState
 from ternmesh.wire.frame import BROADCAST, suite_of
 from tests.ternmesh.link.wired_air import FRAME_S, run_ends
@@ -93,9 +87,9 @@ class Air:
         for name, end in self.ends.items():
             while (event := end.next_event()) is not None:
                 self.events[name].append(event)
-                if isinstance(event, LinkCountersReserved):
+                if isinstance(event, CountersReserved):
                     self.counters[name] = event.limit
-                if isinstance(event, SealsChanged):
+                if isinstance(event, SecurityChanged):
                     for change in event.changes:
                         if isinstance(change, PeerState | GroupState):
                             key = change.name if isinstance(change, PeerState) else ""

@@ -5,18 +5,12 @@ from typing import Any
 
 import pytest
 
-from ternmesh.link.events import (
-    Delivered,
-    FrameArrived,
-    IncomingDropped,
-    ObjectArrived,
-    SealsChanged,
-    SymbolHeld,
-)
+from ternmesh.link.events import Delivered, FrameArrived, IncomingDropped, ObjectArrived, SymbolHeld
 from ternmesh.link.messages import Offer, Status, Symbol, object_name, write_message
 from ternmesh.link.sender import LANE_SLOTS
 from ternmesh.security.enrolment import REQUEST
 from ternmesh.security.keyed_sealing import FRAME_MIN, NEIGHBOUR, OPENING_SIZE, SYNC_OVERHEAD
+from ternmesh.security.sealing import SecurityChanged
 from ternmesh.wire.frame import BROADCAST, UNASSIGNED, Header, seal_open
 from tests.ternmesh.link.keyed_air import ALL, HOST, NODE, SETTINGS, Air
 from tests.ternmesh.link.wired_air import content
@@ -155,7 +149,7 @@ def test_windows_wait_while_nothing_comes_of_them() -> None:  # R8.2-34
     assert [type(e) for e in air.events[NODE]] == [SymbolHeld]
     air.run()
     kinds = [type(e) for e in air.events[NODE]]
-    assert SealsChanged in kinds[kinds.index(ObjectArrived) :], "before the receipt"
+    assert SecurityChanged in kinds[kinds.index(ObjectArrived) :], "before the receipt"
 
 
 def test_frames_must_hold_a_broadcast_key() -> None:  # R8.2-33

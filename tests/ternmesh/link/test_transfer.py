@@ -8,7 +8,6 @@ from ternmesh.link.erasure_code import Layout
 from ternmesh.link.events import (
     Delivered,
     IncomingDropped,
-    LinkCountersReserved,
     ObjectArrived,
     Queued,
     SymbolHeld,
@@ -17,6 +16,7 @@ from ternmesh.link.events import (
 from ternmesh.link.messages import Offer, Status, Symbol, object_name
 from ternmesh.link.receiver import SILENCES_MAX
 from ternmesh.link.settings import MTU_MIN
+from ternmesh.security.sealing import CountersReserved
 from tests.ternmesh.link.wired_air import (
     FRAME_S,
     HOST,
@@ -54,7 +54,7 @@ def test_events_come_in_the_order_that_a_disk_needs() -> None:  # R8.2-26
     assert air.host.frames_to_send(0.0) == []  # nothing may leave before it is on disk
     air.run()
     queued = Queued(0, NODE, (NODE,), payload)
-    begun, reserved = TransferBegun(0, 0), LinkCountersReserved(4096)
+    begun, reserved = TransferBegun(0, 0), CountersReserved(4096)
     assert air.events[HOST] == [queued, begun, reserved, Delivered(0, (NODE,))]
     offer = Offer(0, 0, object_name(0, payload), 2 * ROOM, ROOM)
     held = SymbolHeld(HOST, offer, 0, payload[:ROOM])

@@ -11,7 +11,6 @@ from ternmesh.link.events import (
     Delivered,
     GaveUp,
     InRecord,
-    LinkCountersReserved,
     LinkEvent,
     LinkState,
     ObjectArrived,
@@ -33,6 +32,7 @@ from ternmesh.link.messages import (
     write_message,
 )
 from ternmesh.link.settings import LinkSettings
+from ternmesh.security.sealing import CountersReserved
 from ternmesh.wire.frame import BROADCAST, FRAME_OVERHEAD, Header, open_seal, seal_open
 
 HOST, NODE, ALL = "host", "node", "all"
@@ -195,7 +195,7 @@ def state_of(events: Sequence[LinkEvent]) -> LinkState:
     counter = number = 0
     for event in events:
         match event:
-            case LinkCountersReserved():
+            case CountersReserved():
                 counter = event.limit
             case Queued():
                 records[event.number] = OutRecord(event)
