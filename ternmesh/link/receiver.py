@@ -26,16 +26,8 @@ from itertools import chain, islice
 import numpy as np
 
 from ternmesh.errors import WireError
+from ternmesh.link import events
 from ternmesh.link.erasure_code import GENERATION_MAX, Decoder, Layout
-from ternmesh.link.events import (
-    ARRIVED_MAX,
-    IncomingDropped,
-    LinkEvent,
-    LinkRefused,
-    LinkState,
-    ObjectArrived,
-    SymbolHeld,
-)
 from ternmesh.link.messages import Offer, Question, Status, Symbol, object_name, write_message
 from ternmesh.link.settings import LinkSettings
 from ternmesh.timers import backoff_s, earliest
@@ -97,21 +89,21 @@ class _Finished:
 
 
 class Receiver:
-    """The incoming objects of a link. `events` is the link's event queue."""
+    """The incoming objects of a link. `queue` takes the events of the link."""
 
     def __init__(
         self,
         settings: LinkSettings,
-        state: LinkState,
+        state: events.LinkState,
         rng: np.random.Generator,
-        events: deque[LinkEvent],
+        queue: deque[events.LinkEvent],
     ) -> None:
         self._settings = settings
         self._rng = rng
-        self._events = events
+        self._events = queue
         self._resumed = state.incoming  # until `start`
         # Names of the last objects of each peer
-        self._arrived = {peer: deque(n, ARRIVED_MAX) for peer, n in state.arrived.items()}
+        self._arrived = {peer: deque(n, events.ARRIVED_MAX) for peer, n in state.arrived.items()}
         # A slot that is not EMPTY is in one of these three.
         self._incoming: dict[Slot, IncomingObject] = {}
         self._early: dict[Slot, Early] = {}
@@ -125,7 +117,7 @@ class Receiver:
             try:
                 receiving = self._open(record.peer, record.offer, now)
             except WireError:  # the settings have changed
-                self._events.append(IncomingDropped(record.peer, record.offer))
+                self._events.append(events.IncomingDropped(record.peer, record.offer))
                 continue
             for index, data in record.symbols:
                 receiving.decoder.add(index, data)
@@ -186,16 +178,16 @@ class Receiver:
         if not is_new:
             return
         if not receiving.decoder.is_complete:
-            self._events.append(SymbolHeld(peer, receiving.offer, index, data))
+            self._events.append(events.SymbolHeld(peer, receiving.offer, index, data))
             return
         offer, payload = receiving.offer, receiving.decoder.data()
         self._drop((peer, offer.slot))
         if object_name(offer.number, payload) != offer.name:
-            self._events.append(LinkRefused(peer, "damaged object"))
+            self._events.append(events.LinkRefused(peer, "damaged object"))
             return
         self._remember(peer, offer.name)
         self._end((peer, offer.slot), offer.name, now)
-        self._events.append(ObjectArrived(peer, offer.name, payload))
+        self._events.append(events.ObjectArrived(peer, offer.name, payload))
 
     def _keep_early(self, slot: Slot, symbol: Symbol, now: float) -> None:
         if slot not in self._early and len(self._early) >= PEERS_MAX:
@@ -336,7 +328,7 @@ class Receiver:
         receiving = self._incoming.pop(slot, None)
         if receiving is not None:
             self._answers.pop((slot[0], receiving.offer.name), None)
-            self._events.append(IncomingDropped(slot[0], receiving.offer))
+            self._events.append(events.IncomingDropped(slot[0], receiving.offer))
 
     def _end(self, slot: Slot, name: bytes, now: float) -> None:
         self._early.pop(slot, None)
@@ -346,7 +338,7 @@ class Receiver:
         self._finished[slot] = _Finished(name, now + REST_IDLES * self._settings.idle_s)
 
     def _remember(self, peer: str, name: bytes) -> None:
-        names = self._arrived.pop(peer, deque(maxlen=ARRIVED_MAX))
+        names = self._arrived.pop(peer, deque(maxlen=events.ARRIVED_MAX))
         if len(self._arrived) >= PEERS_MAX:  # the peer without an object for longest
             del self._arrived[next(iter(self._arrived))]
         self._arrived[peer] = names

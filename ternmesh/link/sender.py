@@ -24,21 +24,8 @@ from math import inf
 import numpy as np
 
 from ternmesh.errors import WireError
-from ternmesh.link import messages
+from ternmesh.link import events, messages
 from ternmesh.link.erasure_code import INDEX_END, Layout, best_symbol_bytes, encode_symbols
-from ternmesh.link.events import (
-    ARRIVED_MAX,
-    CANCELLED,
-    SUPERSEDED,
-    Delivered,
-    GaveUp,
-    LinkEvent,
-    LinkState,
-    Queued,
-    ReceiverDone,
-    RepairsReserved,
-    TransferBegun,
-)
 from ternmesh.link.settings import LinkSettings
 from ternmesh.timers import backoff_s, earliest
 
@@ -53,7 +40,7 @@ class OutgoingObject:
     statuses.
     """
 
-    queued: Queued
+    queued: events.Queued
     offer: messages.Offer
     layout: Layout
     turn: int  # how many transfers began in its lane before it
@@ -144,7 +131,7 @@ def most_needed(needs: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
 
 LANE_SLOTS = messages.SLOTS // 2  # for one receiver; the others are for broadcasts
 ACTIVE_MAX = LANE_SLOTS // 2  # in one lane, so that a slot rests before it is used again
-LEAD_MAX = ARRIVED_MAX // 4  # with two lanes and a restart, within what receivers remember
+LEAD_MAX = events.ARRIVED_MAX // 4  # with two lanes and a restart, within what receivers remember
 WAIT_IDLES = 3.0  # first wait for a status, in `idle_s`: the receiver should send one before
 POLLS_MIN = 3  # offers before a transfer is given up: duty-cycle limits may have kept it silent
 ANSWERS_MIN = 8  # bursts without progress before the time without progress counts
@@ -152,12 +139,12 @@ ANSWERS_MAX = 64  # bursts without progress before a transfer is given up at any
 SHARE = 4  # one receiver's transfers take at most this part of the memory
 
 
-def is_shared(queued: Queued) -> bool:
+def is_shared(queued: events.Queued) -> bool:
     """Whether an object is a broadcast."""
     return queued.receivers != (queued.peer,)
 
 
-def slots_of(queued: Queued) -> range:
+def slots_of(queued: events.Queued) -> range:
     """Return the slots that a transfer of this object may use."""
     return range(LANE_SLOTS, messages.SLOTS) if is_shared(queued) else range(LANE_SLOTS)
 
@@ -185,28 +172,28 @@ class Lane:
 
 
 class Sender:
-    """The outgoing objects of a link. `events` is the link's event queue."""
+    """The outgoing objects of a link. `queue` takes the events of the link."""
 
     def __init__(
         self,
         settings: LinkSettings,
-        state: LinkState,
+        state: events.LinkState,
         rng: np.random.Generator,
-        events: deque[LinkEvent],
+        queue: deque[events.LinkEvent],
     ) -> None:
         self._settings = settings
         self._rng = rng
-        self._events = events
+        self._events = queue
         self._resumed = state.outgoing  # until `start`
         self._number = state.number  # of the next object
-        self._waiting: list[Queued] = []
+        self._waiting: list[events.Queued] = []
         self._lanes: dict[str | None, Lane] = {}  # by receiver; None: broadcasts
 
     def start(self, now: float) -> None:
         """Resume transfers in their old slots; each first asks its receivers for a status."""
         for record in self._resumed:
             if len(record.queued.payload) > self._settings.size_max:  # the settings have changed
-                gave_up = GaveUp(record.queued.number, record.queued.receivers, "too large")
+                gave_up = events.GaveUp(record.queued.number, record.queued.receivers, "too large")
                 self._events.append(gave_up)
                 continue
             if record.slot is None:
@@ -229,15 +216,17 @@ class Sender:
         if not self._make_room(peer, len(payload), old, spares_own=keep is None):
             return None
         for queued in old:
-            reason = SUPERSEDED if queued.peer == peer else "others needed the room"
+            reason = events.SUPERSEDED if queued.peer == peer else "others needed the room"
             self.cancel(queued.number, reason)
-        queued = Queued(self._number, peer, receivers, payload)
+        queued = events.Queued(self._number, peer, receivers, payload)
         self._number += 1
         self._waiting.append(queued)
         self._events.append(queued)
         return queued.number
 
-    def _make_room(self, peer: str, size: int, old: list[Queued], *, spares_own: bool) -> bool:
+    def _make_room(
+        self, peer: str, size: int, old: list[events.Queued], *, spares_own: bool
+    ) -> bool:
         """Add objects to `old` until `size` bytes have room; False if they cannot have it.
 
         The first to go is the oldest unsent object of the peer that uses most, if `peer` uses
@@ -265,13 +254,13 @@ class Sender:
             held.remove(first)
             old.append(first)
 
-    def cancel(self, number: int, reason: str = CANCELLED) -> None:
+    def cancel(self, number: int, reason: str = events.CANCELLED) -> None:
         """Forget an object; nothing happens if there is none of this number."""
         for queued in [q for q in self._waiting if q.number == number]:
             self._waiting.remove(queued)
-            self._events.append(GaveUp(number, queued.receivers, reason))
+            self._events.append(events.GaveUp(number, queued.receivers, reason))
         for sending in [s for s in self._active if s.queued.number == number]:
-            self._close(sending, GaveUp(number, tuple(sending.waiting), reason))
+            self._close(sending, events.GaveUp(number, tuple(sending.waiting), reason))
 
     # Messages of receivers
 
@@ -290,9 +279,11 @@ class Sender:
             elif not sending.queue:
                 sending.needs[peer] = status.needs
             if not status.needs and sending.waiting:
-                self._events.append(ReceiverDone(sending.queued.number, peer))
+                self._events.append(events.ReceiverDone(sending.queued.number, peer))
             if not sending.waiting:
-                self._close(sending, Delivered(sending.queued.number, sending.queued.receivers))
+                self._close(
+                    sending, events.Delivered(sending.queued.number, sending.queued.receivers)
+                )
             elif all(name in sending.needs for name in sending.waiting):
                 sending.offer_to.clear()  # all of them have the offer
                 self._answer(sending, now)
@@ -308,7 +299,7 @@ class Sender:
         """Begin a burst for the receivers that sent a status, or give up without progress."""
         is_late = now - sending.progress_at >= self._give_up_s(sending)
         if sending.answers >= (ANSWERS_MIN if is_late else ANSWERS_MAX):
-            gave_up = GaveUp(sending.queued.number, tuple(sending.waiting), "no progress")
+            gave_up = events.GaveUp(sending.queued.number, tuple(sending.waiting), "no progress")
             self._close(sending, gave_up)
             return
         sending.answers += 1
@@ -317,7 +308,7 @@ class Sender:
         sending.at = None
         limit = sending.reserve()
         if limit is not None:
-            self._events.append(RepairsReserved(sending.queued.number, limit))
+            self._events.append(events.RepairsReserved(sending.queued.number, limit))
 
     # Timers
 
@@ -334,7 +325,7 @@ class Sender:
             elif sending.attempts >= POLLS_MIN and now - sending.progress_at >= self._give_up_s(
                 sending
             ):
-                gave_up = GaveUp(sending.queued.number, tuple(sending.waiting), "no answer")
+                gave_up = events.GaveUp(sending.queued.number, tuple(sending.waiting), "no answer")
                 self._close(sending, gave_up)
             else:
                 sending.offer_to = [sending.next_to_ask()]
@@ -364,9 +355,9 @@ class Sender:
                 slot = self._lane(queued).free.popleft()
                 sending = self._open(queued, slot)
                 sending.queue.extend(range(sending.layout.count))
-                self._events.append(TransferBegun(queued.number, slot))
+                self._events.append(events.TransferBegun(queued.number, slot))
 
-    def _may_begin(self, queued: Queued) -> bool:
+    def _may_begin(self, queued: events.Queued) -> bool:
         lane = self._lane(queued)
         if lane.is_full or lane is self._lanes.get(None) or not lane.active:
             return not lane.is_full
@@ -406,18 +397,18 @@ class Sender:
     # Begin and end
 
     @property
-    def _unsent(self) -> list[Queued]:
+    def _unsent(self) -> list[events.Queued]:
         return [*self._waiting, *(s.queued for s in self._active if not s.begun)]
 
     @property
     def _active(self) -> list[OutgoingObject]:
         return [sending for lane in self._lanes.values() for sending in lane.active.values()]
 
-    def _lane(self, queued: Queued) -> Lane:
+    def _lane(self, queued: events.Queued) -> Lane:
         name = None if is_shared(queued) else queued.peer
         return self._lanes.setdefault(name, Lane(deque(slots_of(queued))))
 
-    def _open(self, queued: Queued, slot: int) -> OutgoingObject:
+    def _open(self, queued: events.Queued, slot: int) -> OutgoingObject:
         size = len(queued.payload)
         layout = Layout(size, best_symbol_bytes(size, self._settings.symbol_room))
         name = messages.object_name(queued.number, queued.payload)
@@ -429,7 +420,7 @@ class Sender:
         lane.begun += 1
         return sending
 
-    def _close(self, sending: OutgoingObject, event: LinkEvent) -> None:
+    def _close(self, sending: OutgoingObject, event: events.LinkEvent) -> None:
         lane = self._lane(sending.queued)
         slot = sending.offer.slot
         del lane.active[slot]
