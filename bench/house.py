@@ -61,7 +61,7 @@ def measure(*, quick: bool) -> Result:
     c_and_page = sum((ROOT / path).read_text().count("\n") for path in _tracked(*C_AND_PAGE))
     figures = {
         "product_lines": Figure(lines(PRODUCT), "<=58200"),
-        "bench_lines": Figure(lines(BENCH), "<=12700"),
+        "bench_lines": Figure(lines(BENCH), "<=14000"),
         "test_lines": Figure(lines(("tests/",)), "<=51000"),
         "c_and_page_lines": Figure(c_and_page, "<=4539"),
         "import_circles": Figure(len(circles), "<=0"),

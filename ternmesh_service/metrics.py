@@ -50,6 +50,8 @@ METRICS = {  # by name: kind and help
     "model_divergence": (GAUGE, "0: the boards' updates agree, 1: they have nothing in common"),
     "communication_overhead": (GAUGE, "bytes on the bearer for each byte that counts"),
     "byzantine_detections": (GAUGE, "boards that are excluded since they do harm"),
+    "voters_missing": (GAUGE, "hosts of the fleet of which this one hears nothing"),
+    "consensus_latency_seconds": (GAUGE, "time of a decision of the hosts, while this one leads"),
     "round_seconds": (GAUGE, "time of the newest round"),
     "round_bytes": (GAUGE, "bytes on the bearer of the newest round, by direction"),
     "board_samples": (GAUGE, "samples that a board trains on"),
@@ -214,6 +216,10 @@ def _host(status: HostStatus) -> Iterator[Value]:
     yield "model_divergence", status.metrics.model_divergence, ()
     yield "communication_overhead", status.metrics.communication_overhead, ()
     yield "byzantine_detections", status.metrics.byzantine_detections, ()
+    if (seat := status.agreement) is not None:
+        yield "voters_missing", len(seat.missing), ()
+        yield "consensus_latency_seconds", seat.decision_mean_s, (("of", "mean"),)
+        yield "consensus_latency_seconds", seat.decision_p95_s, (("of", "p95"),)
     for board in status.nodes:
         yield from _board(board)
     reasons = Counter(board.reason for board in status.nodes if board.reason)

@@ -7,6 +7,7 @@ from typing import Any
 
 from ternmesh.plan import Plan
 from ternmesh_service.status import (
+    AgreementStatus,
     BoardStatus,
     FleetFigures,
     GatewayStatus,
@@ -128,3 +129,9 @@ def gateway_status(**changes: Any) -> GatewayStatus:
         "network": {"ada": UP},
     }  # fmt: skip
     return GatewayStatus(**{**known, **changes})
+
+
+VOTERS = AgreementStatus(
+    name="barn", mode="crash", term=1, leader="attic", voters=("attic", "barn", "loft"),
+    missing=("loft",), needed=2, decisions=9, decision_mean_s=0.5, decision_p95_s=0.75,
+)  # fmt: skip

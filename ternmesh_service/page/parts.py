@@ -53,6 +53,9 @@ def parts(status: HostStatus | BoardStatus, rounds: Sequence[Row], now: float) -
         if status.deadline_s is not None:
             fleet["deadline_at"] = now + status.deadline_s
         fleet |= {"rule": status.rule, "returned": status.returned}
+        if (seat := status.agreement) is not None:
+            missing = sorted(seat.missing)
+            fleet["voters"] = {"leader": seat.leader, "all": len(seat.voters), "missing": missing}
         for board in status.nodes:
             found[f"board {board.name}"] = _board(board, status, now)
     for row in status.history:

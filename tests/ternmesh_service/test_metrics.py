@@ -17,7 +17,16 @@ from ternmesh_service.control_socket import ControlServer
 from ternmesh_service.metrics import METRICS, PREFIX, MetricsConfig, samples, served_metrics
 from ternmesh_service.status import HistoryEntry, to_json
 from tests.mosquitto import free_port
-from tests.statuses import DOWN, UP, board, board_status, gateway_status, host_status, made_round
+from tests.statuses import (
+    DOWN,
+    UP,
+    VOTERS,
+    board,
+    board_status,
+    gateway_status,
+    host_status,
+    made_round,
+)
 
 BOARD = board(
     'a"da\n<b>', weight=0.25, reason="raises the error", samples=40, bytes_up=900, bytes_down=1000
@@ -36,6 +45,7 @@ HOST = host_status(
     history=(ROUND, replace(ROUND, loss=None, accuracy=None, seconds=4.5, reports={})),
     refused={"seal": 3},
     transport=replace(UP, airtime_us=1_500_000),
+    agreement=VOTERS,
 )
 ENTRY = HistoryEntry(version=7, metric=0.5, loss=0.25, bytes_up=1, bytes_down=1, seconds=1.0)
 OWN = board_status(samples=12, metric=0.5, history=(ENTRY,), transport=DOWN)
@@ -64,6 +74,8 @@ def serve(tmp_path):
 
 def test_a_host_tells_of_its_fleet(serve) -> None:
     found = serve(HOST)
+    assert found["voters_missing", ()] == 1
+    assert found["consensus_latency_seconds", (("of", "p95"),)] == 0.75
     board = ("board", BOARD.name)
     assert found["fleet_accuracy", ()] == 0.75, "of the newest round with reports"
     assert found["board_loss", (("board", "ada"),)] == 0.25

@@ -33,6 +33,7 @@ from tests.mosquitto import free_port
 from tests.statuses import (
     DOWN,
     MACHINE,
+    VOTERS,
     board,
     board_status,
     host_status,
@@ -626,3 +627,9 @@ def test_the_command_prints_the_address_with_the_token(tmp_path: Path, capsys: A
     assert (
         replace(PageConfig(1), names=("a.example",), behind_proxy=True).url == "https://a.example/"
     )
+
+
+def test_the_page_shows_who_leads() -> None:
+    found = parts(host_status(NAMES, agreement=VOTERS), [], 0.0)
+    assert found["fleet"]["voters"] == {"leader": "attic", "all": 3, "missing": ["loft"]}
+    assert "voters" not in parts(host_status(NAMES), [], 0.0)["fleet"]

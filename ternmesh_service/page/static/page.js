@@ -214,6 +214,8 @@ function showTiles() {
     ["Data sent", newest ? size(spent) : "–", newest ? `${size(newest.bytes_up + newest.bytes_down)} in the newest round` : ""],
   ];
   if (fleet.role === "host") tiles.push(["Time of a round", time(figures.round_latency_s), "mean of the newest ten"]);
+  if (fleet.voters) tiles.push(["Hosts", `${fleet.voters.all - fleet.voters.missing.length} of ${fleet.voters.all}`,
+    `${fleet.voters.leader} leads${fleet.voters.missing.length ? `; ${some(fleet.voters.missing)} away` : ""}`]);
   if (fleet.airtime_us != null) tiles.push(["Airtime here", time(fleet.airtime_us / 1e6),
     fleet.airtime_left_us == null ? "no limit" : `${time(fleet.airtime_left_us / 1e6)} left this hour`]);
   byId("tiles").replaceChildren(...tiles.map(([name, value, note]) =>
