@@ -15,7 +15,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ import edge.global_evaluation
 import host.council
 from bench import promises
 from bench.crash import End, opened
+from bench.jobs import worker_output
 from bench.result import Figure, Result, mean_figure
 from bench.robust import boards_of
 from bench.simulated_fleet import accuracy
@@ -528,7 +529,9 @@ def measure(*, quick: bool, resume: Path | None = None) -> Result:
         plans["failover"] = FAILOVER, 0
     for key, (arm, seed) in plans.items():
         if key not in done:
-            done[key] = run(arm, seed)
+            done[key] = json.loads(
+                worker_output("bench.agreement", json.dumps(asdict(arm)), str(seed))
+            )
             print(f"{key}: {_line(done[key])}", flush=True)
             if resume:
                 with resume.open("a") as file:
@@ -584,3 +587,7 @@ def figures(done: Mapping[str, Any], ratios: Sequence[float]) -> dict[str, Figur
     if ratios:
         shown["exact_time_ratio"] = mean_figure(ratios, "<=1.3")
     return shown
+
+
+if __name__ == "__main__":
+    print(json.dumps(run(Arm(**json.loads(sys.argv[1])), int(sys.argv[2]))))
