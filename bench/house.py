@@ -62,7 +62,7 @@ def measure(*, quick: bool) -> Result:
     figures = {
         "product_lines": Figure(lines(PRODUCT), "<=58200"),
         "bench_lines": Figure(lines(BENCH), "<=14000"),
-        "test_lines": Figure(lines(("tests/",)), "<=51000"),
+        "test_lines": Figure(lines(("tests/",)), "<=52000"),
         "c_and_page_lines": Figure(c_and_page, "<=4539"),
         "import_circles": Figure(len(circles), "<=0"),
         "doubled_class_names": Figure(len(doubled), "<=0"),

@@ -21,7 +21,7 @@ HEADLINES = (
     ("m3", "points_lost_1600b", "SNLI, 22 M encoder: points lost to float32 at 1,562 B up a round"),
     ("m3", "points_lost_10kb", "the same at 9,870 B up a round"),
     ("endless", "points_below_joint", "voices come and go in 140 rounds: points below all at once"),
-    ("robust", "worst_points_lost", "1 of 6 to 4 of 12 boards lie, 12 attacks: most points lost"),
+    ("robust", "worst_points_lost", "1 of 6 to 4 of 12 boards lie, 13 attacks: most points lost"),
     ("transfer", "efficiency_digits", "taught by packets: gain over that of the teacher, digits"),
     ("mixed", "points_below_mqtt", "three models teach each other: points below all data, worst"),
     ("predict", "requests_lost", "predictions: requests lost, 100 swaps, 20 kills of the host"),
