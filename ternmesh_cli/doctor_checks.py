@@ -304,12 +304,14 @@ def data(subject: Subject) -> Iterator[Result]:
         return
     from edge.data.node_data import open_files
 
-    held_out, files = open_files(config, load_model_package(config.model))
+    held_out, files, damaged = open_files(config, load_model_package(config.model))
+    if damaged.files:
+        yield WARNING, damaged.status().sentence()
     for found in filter(None, (held_out, files)):
         if found.remark:
             yield WARNING, found.remark
-        if (aside := found.aside).count:
-            yield WARNING, f"{aside.count} set aside, such as {': '.join(aside.newest[-1])}"
+        if found.aside.newest:
+            yield WARNING, found.aside.status().sentence()
     if config.data.source is not None:
         yield OK, f"from the source {config.data.source}, which is not started here"
     elif files is not None:

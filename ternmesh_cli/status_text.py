@@ -177,7 +177,7 @@ def _board(status: BoardStatus) -> Iterator[str]:
     yield from _connection(status)
     total = ", no run joined yet" if status.rounds is None else of_rounds(status.rounds)
     yield f"global adapter {status.version}{total}, {status.phase}; {_activity(status)}"
-    aside = f", {status.aside.count} set aside" if status.aside.count else ""
+    aside = f", {amount} set aside" if (amount := status.aside.amount()) else ""
     yield f"{status.samples} samples{aside}; {_metric(status)}"
     if status.provider not in ("", CPU):
         yield f"training runs on {status.provider}"

@@ -4,16 +4,17 @@ import io
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from edge.config import read_node_config
+from edge.config import DataConfig, read_node_config
 from edge.data.buffer import ReplayBuffer
 from edge.data.labels import answer_data
-from edge.data.node_data import open_files
+from edge.data.node_data import NodeData, open_files
 from edge.data.sources import Label, Sample
 from edge.errors import DataError
 from ternmesh_cli.main import main
@@ -134,4 +135,24 @@ def test_a_board_without_data_of_its_own_imports_some(tmp_path, capsys) -> None:
         np.save(tmp_path / "clips" / "one" / f"{number}.npy", np.full((50, 32), number / 4))
     assert run("import", tmp_path / "clips", "--config", path) == 0
     assert "3 samples to train on, 1 held out" in capsys.readouterr().out
-    assert [len(part or ()) for part in open_files(config, package)] == [1, 3]
+    assert [len(part or ()) for part in open_files(config, package)[:2]] == [1, 3]
+
+
+@pytest.mark.parametrize("content", [b"", b"text", None])
+def test_a_damaged_import_is_set_aside_beside_a_source(config, capsys, caplog, content) -> None:
+    history, package = config.parent / "state" / "history", load_model_package("keyword")
+    history.mkdir()
+    for name in ("train.npz", "held_out.npz"):
+        np.savez(history / name, features=np.full((2, 50, 32), np.nan), target=[1, 2])
+        if content is not None:
+            (history / name).write_bytes(content)
+    settings = read_node_config(config)
+    held_out, files, damaged = open_files(settings, package)
+    assert (held_out, files, damaged.status().amount()) == (None, None, "2 files")
+    assert caplog.text.count("(`ternmesh import` wrote it: import again, or delete it)") == 2
+    with opened(config) as buffer:
+        assert NodeData(buffer, damaged=damaged).aside() == damaged.status()
+    named = replace(settings, data=replace(settings.data, path=str(history)))
+    assert open_files(named, package)[2].files == 2
+    with pytest.raises(DataError, match=r"what was imported: .*import again"):
+        open_files(replace(settings, data=DataConfig()), package)
