@@ -92,6 +92,8 @@ def test_labels_of_scripts(config, capsys) -> None:
     assert capsys.readouterr().out == "'d' is 7\n'a' is 7\n"
     assert run("label", "--config", config, "gone", "7") == 1
     assert "no sample has this key now: check it" in capsys.readouterr().out
+    assert run("label", "--config", config, "\udcff", "7") == 1
+    assert r"of UTF-8, not '\udcff'" in capsys.readouterr().err
     assert run("label", "--config", config, "b", "ten") == 1
     assert "'ten' is no label of keyword: it has zero, one" in capsys.readouterr().err
     assert listed(config, capsys) == {None: 2, "seven": 2}
@@ -106,6 +108,7 @@ def test_labels_of_scripts(config, capsys) -> None:
         (["--older-than", "30d"], 0, {None: 3, "three": 1}),
         (["--unlabelled", "--key", "b"], 0, {None: 2, "three": 1}),
         (["--all", "--yes"], 0, {}),
+        (["--key", "\udcff"], 1, {None: 3, "three": 1}),
         (["--key", "gone"], 1, {None: 3, "three": 1}),
         (["--label", "x"], 1, {None: 3, "three": 1}),
     ],
