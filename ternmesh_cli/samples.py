@@ -58,7 +58,9 @@ def add_import_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", help="of a CSV file: the column with the label")
     parser.add_argument("--horizon", type=int, help="how many rows later the label is read")
     parser.add_argument("--separator", help="of a CSV file, where it is not found")
-    process.add_option(parser, "--held-out", process.real(0, 1), 0.2, "the share for evaluation")
+    process.add_option(
+        parser, "--held-out", process.real(0.01, 0.99), 0.2, "the share for evaluation"
+    )
 
 
 def run_import(arguments: argparse.Namespace) -> int:

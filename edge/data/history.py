@@ -14,7 +14,7 @@ import numpy as np
 
 from edge.data.live.csv_file import CsvSource
 from edge.data.live.folder import FolderSource
-from edge.data.live.options import CsvOptions, FolderOptions
+from edge.data.live.options import CsvOptions, FolderOptions, read_options
 from edge.data.sources import BYTES_MAX, HELD_OUT, HISTORY, TRAIN, Arrays, Label, sample_bytes
 from edge.errors import DataError, NoData
 from ternmesh.config import Table
@@ -103,7 +103,9 @@ def _source(path: Path, package: ModelPackage, options: Table) -> CsvSource | Fo
             f"{path} is no folder: of a CSV file say --columns, or data.options.columns"
         )
     settings = known | {"path": str(path), "rate_max": RATE_MAX}
-    return CsvSource(CsvOptions(**settings), package, from_start=True)
+    checked = read_options("csv", settings)
+    assert isinstance(checked, CsvOptions)
+    return CsvSource(checked, package, from_start=True)
 
 
 def _leave_out(source: CsvSource | FolderSource, inputs: dict[str, Arrays]) -> None:

@@ -136,6 +136,10 @@ def test_a_board_without_data_of_its_own_imports_some(tmp_path, capsys) -> None:
     for number in range(4):
         (tmp_path / "clips" / "one").mkdir(parents=True, exist_ok=True)
         np.save(tmp_path / "clips" / "one" / f"{number}.npy", np.full((50, 32), number / 4))
+    for share in (0, 1, "nan"):
+        with pytest.raises(SystemExit):
+            run("import", tmp_path / "clips", "--config", path, "--held-out", share)
+    assert "'nan' must be a number of 0.01 to 0.99" in capsys.readouterr().err
     assert run("import", tmp_path / "clips", "--config", path) == 0
     assert "3 samples to train on, 1 held out" in capsys.readouterr().out
     assert [len(part or ()) for part in open_files(config, package)[:2]] == [1, 3]

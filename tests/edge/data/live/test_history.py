@@ -7,6 +7,7 @@ from edge.data import history
 from edge.data.history import read_history, write_history
 from edge.data.sources import HELD_OUT, HISTORY, TRAIN, NpzSettings, open_folder
 from edge.errors import DataError, NoData
+from ternmesh.config import ConfigError
 
 ROWS = {"columns": ("a", "b"), "target": "kind"}
 
@@ -48,6 +49,7 @@ def test_the_files_of_a_folder_are_split_by_their_content(package, tmp_path) -> 
     ("text", "options", "kind", "sentence"),
     [
         ("a,b\n1,2\n", {}, DataError, "log.csv is no folder: of a CSV file say --columns"),
+        ("a,b\n1,2\n", ROWS | {"horizon": 10**20}, ConfigError, "horizon .* must be 0 to 10000"),
         ("a,c,kind\n1,2,1\n", ROWS, DataError, "no column b: its first line is 'a,c,kind'"),
         ("a,b,kind\n1,2,1\n", ROWS, NoData, "1 samples have a label"),
         ("a,b,kind\n", ROWS, NoData, "0 samples have a label"),
