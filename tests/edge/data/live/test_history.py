@@ -50,6 +50,7 @@ def test_the_files_of_a_folder_are_split_by_their_content(package, tmp_path) -> 
     [
         ("a,b\n1,2\n", {}, DataError, "log.csv is no folder: of a CSV file say --columns"),
         ("a,b\n1,2\n", ROWS | {"horizon": 10**20}, ConfigError, "horizon .* must be 0 to 10000"),
+        ("a,b,state\n1,2,1\n", ROWS, DataError, "no column kind: its first line is 'a,b,state'"),
         ("a,c,kind\n1,2,1\n", ROWS, DataError, "no column b: its first line is 'a,c,kind'"),
         ("a,b,kind\n1,2,1\n", ROWS, NoData, "1 samples have a label"),
         ("a,b,kind\n", ROWS, NoData, "0 samples have a label"),
