@@ -7,6 +7,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -314,7 +315,8 @@ class RowSource(LiveSource):
 
     def __init__(self, options: RowOptions, package: ModelPackage) -> None:
         super().__init__(options.rate_max)
-        self._mapper = RowMapper(options, package, self.left_out, self._key)
+        self._new_mapper = partial(RowMapper, options, package, self.left_out, self._key)
+        self._mapper = self._new_mapper()
 
     def _lines(self, now: float) -> list[bytes]:
         """The lines that have come since the last call, at most about READ_MAX bytes."""

@@ -150,6 +150,23 @@ def test_rows_and_labels_of_a_broker(source, package, mosquitto, eventually) -> 
     assert sensor.status().broker is None
 
 
+def test_topics_of_a_wildcard_have_headers_and_samples_of_their_own(
+    source, package, monkeypatch
+) -> None:
+    mqtt = pytest.importorskip("edge.data.live.mqtt")
+    monkeypatch.setattr(mqtt, "TOPICS_MAX", 2)
+    broker = {"url": "mqtt://127.0.0.1:9", "topic": "w/+", "columns": ["t", "h"]}
+    sensor = source("mqtt", package(2, 2), **broker)
+    sensor.poll(0.0)
+    messages = ("1 t,h", "2 h,t", "1 1,2", "2 4,3", "3 t,h", "3 5,6", "1 ", "1 7,8", "2 6,5")
+    sensor._arrived.extend((f"w/{text[0]}", text[2:].encode()) for text in messages)
+    assert keys(sensor.poll(1.0)) == [[[1.0, 2.0], [7.0, 8.0]], [[3.0, 4.0], [5.0, 6.0]]]
+    assert sensor.status().left_out == {
+        "message of a topic beyond the first 2": 2,
+        "message without a row": 1,
+    }
+
+
 def test_a_node_reads_a_built_in_source_and_closes_it(tiny, tmp_path, eventually) -> None:
     log = tmp_path / "log.csv"
     log.write_text("")
