@@ -185,6 +185,8 @@ def _board(status: BoardStatus) -> Iterator[str]:
         yield _samples(status.source)
         if (live := status.source.live) is not None and live.left_out:
             yield f"left out: {'; '.join(reasons(live.left_out, live.first))}"
+        if live is not None and live.behind:
+            yield f"the source is behind: {size(live.behind)} are not read yet"
     if (known := status.knowledge) is not None:
         less = f"; {known.remark}" if known.remark else ""
         yield (

@@ -226,6 +226,7 @@ class LiveStatus:
     left_out: Mapping[str, int]  # samples and labels, by reason
     first: Mapping[str, str]  # what was left out first, by reason
     broker: TransportStatus | None = None
+    behind: int = 0  # bytes of a file that are not read yet
 
 
 def reasons(left_out: Mapping[str, int], first: Mapping[str, str]) -> list[str]:

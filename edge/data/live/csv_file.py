@@ -1,15 +1,19 @@
 """A source that reads rows as they are added to a CSV file."""
 
 import os
+import time
 from collections import deque
+from dataclasses import replace
 from io import BufferedReader
 from pathlib import Path
 
 from edge.data.live.options import CsvOptions
 from edge.data.live.rows import LINE_MAX, READ_MAX, LineSplitter, RowSource
 from ternmesh.model_package import ModelPackage
+from ternmesh_service.status import LiveStatus
 from ternmesh_store.files import open_regular
 
+NULS_S = 0.5  # in one poll
 KNOWN = 4096  # bytes before our place, by which we see that the file was written anew
 
 
@@ -41,7 +45,13 @@ class CsvSource(RowSource):
             self._file.close()
         self._file = None
 
+    def status(self) -> LiveStatus:
+        file = self._file
+        unread = 0 if file is None else os.fstat(file.fileno()).st_size - file.tell()
+        return replace(super().status(), behind=max(0, unread))
+
     def _open(self, _now: float) -> None:
+        self._is_first &= self._path.exists()  # all rows of a file that comes later are new
         self._file = open_regular(self._path)
         is_after = self._is_first and not self._from_start
         end = os.fstat(self._file.fileno()).st_size if is_after else 0
@@ -61,12 +71,24 @@ class CsvSource(RowSource):
             self._waiting.extend(self._next_lines())
         return [self._waiting.popleft() for _ in range(min(len(self._waiting), self._free(now)))]
 
+    def _skip_nuls(self, file: BufferedReader) -> None:
+        """Go on behind the NUL bytes that a power cut leaves, as far as `NULS_S` allows."""
+        self.left_out.add("run of NUL bytes, as a power cut leaves them")
+        number, at, rest, stop_at = file.fileno(), file.tell(), b"", time.monotonic() + NULS_S
+        while not rest and time.monotonic() < stop_at and (data := os.pread(number, 1 << 20, at)):
+            rest = data.lstrip(b"\0")
+            at += len(data) - len(rest)
+        self._known = os.pread(number, min(at, KNOWN), max(0, at - KNOWN))
+        file.seek(at)
+
     def _next_lines(self) -> list[bytes]:
         assert self._file is not None
         number, at = self._file.fileno(), self._file.tell() - len(self._known)
         is_same = os.pread(number, len(self._known), at) == self._known
         data = self._file.read(READ_MAX) if is_same else b""
         self._known = (self._known + data)[-KNOWN:]
+        if data.endswith(b"\0"):
+            self._skip_nuls(self._file)
         if not data and self._from_start:
             self._is_at_end = True
             data = b"\n"  # that the last line may lack

@@ -80,6 +80,32 @@ def test_a_file_that_is_replaced_or_emptied(csv) -> None:
     assert keys(source.poll(5.0)) == [[8.0, 7.0]]
 
 
+def test_a_file_that_comes_later_is_read_from_its_beginning(csv) -> None:
+    path, source = csv(None)
+    with pytest.raises(FileNotFoundError):
+        source.poll(0.0)
+    path.write_text("a,b\n1,2\n3,4\n")
+    assert keys(source.poll(100.0)) == [[1.0, 2.0], [3.0, 4.0]]
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_nuls_of_a_power_cut_are_skipped_at_once(csv, is_replaced) -> None:
+    path, source = csv()
+    source.poll(0.0)
+    add(path, "3,4\n5,")
+    os.truncate(path, 60 << 20)
+    source.poll(1.0)
+    assert not source.status().behind
+    if is_replaced:
+        path.unlink()
+    add(path, "a,b\n" if is_replaced else "9,9\n")
+    add(path, "6,7\n" + 9000 * "8,9\n")
+    assert keys(item for now in (2.0, 3.0, 4.0) for item in source.poll(now))[0] == [6.0, 7.0]
+    assert source.status().behind > 10_000
+    reason = "run of NUL bytes, as a power cut leaves them"
+    assert {reason: 1}.items() <= source.status().left_out.items()
+
+
 def test_many_rows_wait_for_rate_max(csv) -> None:
     path, source = csv(rate_max=5.0)
     source.poll(0.0)
