@@ -302,16 +302,14 @@ def data(subject: Subject) -> Iterator[Result]:
         more = f"; the source {config.data.source} fails: {failed}: {SOURCE}" if failed else ""
         yield WRONG if failed else OK, result + more
         return
+    from edge.data.gate import aside_status
     from edge.data.node_data import open_files
 
     held_out, files, damaged = open_files(config, load_model_package(config.model))
-    if damaged.files:
-        yield WARNING, damaged.status().sentence()
-    for found in filter(None, (held_out, files)):
-        if found.remark:
-            yield WARNING, found.remark
-        if found.aside.newest:
-            yield WARNING, found.aside.status().sentence()
+    known = [found for found in (held_out, files) if found is not None]
+    if (aside := aside_status(damaged, *(found.aside for found in known))).newest:
+        yield WARNING, aside.sentence()
+    yield from ((WARNING, found.remark) for found in known if found.remark)
     if config.data.source is not None:
         yield OK, f"from the source {config.data.source}, which is not started here"
     elif files is not None:

@@ -18,7 +18,6 @@ from transports.base import TransportStatus
 from transports.driver import PeerTraffic
 
 T = TypeVar("T")
-ASIDE_SHOWN = 3  # of what is set aside, in a sentence
 ATOMS = frozenset((str, int, float, bool, type(None)))
 INSECURE: Final = "insecure"
 UNOPENED: Final = TransportStatus(connected=False, last_error="not opened yet")
@@ -268,7 +267,7 @@ class AsideStatus:
 
     def sentence(self) -> str:
         """How many, and a few of them."""
-        shown = "; ".join(map(": ".join, self.newest[-ASIDE_SHOWN:]))
+        shown = "; ".join(map(": ".join, self.newest[-3:]))
         return f"{self.amount()} are set aside, such as {shown}"
 
 

@@ -30,10 +30,12 @@ class SetAside:
         self.count += not is_file
         self.newest.append((name, reason[:REASON_MAX]))
 
-    def status(self) -> AsideStatus:
-        return AsideStatus(
-            count=self.count, files=self.files, in_files=self.count, newest=tuple(self.newest)
-        )
+
+def aside_status(*known: SetAside, in_source: int = 0) -> AsideStatus:
+    """What all of these have set aside, of which so many samples are of a source."""
+    count, files = sum(one.count for one in known), sum(one.files for one in known)
+    newest = tuple(name for one in known for name in one.newest)
+    return AsideStatus(count=count, files=files, in_files=count - in_source, newest=newest)
 
 
 def failing(indexes: Indexes, run: Callable[[Indexes], str]) -> dict[int, str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from edge.config import DataConfig, EvaluateConfig, NodeConfig
 from edge.data.buffer import DAY_S, ReplayBuffer
 from edge.data.feed import Feed, Rehearsal
-from edge.data.gate import SetAside
+from edge.data.gate import SetAside, aside_status
 from edge.data.live.options import BUILT_IN
 from edge.data.probe_set import ProbeSet, open_probe_set
 from edge.data.sources import (
@@ -55,14 +55,8 @@ class NodeData:
     def aside(self) -> AsideStatus:
         """What of all of it the model cannot compute, and the files that cannot be read."""
         known = [data.aside for data in (self.files, self.held_out) if data is not None]
-        in_files = sum(one.count for one in known)
-        known += [self.damaged] if self.feed is None else [self.damaged, self.feed.buffer.aside]
-        return AsideStatus(
-            count=sum(one.count for one in known),
-            files=sum(one.files for one in known),
-            in_files=in_files,
-            newest=tuple(name for one in known for name in one.newest),
-        )
+        live = SetAside() if self.feed is None else self.feed.buffer.aside
+        return aside_status(*known, self.damaged, live, in_source=live.count)
 
     def close(self) -> None:
         if self.feed is not None:
@@ -89,14 +83,12 @@ def open_files(
     data, damaged = config.data, SetAside()
 
     def opened(table: str, settings: DataConfig | EvaluateConfig, name: str) -> FolderData | None:
-        past = Path(config.state_dir, HISTORY, name)
         is_past = settings.path is None
-        if is_past and not past.exists():
+        path = Path(settings.path or Path(config.state_dir, HISTORY, name))
+        if is_past and not path.exists():
             return None
         try:
-            return open_folder(
-                Path(settings.path or past), package, NpzSettings() if is_past else settings
-            )
+            return open_folder(path, package, NpzSettings() if is_past else settings)
         except DataError as error:
             why = f"{error} (`ternmesh import` wrote it: import again, or delete it)"
             about = ("what was imported", why) if is_past else (f"[{table}]", str(error))
@@ -110,7 +102,7 @@ def open_files(
     files = opened("data", data, TRAIN)
     is_alone = data.path is not None and data.source is None
     if is_alone and files is not None and len(files) < config.training.samples_min:
-        aside = f", and {files.aside.status().sentence()}" if files.aside.newest else ""
+        aside = f", and {aside_status(files.aside).sentence()}" if files.aside.newest else ""
         least = f"training.samples_min is {config.training.samples_min}: add some"
         raise DataError(f"{data.path} holds {len(files)} samples{aside}: {least}")
     if data.source is None and files is None:

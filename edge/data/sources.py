@@ -151,7 +151,8 @@ def class_names(package: ModelPackage) -> list[str]:
 
 def as_number(value: Any) -> float:
     """`value` as float; ValueError also for what Python alone takes for a number: True, "2_9"."""
-    return float("" if isinstance(value, bool) or "_" in str(value) else value)
+    text = str(value)  # of a whole number that no float holds, infinity comes
+    return float("" if isinstance(value, bool) or "_" in text else text)
 
 
 def label_arrays(package: ModelPackage, value: Any) -> dict[str, Array]:

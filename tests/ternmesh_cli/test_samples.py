@@ -13,6 +13,7 @@ import pytest
 
 from edge.config import DataConfig, read_node_config
 from edge.data.buffer import ReplayBuffer
+from edge.data.gate import aside_status
 from edge.data.labels import answer_data
 from edge.data.node_data import NodeData, open_files
 from edge.data.sources import Label, Sample
@@ -155,10 +156,10 @@ def test_a_damaged_import_is_set_aside_beside_a_source(config, capsys, caplog, c
             (history / name).write_bytes(content)
     settings = read_node_config(config)
     held_out, files, damaged = open_files(settings, package)
-    assert (held_out, files, damaged.status().amount()) == (None, None, "2 files")
+    assert (held_out, files, aside_status(damaged).amount()) == (None, None, "2 files")
     assert caplog.text.count("(`ternmesh import` wrote it: import again, or delete it)") == 2
     with opened(config) as buffer:
-        assert NodeData(buffer, damaged=damaged).aside() == damaged.status()
+        assert NodeData(buffer, damaged=damaged).aside() == aside_status(damaged)
     named = replace(settings, data=replace(settings.data, path=str(history)))
     assert open_files(named, package)[2].files == 2
     with pytest.raises(DataError, match=r"what was imported: .*import again"):

@@ -132,10 +132,7 @@ class RowReader:
             if self._decimal_comma != ";" and _THOUSANDS.fullmatch(value.strip()):
                 raise DataError(f"number as 1,000 in column {column}: write 1000, or 1.0")
             value = value.replace(",", ".")
-        try:
-            return as_number(value)
-        except OverflowError:  # an integer of JSON
-            return math.inf
+        return as_number(value)
 
     def _take_csv(self, text: str) -> list[Row]:
         if self.is_header(text.encode()):
