@@ -250,6 +250,13 @@ def test_a_check_that_hangs_or_breaks_hides_no_other(node):
         yield OK, "first"
         raise ZeroDivisionError("x")
 
+    def lack(_subject):
+        yield OK, "first"
+        raise ImportError("a node needs onnxruntime: install it")
+
+    assert doctor.diagnose(doctor.look(node(), time.time()), [lack]) == [
+        ("lack", WRONG, "a node needs onnxruntime: install it")
+    ]
     checks = [hang, fail, doctor_checks.clock]
     rows = doctor.diagnose(doctor.look(node(), time.time()), checks, limit_s=0.5)
     assert [row[:2] for row in rows[:2]] == [("hang", WRONG), ("fail", WARNING)]
