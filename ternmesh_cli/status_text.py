@@ -230,7 +230,8 @@ def _samples(source: SourceStatus) -> str:
     labels = ", ".join(f"{label} {count}" for label, count in sorted(source.by_label.items()))
     return (
         f"{source.waiting} wait for a label; by label: {labels or 'none'}{newest}; "
-        f"{counters['refused']} refused, {counters['evicted'] + counters['expired']} made room"
+        f"{counters['refused']} refused, {counters['unmatched']} labels without a sample, "
+        f"{counters['evicted'] + counters['expired']} made room"
     )
 
 
