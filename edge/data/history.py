@@ -5,10 +5,11 @@ They are .npz files in the state folder, which the board reads beside its source
 
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from ternmesh_store.files import PRIVATE, make_private_folder, unfinished_file
 
 RATE_MAX = 1000.0  # samples in one poll
 SAMPLE_COST = 1024  # bytes of memory beside a sample's numbers
+UNLABELLED, NO_LABEL = "without a label", "no label"  # as the second, they are counted already
 WAITING_MAX = 1 << 14  # samples whose label may still come
 
 
@@ -63,7 +65,10 @@ def read_history(path: Path, package: ModelPackage, options: Table) -> History:
         status = source.status()
     finally:
         source.close()
-    return History(samples, dict(status.left_out), dict(status.first))
+    left_out = Counter(status.left_out)
+    left_out[UNLABELLED] -= sum(count for why, count in left_out.items() if NO_LABEL in why)
+    first = {why: value for why, value in status.first.items() if left_out[why] > 0}
+    return History(samples, dict(+left_out), first)
 
 
 def write_history(
@@ -102,10 +107,8 @@ def _source(path: Path, package: ModelPackage, options: Table) -> CsvSource | Fo
         raise DataError(
             f"{path} is no folder: of a CSV file say --columns, or data.options.columns"
         )
-    settings = known | {"path": str(path), "rate_max": RATE_MAX}
-    checked = read_options("csv", settings)
-    assert isinstance(checked, CsvOptions)
-    return CsvSource(checked, package, from_start=True)
+    known |= {"path": str(path), "rate_max": RATE_MAX}
+    return CsvSource(cast(CsvOptions, read_options("csv", known)), package, from_start=True)
 
 
 def _leave_out(source: CsvSource | FolderSource, inputs: dict[str, Arrays]) -> None:
@@ -113,7 +116,7 @@ def _leave_out(source: CsvSource | FolderSource, inputs: dict[str, Arrays]) -> N
     key = next(iter(inputs))
     del inputs[key]
     # The key of a row says nothing.
-    source.left_out.add("without a label", key if isinstance(source, FolderSource) else None)
+    source.left_out.add(UNLABELLED, key if isinstance(source, FolderSource) else None)
 
 
 def _digest(sample: Arrays) -> bytes:

@@ -141,6 +141,11 @@ def test_a_board_without_data_of_its_own_imports_some(tmp_path, capsys) -> None:
         with pytest.raises(SystemExit):
             run("import", tmp_path / "clips", "--config", path, "--held-out", share)
     assert "'nan' must be a number of 0.01 to 0.99" in capsys.readouterr().err
+    (tmp_path / "clips" / "other").mkdir()
+    np.save(tmp_path / "clips" / "other" / "a.npy", np.ones((50, 32)))
+    assert run("import", tmp_path / "clips", "--config", path, "--json") == 0
+    told = {why: "'other/a.npy'" for why in ["sample of a folder that is called by no label"]}
+    assert json.loads(capsys.readouterr().out)["first"] == told
     assert run("import", tmp_path / "clips", "--config", path) == 0
     assert "3 samples to train on, 1 held out" in capsys.readouterr().out
     assert [len(part or ()) for part in open_files(config, package)[:2]] == [1, 3]

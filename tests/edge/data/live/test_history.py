@@ -92,3 +92,4 @@ def test_too_few_samples_say_why(package, tmp_path) -> None:
     ):
         write_history(tmp_path, found, 0.2, by_order=True)
     assert found.first["no label in column kind"] == "'maybe'"
+    assert "without a label" not in found.left_out  # once is enough

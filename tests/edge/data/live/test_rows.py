@@ -175,6 +175,8 @@ def test_a_class_by_name_or_number_is_the_label_of_its_own_row(mapper, left_out)
     assert len(take(rows, "1,2,maybe", "1,2,7", "1,2,-1", "1,2,0.5", "1,2,nan")) == 5
     assert left_out.counts == {"no label in column 3": 5}
     assert "maybe" in left_out.first["no label in column 3"]
+    left_out.add("what is cut has a mark", 300 * "y")
+    assert left_out.first["what is cut has a mark"].endswith("yyy...")
 
 
 @pytest.mark.parametrize(
