@@ -122,18 +122,14 @@ def read_clip(path: Path, note: Note = str) -> Sound:
         zero, full = (128, 128) if bits == 8 else (0, 1 << 8 * np.dtype(kind).itemsize - 1)
         samples = (samples.astype(np.float32) - zero) / full
     if not (most := np.abs(samples).max(initial=0)) <= FLOAT_MAX:  # also for NaN
-        raise DataError(
-            f"{path} holds the number {most:g}: floats of sound are -1 to 1; divide or convert them"
-        )
+        raise DataError(f"{path} holds {most:g}: divide its numbers, floats of sound are -1 to 1")
     tracks = samples.astype(np.float32).reshape(-1, channels)
     mixed = tracks.mean(1)
     if len(tracks) and mixed.std() * channels < (alone := tracks.std(0)).max() / 2:
         mixed = tracks[:, alone.argmax()]  # the channels cancel each other
     sound = loudest(mixed, rate)
-    is_short = len(sound) * RATE < WINDOW * rate
-    if is_short or sound.std() < SILENT:
-        what = "too short" if is_short else "silent"
-        raise DataError(f"{path} is {what}: record it again, or leave it out")
+    if len(sound) * RATE < WINDOW * rate or sound.std() < SILENT:
+        raise DataError(f"{path} is silent or under 30 ms: record it again, or leave it out")
     if len(sound) < len(mixed):
         note("sound beside the loudest second of a file")
     return resample(sound, rate)

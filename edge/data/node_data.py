@@ -100,8 +100,7 @@ def open_files(
 
     held_out = opened("evaluate", config.evaluate, HELD_OUT)
     files = opened("data", data, TRAIN)
-    is_alone = data.path is not None and data.source is None
-    if is_alone and files is not None and len(files) < config.training.samples_min:
+    if data.source is None and data.path and files and len(files) < config.training.samples_min:
         aside = f", and {aside_status(files.aside).sentence()}" if files.aside.newest else ""
         least = f"training.samples_min is {config.training.samples_min}: add some"
         raise DataError(f"{data.path} holds {len(files)} samples{aside}: {least}")

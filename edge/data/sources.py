@@ -309,12 +309,9 @@ def open_folder(
     data = FolderData(package, arrays, settings.divide_by, places)
     whole = {*map(str, files)}
     for name, error in sorted(bad, key=lambda one: one[0] in whole):  # of many samples, files stay
-        reason = str(error).removeprefix(name).lstrip(": ")
-        data.aside.add(name, reason, is_file=name in whole)
+        data.aside.add(name, str(error).removeprefix(name).lstrip(": "), is_file=name in whole)
     for name, reason in data.aside.newest:
         _log.warning("%s is set aside: %s", name, reason)
-    if (more := len(bad) - len(data.aside.newest)) > 0:
-        _log.warning("%s: %d more are set aside", path, more)
     floats = [spec.name for spec in input_specs(package) if "float" in spec.dtype]
     if settings.divide_by == 1.0 and len(data):
         data.remark = next(filter(None, (_bytes_remark(n, arrays[n]) for n in floats)), "")

@@ -46,9 +46,8 @@ class CsvSource(RowSource):
         self._file = None
 
     def status(self) -> LiveStatus:
-        file = self._file
-        unread = 0 if file is None else os.fstat(file.fileno()).st_size - file.tell()
-        return replace(super().status(), behind=max(0, unread))
+        unread = os.fstat(file.fileno()).st_size - file.tell() if (file := self._file) else 0
+        return replace(super().status(), behind=unread if unread > READ_MAX else 0)
 
     def _open(self, _now: float) -> None:
         self._is_first &= self._path.exists()  # all rows of a file that comes later are new

@@ -16,10 +16,7 @@ TOPICS_MAX = 64  # whose rows are kept apart
 
 
 class MqttSource(RowSource):
-    """Rows of a topic, or of each that a wildcard allows, with headers and samples of its own.
-
-    Labels `{"key": .., "label": ..}` of another topic are for rows that had a key.
-    """
+    """Rows, for each topic apart; labels `{"key": .., "label": ..}`, for rows that had a key."""
 
     def __init__(self, options: MqttOptions, package: ModelPackage) -> None:
         super().__init__(options, package)
