@@ -167,5 +167,9 @@ def test_a_damaged_import_is_set_aside_beside_a_source(config, capsys, caplog, c
         assert NodeData(buffer, damaged=damaged).aside() == aside_status(damaged)
     named = replace(settings, data=replace(settings.data, path=str(history)))
     assert open_files(named, package)[2].files == 2
+    np.savez(history / "good.npz", features=np.zeros((2, 50, 32)), target=[1, 2])
+    few = r"holds 2 samples, and (2 files|4 samples) are set aside, such as .*train.npz"
+    with pytest.raises(DataError, match=few):
+        open_files(replace(settings, data=DataConfig(path=str(history))), package)
     with pytest.raises(DataError, match=r"what was imported: .*import again"):
         open_files(replace(settings, data=DataConfig()), package)
