@@ -66,6 +66,8 @@ def read_history(path: Path, package: ModelPackage, options: Table) -> History:
     finally:
         source.close()
     left_out = Counter(status.left_out)
+    if isinstance(source, CsvSource) and not samples and not left_out[UNLABELLED]:
+        left_out[f"file without the {source.mapper.rows} good rows that one sample takes"] = 1
     left_out[UNLABELLED] -= sum(count for why, count in left_out.items() if NO_LABEL in why)
     first = {why: value for why, value in status.first.items() if left_out[why] > 0}
     return History(samples, dict(+left_out), first)
@@ -104,9 +106,7 @@ def _source(path: Path, package: ModelPackage, options: Table) -> CsvSource | Fo
         return FolderSource(FolderOptions(path=str(path), rate_max=RATE_MAX), package)
     known = {item.name: options[item.name] for item in fields(CsvOptions) if item.name in options}
     if "columns" not in known:
-        raise DataError(
-            f"{path} is no folder: of a CSV file say --columns, or data.options.columns"
-        )
+        raise DataError(f"{path} is no folder: of a CSV file say --columns or data.options.columns")
     known |= {"path": str(path), "rate_max": RATE_MAX}
     return CsvSource(cast(CsvOptions, read_options("csv", known)), package, from_start=True)
 

@@ -31,7 +31,7 @@ class CsvSource(RowSource):
         self._is_at_end = False
         self._path = Path(options.path)
         self._file: BufferedReader | None = None
-        self._is_first = True
+        self._passes_over = not from_start  # what is there already
         self._waiting: deque[bytes] = deque()  # lines for which `rate_max` has no room yet
 
     @property
@@ -50,20 +50,19 @@ class CsvSource(RowSource):
         return replace(super().status(), behind=unread if unread > READ_MAX else 0)
 
     def _open(self, _now: float) -> None:
-        self._is_first &= self._path.exists()  # all rows of a file that comes later are new
+        self._passes_over &= self._path.exists()  # all rows of a file that comes later are new
         self._file = open_regular(self._path)
-        is_after = self._is_first and not self._from_start
-        end = os.fstat(self._file.fileno()).st_size if is_after else 0
+        end = os.fstat(self._file.fileno()).st_size if self._passes_over else 0
         head = self._file.readline(LINE_MAX)
-        self._mapper.reader.begin(head, str(self._path))
+        self.mapper.reader.begin(head, str(self._path))
         if b"sep=" in head[:8].lower():  # the names are in the next line
-            self._mapper.reader.begin(self._file.readline(LINE_MAX), str(self._path))
+            self.mapper.reader.begin(self._file.readline(LINE_MAX), str(self._path))
         self._has_begun = bool(head.strip())  # an empty file has no header yet
         # The byte before the end: where it ends a line, no half line follows.
         at = self._file.seek(max(0, end - 1))
         self._known = os.pread(self._file.fileno(), min(at, KNOWN), max(0, at - KNOWN))
         self._splitter = LineSplitter(self.left_out, skips=end > 0)
-        self._is_first = False
+        self._passes_over = False
 
     def _lines(self, now: float) -> list[bytes]:
         if not self._waiting:
@@ -96,5 +95,5 @@ class CsvSource(RowSource):
         lines = self._splitter.take(data)
         if not self._has_begun and any(map(bytes.strip, lines)):
             self._has_begun = True
-            self._mapper.reader.begin(next(filter(bytes.strip, lines)), str(self._path))
+            self.mapper.reader.begin(next(filter(bytes.strip, lines)), str(self._path))
         return lines

@@ -251,7 +251,8 @@ class RowMapper:
         self._left_out = left_out
         self._new_key = new_key
         self.reader = RowReader(options, left_out)
-        self._rows: deque[list[float]] = deque(maxlen=size // len(options.columns))
+        self.rows = size // len(options.columns)  # of one sample
+        self._rows: deque[list[float]] = deque(maxlen=self.rows)
         self._keys: deque[str] = deque(maxlen=options.horizon + 1)  # "": no sample
 
     def take(self, line: bytes) -> list[Sample | Label]:
@@ -313,11 +314,11 @@ class RowSource(LiveSource):
     def __init__(self, options: RowOptions, package: ModelPackage) -> None:
         super().__init__(options.rate_max)
         self._new_mapper = partial(RowMapper, options, package, self.left_out, self._key)
-        self._mapper = self._new_mapper()
+        self.mapper = self._new_mapper()
 
     def _lines(self, now: float) -> list[bytes]:
         """The lines that have come since the last call, at most about READ_MAX bytes."""
         raise NotImplementedError
 
     def _read(self, now: float) -> list[Sample | Label]:
-        return [item for line in self._lines(now) for item in self._mapper.take(line)]
+        return [item for line in self._lines(now) for item in self.mapper.take(line)]
