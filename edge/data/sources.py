@@ -151,8 +151,8 @@ def class_names(package: ModelPackage) -> list[str]:
 
 def as_number(value: Any) -> float:
     """`value` as float; ValueError also for what Python alone takes for a number: True, "2_9"."""
-    text = str(value)  # of a whole number that no float holds, infinity comes
-    return float("" if isinstance(value, bool) or "_" in text else text)
+    # As text: a whole number that no float holds is then infinite, and no OverflowError.
+    return float("" if isinstance(value, bool) or "_" in str(value) else str(value))
 
 
 def label_arrays(package: ModelPackage, value: Any) -> dict[str, Array]:

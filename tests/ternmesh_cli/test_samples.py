@@ -141,11 +141,9 @@ def test_a_board_without_data_of_its_own_imports_some(tmp_path, capsys) -> None:
         with pytest.raises(SystemExit):
             run("import", tmp_path / "clips", "--config", path, "--held-out", share)
     assert "'nan' must be a number of 0.01 to 0.99" in capsys.readouterr().err
-    (tmp_path / "clips" / "other").mkdir()
-    np.save(tmp_path / "clips" / "other" / "a.npy", np.ones((50, 32)))
+    np.save(tmp_path / "clips" / "eleven.npy", np.ones((50, 32)))
     assert run("import", tmp_path / "clips", "--config", path, "--json") == 0
-    told = {why: "'other/a.npy'" for why in ["sample of a folder that is called by no label"]}
-    assert json.loads(capsys.readouterr().out)["first"] == told
+    assert json.loads(capsys.readouterr().out)["first"].keys() == {"without a label"}
     assert run("import", tmp_path / "clips", "--config", path) == 0
     assert "3 samples to train on, 1 held out" in capsys.readouterr().out
     assert [len(part or ()) for part in open_files(config, package)[:2]] == [1, 3]
@@ -169,7 +167,6 @@ def test_a_damaged_import_is_set_aside_beside_a_source(config, capsys, caplog, c
     assert open_files(named, package)[2].files == 2
     np.savez(history / "good.npz", features=np.zeros((2, 50, 32)), target=[1, 2])
     few = r"holds 2 samples, and (2 files|4 samples) are set aside, such as .*train.npz"
-    with pytest.raises(DataError, match=few):
-        open_files(replace(settings, data=DataConfig(path=str(history))), package)
-    with pytest.raises(DataError, match=r"what was imported: .*import again"):
-        open_files(replace(settings, data=DataConfig()), package)
+    for path, why in ((str(history), few), (None, r"what was imported: .*import again")):
+        with pytest.raises(DataError, match=why):
+            open_files(replace(settings, data=DataConfig(path=path)), package)

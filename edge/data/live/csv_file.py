@@ -13,7 +13,7 @@ from ternmesh.model_package import ModelPackage
 from ternmesh_service.status import LiveStatus
 from ternmesh_store.files import open_regular
 
-NULS_S = 0.5  # in one poll
+NULS_S, NULS = 0.5, bytes(1 << 20)  # in one poll; at once
 KNOWN = 4096  # bytes before our place, by which we see that the file was written anew
 
 
@@ -71,13 +71,14 @@ class CsvSource(RowSource):
 
     def _skip_nuls(self, file: BufferedReader) -> None:
         """Go on behind the NUL bytes that a power cut leaves, as far as `NULS_S` allows."""
-        self.left_out.add("run of NUL bytes, as a power cut leaves them")
         number, at, rest, stop_at = file.fileno(), file.tell(), b"", time.monotonic() + NULS_S
-        while not rest and time.monotonic() < stop_at and (data := os.pread(number, 1 << 20, at)):
-            rest = data.lstrip(b"\0")
+        while not rest and (data := os.pread(number, len(NULS), at)) and time.monotonic() < stop_at:
+            rest = b"" if data == NULS else data.lstrip(b"\0")
             at += len(data) - len(rest)
         self._known = os.pread(number, min(at, KNOWN), max(0, at - KNOWN))
         file.seek(at)
+        if rest or not data:
+            self.left_out.add("run of NUL bytes, as a power cut leaves them")
 
     def _next_lines(self) -> list[bytes]:
         assert self._file is not None

@@ -98,12 +98,10 @@ def test_nuls_of_a_power_cut_are_skipped_at_once(csv, is_replaced) -> None:
     assert not source.status().behind
     if is_replaced:
         path.unlink()
-    add(path, "a,b\n" if is_replaced else "9,9\n")
-    add(path, "6,7\n" + 9000 * "8,9\n")
+    add(path, "a,b\n6,7\n" + 9000 * "8,9\n")
     assert keys(item for now in (2.0, 3.0, 4.0) for item in source.poll(now))[0] == [6.0, 7.0]
     assert source.status().behind > 10_000
-    reason = "run of NUL bytes, as a power cut leaves them"
-    assert {reason: 1}.items() <= source.status().left_out.items()
+    assert source.status().left_out["run of NUL bytes, as a power cut leaves them"] == 1
 
 
 def test_many_rows_wait_for_rate_max(csv) -> None:
@@ -176,21 +174,17 @@ def test_rows_and_labels_of_a_broker(source, package, mosquitto, eventually) -> 
     assert sensor.status().broker is None
 
 
-def test_topics_of_a_wildcard_have_headers_and_samples_of_their_own(
-    source, package, monkeypatch
-) -> None:
+def test_topics_of_a_wildcard_are_kept_apart(source, package, monkeypatch) -> None:
     mqtt = pytest.importorskip("edge.data.live.mqtt")
     monkeypatch.setattr(mqtt, "TOPICS_MAX", 2)
-    broker = {"url": "mqtt://127.0.0.1:9", "topic": "w/+", "columns": ["t", "h"]}
-    sensor = source("mqtt", package(2, 2), **broker)
+    url = "mqtt://127.0.0.1:9"
+    sensor = source("mqtt", package(2, 2), url=url, topic="w/+", columns=["t", "h"])
     sensor.poll(0.0)
     messages = ("1 t,h", "2 h,t", "1 1,2", "2 4,3", "3 t,h", "3 5,6", "1 ", "1 7,8", "2 6,5")
     sensor._arrived.extend((f"w/{text[0]}", text[2:].encode()) for text in messages)
     assert keys(sensor.poll(1.0)) == [[[1.0, 2.0], [7.0, 8.0]], [[3.0, 4.0], [5.0, 6.0]]]
-    assert sensor.status().left_out == {
-        "message of a topic beyond the first 2": 2,
-        "message without a row": 1,
-    }
+    left_out = {"message of a topic beyond the first 2": 2, "message without a row": 1}
+    assert sensor.status().left_out == left_out
 
 
 def test_a_node_reads_a_built_in_source_and_closes_it(tiny, tmp_path, eventually) -> None:
