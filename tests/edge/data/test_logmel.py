@@ -133,7 +133,7 @@ def test_floats_and_an_extensible_header_are_read(tmp_path) -> None:
     path = riff(tmp_path / "b.wav", (0xFFFE, 1, 8000, 32_000, 4, 32), tone.tobytes(), whole)
     assert np.array_equal(read_clip(path), tone)
     for scale, shown in ((np.nan, "nan"), (18_000, "8999"), (2e300, "9.9"), (20, "9.9")):
-        loud = (tone.astype("f8") * scale).tobytes()
+        loud = (tone * np.float64(scale)).tobytes()
         with pytest.raises(DataError, match=f"holds {shown}.*: divide its .* -1 to 1"):
             read_clip(riff(tmp_path / "c.wav", (3, 1, 8000, 64_000, 8, 64), loud))
 
@@ -151,9 +151,7 @@ def test_any_bytes_are_sound_or_refused(tmp_path_factory, data, at, size) -> Non
 def test_a_silent_file_is_refused(tmp_path) -> None:
     for seconds in (1, 3):
         sound = np.full(seconds * RATE, 0.25)  # an offset is no sound
-        with pytest.raises(
-            DataError, match="is silent or under 30 ms: record it again, or leave it out"
-        ):
+        with pytest.raises(DataError, match="is silent or under 30 ms: record it again, or"):
             read_clip(write_wav(tmp_path / "a.wav", RATE, 2, 1, sound))
 
 

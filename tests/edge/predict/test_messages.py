@@ -81,7 +81,6 @@ LINES = b"""
 hello
 [1]
 3
-null
 {"id": %s}
 {}
 {"id": 1}

@@ -53,12 +53,7 @@ def test_the_files_of_a_folder_are_split_by_their_content(package, tmp_path) -> 
         ("a,b,state\n1,2,1\n", ROWS, DataError, "no column kind: its first line is 'a,b,state'"),
         ("a,c,kind\n1,2,1\n", ROWS, DataError, "no column b: its first line is 'a,c,kind'"),
         ("a,b,kind\n1,2,1\n", ROWS, NoData, "1 samples have a label"),
-        (
-            "a,b,kind\n",
-            ROWS,
-            NoData,
-            "0 .*left out: 1 file without the 1 good rows that one sample",
-        ),
+        ("a,b,kind\n", ROWS, NoData, "0 .*: 1 file without the 1 good rows that one sample"),
     ],
 )
 def test_what_cannot_be_imported_is_one_sentence(
