@@ -84,7 +84,7 @@ def diagnose(
         name = check.__name__
         try:
             found[name] = [(name, *row) for row in check(subject)]
-        except (TernmeshError, StoreError, TransportError, OSError) as error:
+        except (TernmeshError, StoreError, TransportError, OSError, ImportError) as error:
             found[name] = [(name, WRONG, str(error))]
         except Exception as error:  # noqa: BLE001  (a broken check must not hide the others)
             sentence = f"this check failed, which should not happen: {error!r}"

@@ -302,14 +302,14 @@ def data(subject: Subject) -> Iterator[Result]:
         more = f"; the source {config.data.source} fails: {failed}: {SOURCE}" if failed else ""
         yield WRONG if failed else OK, result + more
         return
+    from edge.data.gate import aside_status
     from edge.data.node_data import open_files
 
-    held_out, files = open_files(config, load_model_package(config.model))
-    for found in filter(None, (held_out, files)):
-        if found.remark:
-            yield WARNING, found.remark
-        if (aside := found.aside).count:
-            yield WARNING, f"{aside.count} set aside, such as {': '.join(aside.newest[-1])}"
+    held_out, files, damaged = open_files(config, load_model_package(config.model))
+    known = [found for found in (held_out, files) if found is not None]
+    if (aside := aside_status(damaged, *(found.aside for found in known))).newest:
+        yield WARNING, aside.sentence()
+    yield from ((WARNING, found.remark) for found in known if found.remark)
     if config.data.source is not None:
         yield OK, f"from the source {config.data.source}, which is not started here"
     elif files is not None:

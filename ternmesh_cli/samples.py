@@ -58,7 +58,7 @@ def add_import_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", help="of a CSV file: the column with the label")
     parser.add_argument("--horizon", type=int, help="how many rows later the label is read")
     parser.add_argument("--separator", help="of a CSV file, where it is not found")
-    process.add_option(parser, "--held-out", process.real(0, 1), 0.2, "the share for evaluation")
+    process.add_option(parser, "--held-out", process.real(0.01, 0.99), 0.2, "the share to evaluate")
 
 
 def run_import(arguments: argparse.Namespace) -> int:
@@ -82,7 +82,8 @@ def run_import(arguments: argparse.Namespace) -> int:
     )
     is_running = end.ask({RELOAD: True}) is not None
     if arguments.json:
-        print(json.dumps({"train": trained, "held_out": held_out, "left_out": history.left_out}))
+        counts = {"train": trained, "held_out": held_out}
+        print(json.dumps(counts | {"left_out": history.left_out, "first": history.first}))
         return process.ExitCode.DONE
     print(f"{trained} samples to train on, {held_out} held out for evaluation")
     for reason in reasons(history.left_out, history.first):

@@ -177,7 +177,7 @@ def _board(status: BoardStatus) -> Iterator[str]:
     yield from _connection(status)
     total = ", no run joined yet" if status.rounds is None else of_rounds(status.rounds)
     yield f"global adapter {status.version}{total}, {status.phase}; {_activity(status)}"
-    aside = f", {status.aside.count} set aside" if status.aside.count else ""
+    aside = f", {amount} set aside" if (amount := status.aside.amount()) else ""
     yield f"{status.samples} samples{aside}; {_metric(status)}"
     if status.provider not in ("", CPU):
         yield f"training runs on {status.provider}"
@@ -185,6 +185,8 @@ def _board(status: BoardStatus) -> Iterator[str]:
         yield _samples(status.source)
         if (live := status.source.live) is not None and live.left_out:
             yield f"left out: {'; '.join(reasons(live.left_out, live.first))}"
+        if live is not None and live.behind:
+            yield f"the source is behind: {size(live.behind)} are not read yet"
     if (known := status.knowledge) is not None:
         less = f"; {known.remark}" if known.remark else ""
         yield (
@@ -228,7 +230,8 @@ def _samples(source: SourceStatus) -> str:
     labels = ", ".join(f"{label} {count}" for label, count in sorted(source.by_label.items()))
     return (
         f"{source.waiting} wait for a label; by label: {labels or 'none'}{newest}; "
-        f"{counters['refused']} refused, {counters['evicted'] + counters['expired']} made room"
+        f"{counters['refused']} refused, {counters['unmatched']} labels without a sample, "
+        f"{counters['evicted'] + counters['expired']} made room"
     )
 
 

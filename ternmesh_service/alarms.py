@@ -200,11 +200,10 @@ def _own(status: BoardStatus) -> Iterator[Alarm]:
     if status.diverged:
         yield Alarm(WARN, "", f"training diverged in {status.diverged} rounds", DIVERGED)
     if status.aside.newest:
-        text = f"{status.aside.count} samples are set aside, such as "
-        text += ": ".join(status.aside.newest[-1])
         is_file = status.aside.count == status.aside.in_files
         look = "look at them with `ternmesh data list`"
-        yield Alarm(WARN, "", text, "repair that file, or remove it" if is_file else look)
+        advice = "repair that file, or remove it" if is_file else look
+        yield Alarm(WARN, "", status.aside.sentence(), advice)
     live = status.source and status.source.live
     counters = status.source.counters if status.source else {}
     if live and live.left_out and not (counters["samples"] or counters["repeated"]):

@@ -225,6 +225,7 @@ class LiveStatus:
     left_out: Mapping[str, int]  # samples and labels, by reason
     first: Mapping[str, str]  # what was left out first, by reason
     broker: TransportStatus | None = None
+    behind: int = 0  # bytes of a file that are not read yet
 
 
 def reasons(left_out: Mapping[str, int], first: Mapping[str, str]) -> list[str]:
@@ -252,11 +253,22 @@ class SourceStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AsideStatus:
-    """Samples that the model cannot compute, and the newest of them with their reasons."""
+    """What the model cannot compute or nobody can read, and the newest with their reasons."""
 
-    count: int = 0
-    in_files: int = 0  # of these: others are of a source
+    count: int = 0  # of samples
+    files: int = 0  # whole ones, whose samples nobody can count
+    in_files: int = 0  # of `count`: others are of a source
     newest: tuple[tuple[str, str], ...] = ()
+
+    def amount(self) -> str:
+        """How many samples and files; empty for none."""
+        counts = ((self.count, "samples"), (self.files, "files"))
+        return " and ".join(f"{count} {what}" for count, what in counts if count)
+
+    def sentence(self) -> str:
+        """How many, and a few of them."""
+        shown = "; ".join(map(": ".join, self.newest[-3:]))
+        return f"{self.amount()} are set aside, such as {shown}"
 
 
 @dataclass(frozen=True, slots=True)

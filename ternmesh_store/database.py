@@ -429,7 +429,8 @@ def trouble(path: Path, error: Exception) -> str:
         return "its disk refuses to read or write: check its room, and whether it fails (`dmesg`)"
     if code in _TABLE_DAMAGE:  # also a file whose WAL was not read
         return "it is not whole: start its program again, or see docs/backup.md"
-    reason = getattr(error, "strerror", None) or "this user may not use it"
+    lacks = "this user may not use it" if path.parent.exists() else "its folder is not there"
+    reason = getattr(error, "strerror", None) or lacks
     return f"{reason}: its folder must be one that may be written, also for what only reads"
 
 

@@ -106,7 +106,8 @@ def source_status(**changes: Any) -> SourceStatus:
     known: dict[str, Any] = {
         "labelled": 3, "waiting": 7, "capacity": 20, "last_refusal": None, "by_label": {},
         "last_label": None, "failures": 0, "floods": 0, "last_failure": None,
-        "counters": {"samples": 9, "repeated": 0, "refused": 3, "evicted": 4, "expired": 5},
+        "counters": {"samples": 9, "repeated": 0, "refused": 3, "evicted": 4, "expired": 5,
+                     "unmatched": 2},
         "live": None,
     }  # fmt: skip
     return SourceStatus(**{**known, **changes})

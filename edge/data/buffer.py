@@ -246,7 +246,8 @@ class ReplayBuffer:
 
     def find(self, key: str) -> int:
         """The id of the sample with this key; 0 where there is none."""
-        rows = self._database.rows("SELECT id FROM replay_sample WHERE key = ?", key)
+        sql = "SELECT id FROM replay_sample WHERE key = ?"
+        rows = self._database.rows(sql, key) if _is_utf8(key) else []
         return rows[0][0] if rows else 0
 
     def age_s(self, row: int) -> float | None:
@@ -412,6 +413,11 @@ class ReplayBuffer:
             self._labelled = [row for row in self._labelled if row in self.classes]
 
 
+def _is_utf8(text: str) -> bool:
+    """Not so are bytes of a command line that are no UTF-8, and halves of a pair in JSON."""
+    return text.encode(errors="replace").decode() == text
+
+
 def _or_most(certainty: float | None) -> float:
     return math.inf if certainty is None else certainty
 
@@ -420,8 +426,8 @@ def _pack(
     key: str, arrays: Mapping[str, Array], specs: Sequence[TensorSpec], counts: Mapping[str, int]
 ) -> bytes:
     """The bytes of one sample's arrays in the order of `specs`. DataError where they do not fit."""
-    if not isinstance(key, str) or not 0 < len(key) <= KEY_MAX:
-        raise DataError(f"a key is a text of 1 to {KEY_MAX} characters, not {key!r:.100}")
+    if not isinstance(key, str) or not 0 < len(key) <= KEY_MAX or not _is_utf8(key):
+        raise DataError(f"a key is a text of 1 to {KEY_MAX} characters of UTF-8, not {key!r:.100}")
     if set(arrays) != {spec.name for spec in specs}:
         wanted = ", ".join(spec.name for spec in specs)
         raise DataError(f"{key} has {', '.join(map(str, arrays))}: it must have {wanted}")

@@ -5,6 +5,7 @@ import io
 import math
 import re
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -94,7 +95,7 @@ def _with_pillow(path: Path, data: bytes, size: tuple[int, int], mode: str) -> A
     if (kind := _OTHER.match(data)) is not None:
         raise DataError(
             f"{path} is a {kind.lastgroup} picture: save it as PNG or JPEG, or P5 or P6 with 255 "
-            "levels"
+            f"levels, sides of 1 to 999999 and a head of up to {HEAD_MAX} bytes"
         )
     try:
         pillow = importlib.import_module("PIL.Image")
@@ -103,6 +104,7 @@ def _with_pillow(path: Path, data: bytes, size: tuple[int, int], mode: str) -> A
             f"{path}: pictures other than PGM and PPM (P5, P6, 255 levels) need the package "
             f"Pillow: {sys.executable} -m pip install pillow"
         ) from error
+    warnings.simplefilter("ignore", pillow.DecompressionBombWarning)  # it is refused by its size
     try:
         with pillow.open(io.BytesIO(data), formats=("PNG", "JPEG")) as image:
             if image.width * image.height > PIXELS_MAX:

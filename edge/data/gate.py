@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import ModelError, OutOfMemory
+from ternmesh_service.status import AsideStatus
 
 SHOWN_MAX = 20  # of the samples that are set aside
 REASON_MAX = 300  # characters
@@ -18,15 +19,23 @@ Indexes = NDArray[np.int64]
 
 
 class SetAside:
-    """Samples that are not used: how many, and the newest with their reasons."""
+    """Samples and whole files that are not used: how many, and the newest with their reasons."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self.count = self.files = 0
         self.newest: deque[tuple[str, str]] = deque(maxlen=SHOWN_MAX)  # name and reason
 
-    def add(self, name: str, reason: str) -> None:
-        self.count += 1
+    def add(self, name: str, reason: str, *, is_file: bool = False) -> None:
+        self.files += is_file
+        self.count += not is_file
         self.newest.append((name, reason[:REASON_MAX]))
+
+
+def aside_status(*known: SetAside, in_source: int = 0) -> AsideStatus:
+    """What all of these have set aside, of which so many samples are of a source."""
+    count, files = sum(one.count for one in known), sum(one.files for one in known)
+    newest = tuple(name for one in known for name in one.newest)
+    return AsideStatus(count=count, files=files, in_files=count - in_source, newest=newest)
 
 
 def failing(indexes: Indexes, run: Callable[[Indexes], str]) -> dict[int, str]:

@@ -5,16 +5,17 @@ They are .npz files in the state folder, which the board reads beside its source
 
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from edge.data.live.csv_file import CsvSource
 from edge.data.live.folder import FolderSource
-from edge.data.live.options import CsvOptions, FolderOptions
+from edge.data.live.options import CsvOptions, FolderOptions, read_options
 from edge.data.sources import BYTES_MAX, HELD_OUT, HISTORY, TRAIN, Arrays, Label, sample_bytes
 from edge.errors import DataError, NoData
 from ternmesh.config import Table
@@ -24,6 +25,7 @@ from ternmesh_store.files import PRIVATE, make_private_folder, unfinished_file
 
 RATE_MAX = 1000.0  # samples in one poll
 SAMPLE_COST = 1024  # bytes of memory beside a sample's numbers
+UNLABELLED, NO_LABEL = "without a label", "no label"  # as the second, they are counted already
 WAITING_MAX = 1 << 14  # samples whose label may still come
 
 
@@ -63,7 +65,12 @@ def read_history(path: Path, package: ModelPackage, options: Table) -> History:
         status = source.status()
     finally:
         source.close()
-    return History(samples, dict(status.left_out), dict(status.first))
+    left_out = Counter(status.left_out)
+    if isinstance(source, CsvSource) and not samples and not left_out[UNLABELLED]:
+        left_out[f"file without the {source.mapper.rows} good rows that one sample takes"] = 1
+    left_out[UNLABELLED] -= sum(count for why, count in left_out.items() if NO_LABEL in why)
+    first = {why: value for why, value in status.first.items() if left_out[why] > 0}
+    return History(samples, dict(+left_out), first)
 
 
 def write_history(
@@ -99,11 +106,9 @@ def _source(path: Path, package: ModelPackage, options: Table) -> CsvSource | Fo
         return FolderSource(FolderOptions(path=str(path), rate_max=RATE_MAX), package)
     known = {item.name: options[item.name] for item in fields(CsvOptions) if item.name in options}
     if "columns" not in known:
-        raise DataError(
-            f"{path} is no folder: of a CSV file say --columns, or data.options.columns"
-        )
-    settings = known | {"path": str(path), "rate_max": RATE_MAX}
-    return CsvSource(CsvOptions(**settings), package, from_start=True)
+        raise DataError(f"{path} is no folder: of a CSV file say --columns or data.options.columns")
+    known |= {"path": str(path), "rate_max": RATE_MAX}
+    return CsvSource(cast(CsvOptions, read_options("csv", known)), package, from_start=True)
 
 
 def _leave_out(source: CsvSource | FolderSource, inputs: dict[str, Arrays]) -> None:
@@ -111,7 +116,7 @@ def _leave_out(source: CsvSource | FolderSource, inputs: dict[str, Arrays]) -> N
     key = next(iter(inputs))
     del inputs[key]
     # The key of a row says nothing.
-    source.left_out.add("without a label", key if isinstance(source, FolderSource) else None)
+    source.left_out.add(UNLABELLED, key if isinstance(source, FolderSource) else None)
 
 
 def _digest(sample: Arrays) -> bytes:

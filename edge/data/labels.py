@@ -315,10 +315,7 @@ def _find(buffer: ReplayBuffer, request: Mapping[str, Any]) -> list[int]:
         or not all(isinstance(key, str) and len(key) <= KEY_MAX for key in keys)
     ):
         raise DataError(f"keys must be a list of 1 to {KEYS_MAX} keys of samples")
-    try:
-        rows = {key: buffer.find(key) for key in keys}
-    except UnicodeError as error:
-        raise DataError(f"a key is no text: {error}") from error
+    rows = {key: buffer.find(key) for key in keys}
     if unknown := [repr(key) for key, row in rows.items() if not row]:
         raise DataError(f"no sample has the key {', '.join(unknown[:10])}: it may be deleted")
     return list(rows.values())

@@ -24,6 +24,7 @@ LOW_HZ, HIGH_HZ = 60.0, 3900.0
 QUIET, LOUD = -6.0, 3.0  # log10 of power; 0 and 1 as features
 RATES = (1000, 384_000)  # Hz, of a .wav file
 WAV_BYTES_MAX = 16 << 20
+FLOAT_MAX = 8.0  # of full scale: louder floats are whole numbers that nobody has divided
 SILENT = 1e-4  # of full scale: a microphone that is switched off
 MOST, BEFORE = 0.99, 3  # of the sound in the loudest second; blocks of HOP before it begins
 PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE  # formats; the last one names another at `SUBFORMAT`
@@ -116,19 +117,19 @@ def read_clip(path: Path, note: Note = str) -> Sound:
     used = data[: len(data) // block * block]
     if bits == 24:  # as 32 bits whose lowest are 0
         used = np.insert(np.frombuffer(used, "u1").reshape(-1, 3), 0, 0, axis=1).tobytes()
-    samples = np.frombuffer(used, kind).astype(np.float32)
+    samples = np.frombuffer(used, kind)
     if tag == PCM:
         zero, full = (128, 128) if bits == 8 else (0, 1 << 8 * np.dtype(kind).itemsize - 1)
-        samples = ((samples - zero) / full).astype(np.float32)
-    if not np.isfinite(samples).all():
-        raise DataError(f"{path} holds NaN or infinity: record or convert it")
-    tracks = samples.reshape(-1, channels)
+        samples = (samples.astype(np.float32) - zero) / full
+    if not (most := np.abs(samples).max(initial=0)) <= FLOAT_MAX:  # also for NaN
+        raise DataError(f"{path} holds {most:g}: divide its numbers, floats of sound are -1 to 1")
+    tracks = samples.astype(np.float32).reshape(-1, channels)
     mixed = tracks.mean(1)
     if len(tracks) and mixed.std() * channels < (alone := tracks.std(0)).max() / 2:
         mixed = tracks[:, alone.argmax()]  # the channels cancel each other
     sound = loudest(mixed, rate)
-    if not len(sound) or sound.std() < SILENT:
-        raise DataError(f"{path} is silent: record it again, or leave it out")
+    if len(sound) * RATE < WINDOW * rate or sound.std() < SILENT:
+        raise DataError(f"{path} is silent or under 30 ms: record it again, or leave it out")
     if len(sound) < len(mixed):
         note("sound beside the loudest second of a file")
     return resample(sound, rate)

@@ -3,12 +3,13 @@
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from edge.config import NodeConfig
+from edge.config import DataConfig, EvaluateConfig, NodeConfig
 from edge.data.buffer import DAY_S, ReplayBuffer
 from edge.data.feed import Feed, Rehearsal
+from edge.data.gate import SetAside, aside_status
 from edge.data.live.options import BUILT_IN
 from edge.data.probe_set import ProbeSet, open_probe_set
 from edge.data.sources import (
@@ -37,6 +38,7 @@ class NodeData:
     training: Dataset
     held_out: FolderData | None = None  # for evaluation; without it, new labels are evaluated
     files: FolderData | None = None  # of `training`
+    damaged: SetAside = field(default_factory=SetAside)  # what was to be one of these two
     feed: Feed | None = None  # fills `training` from a source
     knowledge: BoardKnowledge | None = None  # of other models, beside `training`
 
@@ -51,14 +53,10 @@ class NodeData:
         return labelled + (0 if self.files is None else len(self.files))
 
     def aside(self) -> AsideStatus:
-        """The samples of all of it that the model cannot compute."""
+        """What of all of it the model cannot compute, and the files that cannot be read."""
         known = [data.aside for data in (self.files, self.held_out) if data is not None]
-        in_files = sum(one.count for one in known)
-        if self.feed is not None:
-            known.append(self.feed.buffer.aside)
-        newest = [sample for one in known for sample in one.newest]
-        count = sum(one.count for one in known)
-        return AsideStatus(count=count, in_files=in_files, newest=tuple(newest))
+        live = SetAside() if self.feed is None else self.feed.buffer.aside
+        return aside_status(*known, self.damaged, live, in_source=live.count)
 
     def close(self) -> None:
         if self.feed is not None:
@@ -77,22 +75,33 @@ def open_data(config: NodeConfig, package: ModelPackage, database: Database) -> 
 
 def open_files(
     config: NodeConfig, package: ModelPackage
-) -> tuple[FolderData | None, FolderData | None]:
-    """The files to evaluate and to train on; DataError where a board without a source has none."""
-    held_out, history = None, Path(config.state_dir, HISTORY)
-    if config.evaluate.path is not None:
-        with _about("evaluate"):
-            held_out = open_folder(Path(config.evaluate.path), package, config.evaluate)
-    elif (history / HELD_OUT).exists():
-        held_out = open_folder(history / HELD_OUT, package, NpzSettings())
-    data, files = config.data, None
-    if data.path is not None:
-        with _about("data"):
-            files = open_folder(Path(data.path), package, data)
-    elif (history / TRAIN).exists():
-        files = open_folder(history / TRAIN, package, NpzSettings())
-    if data.path is not None and files is not None and len(files) < config.training.samples_min:
-        aside = f", and {files.aside.count} are set aside" if files.aside.count else ""
+) -> tuple[FolderData | None, FolderData | None, SetAside]:
+    """The files to evaluate and to train on, and what could not be read in their place.
+
+    DataError where a board without a source has none to train on, or none that [evaluate] names.
+    """
+    data, damaged = config.data, SetAside()
+
+    def opened(table: str, settings: DataConfig | EvaluateConfig, name: str) -> FolderData | None:
+        is_past = settings.path is None
+        path = Path(settings.path or Path(config.state_dir, HISTORY, name))
+        if is_past and not path.exists():
+            return None
+        try:
+            return open_folder(path, package, NpzSettings() if is_past else settings)
+        except DataError as error:
+            why = f"{error} (`ternmesh import` wrote it: import again, or delete it)"
+            about = ("what was imported", why) if is_past else (f"[{table}]", str(error))
+            if data.source is None and (settings is data or not is_past):
+                raise DataError(": ".join(about)) from error
+            damaged.add(*about, is_file=True)
+            _log.warning("set aside: %s: %s", *about)
+            return None
+
+    held_out = opened("evaluate", config.evaluate, HELD_OUT)
+    files = opened("data", data, TRAIN)
+    if data.source is None and data.path and files and len(files) < config.training.samples_min:
+        aside = f", and {aside_status(files.aside).sentence()}" if files.aside.newest else ""
         least = f"training.samples_min is {config.training.samples_min}: add some"
         raise DataError(f"{data.path} holds {len(files)} samples{aside}: {least}")
     if data.source is None and files is None:
@@ -100,15 +109,15 @@ def open_files(
             f"data needs path (.npz files) or source: {', '.join(BUILT_IN)}, or a class "
             "package.module:Class; or import samples: `ternmesh import`"
         )
-    return held_out, files
+    return held_out, files, damaged
 
 
 def _open_samples(config: NodeConfig, package: ModelPackage, database: Database) -> NodeData:
-    held_out, files = open_files(config, package)
+    held_out, files, damaged = open_files(config, package)
     data = config.data
     if data.source is None:
         assert files is not None
-        return NodeData(files, held_out, files)
+        return NodeData(files, held_out, files, damaged)
     folder = None if data.source_path is None else Path(data.source_path)
     with _about("data"):
         source = make_source(data.source, data.options, folder, package)
@@ -122,7 +131,7 @@ def _open_samples(config: NodeConfig, package: ModelPackage, database: Database)
     buffer.keep_s = data.keep_days * DAY_S
     buffer.load()
     training = buffer if files is None else Rehearsal(buffer, files)
-    return NodeData(training, held_out, files, Feed(source, buffer, data.poll_s))
+    return NodeData(training, held_out, files, damaged, Feed(source, buffer, data.poll_s))
 
 
 def open_knowledge(config: NodeConfig, package: ModelPackage) -> ProbeSet | None:

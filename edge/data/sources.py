@@ -151,7 +151,8 @@ def class_names(package: ModelPackage) -> list[str]:
 
 def as_number(value: Any) -> float:
     """`value` as float; ValueError also for what Python alone takes for a number: True, "2_9"."""
-    return float("" if isinstance(value, bool) or "_" in str(value) else value)
+    # As text: a whole number that no float holds is then infinite, and no OverflowError.
+    return float("" if isinstance(value, bool) or "_" in str(value) else str(value))
 
 
 def label_arrays(package: ModelPackage, value: Any) -> dict[str, Array]:
@@ -239,7 +240,8 @@ class FolderData:
     def set_aside(self, reasons: Mapping[int, str]) -> None:
         """Read another sample in place of each of these; without another one, none is left."""
         for index, reason in reasons.items():
-            self.aside.add(self._name(int(self._read[index])), reason)
+            self.aside.add(name := self._name(int(self._read[index])), reason)
+            _log.warning("%s is set aside: %s", name, reason)
         bad = self._read[list(reasons)]
         good = np.setdiff1d(self._read, bad)
         if good.size:
@@ -275,8 +277,8 @@ def open_folder(
     specs = package.batch_inputs
     parts: list[_Part] = []
     bad: list[tuple[str, DataError]] = []  # names of files and samples, and what is wrong with them
-    count = 0
-    for file in _files(path):
+    count, files = 0, _files(path)
+    for file in files:
         with _listed(bad, file), opened_npz(file) as archive:
             parts.append(_survey(file, archive, package, settings))
         count = sum(int(part.chosen.sum()) for part in parts)
@@ -305,8 +307,11 @@ def open_folder(
         raise bad[0][1]
     arrays = {name: np.concatenate([samples[name] for _, samples, _ in read]) for name in names}
     data = FolderData(package, arrays, settings.divide_by, places)
-    for name, error in bad:
-        data.aside.add(name, str(error).removeprefix(name).lstrip(": "))
+    whole = {*map(str, files)}
+    for name, error in sorted(bad, key=lambda one: one[0] in whole):  # of many samples, files stay
+        data.aside.add(name, str(error).removeprefix(name).lstrip(": "), is_file=name in whole)
+    for name, reason in data.aside.newest:
+        _log.warning("%s is set aside: %s", name, reason)
     floats = [spec.name for spec in input_specs(package) if "float" in spec.dtype]
     if settings.divide_by == 1.0 and len(data):
         data.remark = next(filter(None, (_bytes_remark(n, arrays[n]) for n in floats)), "")

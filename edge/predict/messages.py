@@ -36,9 +36,8 @@ def read_request(line: bytes, size_max: int) -> Request:
     try:
         request = Request(**json.loads(line))
     except (ValueError, TypeError, RecursionError) as error:
-        raise DataError(
-            f'this is no request ({error}): write {{"id": 1, "inputs": {{..}}}}'
-        ) from error
+        why = f" ({error})" if isinstance(error, json.JSONDecodeError) else ""
+        raise DataError(f'this is no request{why}: write {{"id": 1, "inputs": {{..}}}}') from error
     is_named = isinstance(request.id, str | int | None) and len(str(request.id)) <= ID_MAX
     is_follow = isinstance(request.follow, bool)
     if not is_named or isinstance(request.inputs, Mapping) == is_follow:

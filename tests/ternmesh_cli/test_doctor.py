@@ -250,12 +250,15 @@ def test_a_check_that_hangs_or_breaks_hides_no_other(node):
         yield OK, "first"
         raise ZeroDivisionError("x")
 
-    checks = [hang, fail, doctor_checks.clock]
+    def lack(_subject):
+        raise ImportError("install it")
+
+    checks = [hang, fail, doctor_checks.clock, lack]
     rows = doctor.diagnose(doctor.look(node(), time.time()), checks, limit_s=0.5)
     assert [row[:2] for row in rows[:2]] == [("hang", WRONG), ("fail", WARNING)]
     assert "no result within" in rows[0][2]
     assert "ZeroDivisionError" in rows[1][2]
-    assert rows[2][0] == "clock"
+    assert [rows[2][0], rows[3]] == ["clock", ("lack", WRONG, "install it")]
 
 
 @pytest.mark.parametrize("what", ["a file in the way", "no answer", "no JSON", "another kind"])

@@ -4,16 +4,18 @@ import io
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from edge.config import read_node_config
+from edge.config import DataConfig, read_node_config
 from edge.data.buffer import ReplayBuffer
+from edge.data.gate import aside_status
 from edge.data.labels import answer_data
-from edge.data.node_data import open_files
+from edge.data.node_data import NodeData, open_files
 from edge.data.sources import Label, Sample
 from edge.errors import DataError
 from ternmesh_cli.main import main
@@ -91,6 +93,8 @@ def test_labels_of_scripts(config, capsys) -> None:
     assert capsys.readouterr().out == "'d' is 7\n'a' is 7\n"
     assert run("label", "--config", config, "gone", "7") == 1
     assert "no sample has this key now: check it" in capsys.readouterr().out
+    assert run("label", "--config", config, "\udcff", "7") == 1
+    assert r"of UTF-8, not '\udcff'" in capsys.readouterr().err
     assert run("label", "--config", config, "b", "ten") == 1
     assert "'ten' is no label of keyword: it has zero, one" in capsys.readouterr().err
     assert listed(config, capsys) == {None: 2, "seven": 2}
@@ -105,6 +109,7 @@ def test_labels_of_scripts(config, capsys) -> None:
         (["--older-than", "30d"], 0, {None: 3, "three": 1}),
         (["--unlabelled", "--key", "b"], 0, {None: 2, "three": 1}),
         (["--all", "--yes"], 0, {}),
+        (["--key", "\udcff"], 1, {None: 3, "three": 1}),
         (["--key", "gone"], 1, {None: 3, "three": 1}),
         (["--label", "x"], 1, {None: 3, "three": 1}),
     ],
@@ -132,6 +137,36 @@ def test_a_board_without_data_of_its_own_imports_some(tmp_path, capsys) -> None:
     for number in range(4):
         (tmp_path / "clips" / "one").mkdir(parents=True, exist_ok=True)
         np.save(tmp_path / "clips" / "one" / f"{number}.npy", np.full((50, 32), number / 4))
+    for share in (0, 1, "nan"):
+        with pytest.raises(SystemExit):
+            run("import", tmp_path / "clips", "--config", path, "--held-out", share)
+    assert "'nan' must be a number of 0.01 to 0.99" in capsys.readouterr().err
+    np.save(tmp_path / "clips" / "eleven.npy", np.ones((50, 32)))
+    assert run("import", tmp_path / "clips", "--config", path, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["first"].keys() == {"without a label"}
     assert run("import", tmp_path / "clips", "--config", path) == 0
     assert "3 samples to train on, 1 held out" in capsys.readouterr().out
-    assert [len(part or ()) for part in open_files(config, package)] == [1, 3]
+    assert [len(part or ()) for part in open_files(config, package)[:2]] == [1, 3]
+
+
+@pytest.mark.parametrize("content", [b"", b"text", None])
+def test_a_damaged_import_is_set_aside_beside_a_source(config, capsys, caplog, content) -> None:
+    history, package = config.parent / "state" / "history", load_model_package("keyword")
+    history.mkdir()
+    for name in ("train.npz", "held_out.npz"):
+        np.savez(history / name, features=np.full((2, 50, 32), np.nan), target=[1, 2])
+        if content is not None:
+            (history / name).write_bytes(content)
+    settings = read_node_config(config)
+    held_out, files, damaged = open_files(settings, package)
+    assert (held_out, files, aside_status(damaged).amount()) == (None, None, "2 files")
+    assert caplog.text.count("(`ternmesh import` wrote it: import again, or delete it)") == 2
+    with opened(config) as buffer:
+        assert NodeData(buffer, damaged=damaged).aside() == aside_status(damaged)
+    named = replace(settings, data=replace(settings.data, path=str(history)))
+    assert open_files(named, package)[2].files == 2
+    np.savez(history / "good.npz", features=np.zeros((2, 50, 32)), target=[1, 2])
+    few = r"holds 2 samples, and (2 files|4 samples) are set aside, such as .*train.npz"
+    for path, why in ((str(history), few), (None, r"what was imported: .*import again")):
+        with pytest.raises(DataError, match=why):
+            open_files(replace(settings, data=DataConfig(path=path)), package)

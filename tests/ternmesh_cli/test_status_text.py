@@ -14,6 +14,7 @@ from ternmesh_service.status import (
     HistoryEntry,
     InstalledReleases,
     KnowledgeStatus,
+    LiveStatus,
     OutboxStatus,
     SecurityStatus,
     TeachingStatus,
@@ -171,9 +172,13 @@ LINK_REFUSES = "the link refused from or for ada: seal 1, suite 3: see docs/trou
          f"warning: this board has not joined a run yet: {NO_ANSWER}"),
         (NODE, {"source": source_status(by_label={"stop": 2, "go": 1}, last_label=("a\x1b", "go"))},
          "7 wait for a label; by label: go 1, stop 2, the last one: 'a\\x1b' is go; 3 refused, "
-         "9 made room"),
+         "2 labels without a sample, 9 made room"),
+        (NODE, {"source": source_status(
+            live=LiveStatus(open=True, left_out={}, first={}, behind=9000))},
+         "the source is behind: 9000 B are not read yet"),
         (NODE, {"source": source_status()},
-         "7 wait for a label; by label: none; 3 refused, 9 made room"),
+         "7 wait for a label; by label: none; 3 refused, "
+         "2 labels without a sample, 9 made room"),
         (NODE, {"transport": replace(UP, numbers={"malformed": 255, "frames_in": 900})},
          "warning: mqtt://b:1883 with MQTT 5: 255 arrivals are malformed: another program sends "
          "here, or they are damaged: see docs/troubleshooting.md"),

@@ -371,7 +371,7 @@ def test_a_full_disk_is_a_sentence_and_keeps_what_was_committed(path):
         (coded(sqlite3.SQLITE_FULL), "its disk is full: make room there"),
         (coded(sqlite3.SQLITE_IOERR), "its disk refuses to read or write: check its room"),
         (coded(sqlite3.SQLITE_CORRUPT), "it is not whole: start its program again"),
-        (coded(sqlite3.SQLITE_CANTOPEN), "this user may not use it: its folder must be"),
+        (coded(sqlite3.SQLITE_CANTOPEN), "its folder is not there: its folder must be"),
         (PermissionError(errno.EACCES, "Permission denied"), "Permission denied: its folder must"),
     ],
 )
@@ -384,6 +384,7 @@ def test_a_full_disk_is_named_whatever_failed_and_a_folder_stays_one(tmp_path, m
     with pytest.raises(StoreError, match=r"cannot open .*x: it is a folder: rename that"):
         opened(tmp_path / "x")
     assert (tmp_path / "x").stat().st_mode & 0o777 == 0o755
+    assert "user may not use it: " in trouble(tmp_path / "y", coded(sqlite3.SQLITE_CANTOPEN))
     monkeypatch.setattr(database_module, "FREE_MIN", 1 << 80)
     assert "disk is full" in trouble(tmp_path / "x", coded(sqlite3.SQLITE_CORRUPT))
 

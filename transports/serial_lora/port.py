@@ -14,7 +14,7 @@ from transports.base import MissingExtra, TransportError
 from transports.serial_lora.send_queue import Waker
 from transports.serial_lora.settings import tcp_address
 
-with installed("serial", "serial radios need the package pyserial", MissingExtra):
+with installed("serial", "a serial port needs the package pyserial", MissingExtra):
     import serial
 
 READ_MAX = 4096  # bytes at once

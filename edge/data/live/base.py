@@ -26,7 +26,8 @@ class LeftOut:
     def add(self, reason: str, value: object = None) -> None:
         """Count what is left out; `value` is shown."""
         if not self.counts[reason] and value is not None:
-            self.first[reason] = f"{value!r:.{SHOWN_MAX}}"
+            text = repr(value)
+            self.first[reason] = text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}..."
         self.counts[reason] += 1
 
 

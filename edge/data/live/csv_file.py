@@ -1,15 +1,19 @@
 """A source that reads rows as they are added to a CSV file."""
 
 import os
+import time
 from collections import deque
+from dataclasses import replace
 from io import BufferedReader
 from pathlib import Path
 
 from edge.data.live.options import CsvOptions
 from edge.data.live.rows import LINE_MAX, READ_MAX, LineSplitter, RowSource
 from ternmesh.model_package import ModelPackage
+from ternmesh_service.status import LiveStatus
 from ternmesh_store.files import open_regular
 
+NULS_S, NULS = 0.5, bytes(1 << 20)  # in one poll; at once
 KNOWN = 4096  # bytes before our place, by which we see that the file was written anew
 
 
@@ -27,7 +31,7 @@ class CsvSource(RowSource):
         self._is_at_end = False
         self._path = Path(options.path)
         self._file: BufferedReader | None = None
-        self._is_first = True
+        self._passes_over = not from_start  # what is there already
         self._waiting: deque[bytes] = deque()  # lines for which `rate_max` has no room yet
 
     @property
@@ -41,25 +45,40 @@ class CsvSource(RowSource):
             self._file.close()
         self._file = None
 
+    def status(self) -> LiveStatus:
+        unread = os.fstat(file.fileno()).st_size - file.tell() if (file := self._file) else 0
+        return replace(super().status(), behind=unread if unread > READ_MAX else 0)
+
     def _open(self, _now: float) -> None:
+        self._passes_over &= self._path.exists()  # all rows of a file that comes later are new
         self._file = open_regular(self._path)
-        is_after = self._is_first and not self._from_start
-        end = os.fstat(self._file.fileno()).st_size if is_after else 0
+        end = os.fstat(self._file.fileno()).st_size if self._passes_over else 0
         head = self._file.readline(LINE_MAX)
-        self._mapper.reader.begin(head, str(self._path))
+        self.mapper.reader.begin(head, str(self._path))
         if b"sep=" in head[:8].lower():  # the names are in the next line
-            self._mapper.reader.begin(self._file.readline(LINE_MAX), str(self._path))
+            self.mapper.reader.begin(self._file.readline(LINE_MAX), str(self._path))
         self._has_begun = bool(head.strip())  # an empty file has no header yet
         # The byte before the end: where it ends a line, no half line follows.
         at = self._file.seek(max(0, end - 1))
         self._known = os.pread(self._file.fileno(), min(at, KNOWN), max(0, at - KNOWN))
         self._splitter = LineSplitter(self.left_out, skips=end > 0)
-        self._is_first = False
+        self._passes_over = False
 
     def _lines(self, now: float) -> list[bytes]:
         if not self._waiting:
             self._waiting.extend(self._next_lines())
         return [self._waiting.popleft() for _ in range(min(len(self._waiting), self._free(now)))]
+
+    def _skip_nuls(self, file: BufferedReader) -> None:
+        """Go on behind the NUL bytes that a power cut leaves, as far as `NULS_S` allows."""
+        number, at, rest, stop_at = file.fileno(), file.tell(), b"", time.monotonic() + NULS_S
+        while not rest and (data := os.pread(number, len(NULS), at)) and time.monotonic() < stop_at:
+            rest = b"" if data == NULS else data.lstrip(b"\0")
+            at += len(data) - len(rest)
+        self._known = os.pread(number, min(at, KNOWN), max(0, at - KNOWN))
+        file.seek(at)
+        if rest or not data:
+            self.left_out.add("run of NUL bytes, as a power cut leaves them")
 
     def _next_lines(self) -> list[bytes]:
         assert self._file is not None
@@ -67,6 +86,8 @@ class CsvSource(RowSource):
         is_same = os.pread(number, len(self._known), at) == self._known
         data = self._file.read(READ_MAX) if is_same else b""
         self._known = (self._known + data)[-KNOWN:]
+        if data.endswith(b"\0"):
+            self._skip_nuls(self._file)
         if not data and self._from_start:
             self._is_at_end = True
             data = b"\n"  # that the last line may lack
@@ -75,5 +96,5 @@ class CsvSource(RowSource):
         lines = self._splitter.take(data)
         if not self._has_begun and any(map(bytes.strip, lines)):
             self._has_begun = True
-            self._mapper.reader.begin(next(filter(bytes.strip, lines)), str(self._path))
+            self.mapper.reader.begin(next(filter(bytes.strip, lines)), str(self._path))
         return lines

@@ -125,5 +125,5 @@ class FolderSource(LiveSource):
         try:
             return [Sample(key, sample, file), Label(key, label_arrays(self._package, said))]
         except DataError:
-            self.left_out.add("folder that is called by no label, whose samples wait for one", name)
+            self.left_out.add("sample of a folder that is called by no label", name)
             return [Sample(key, sample, file)]

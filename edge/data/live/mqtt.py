@@ -5,16 +5,18 @@ from collections import deque
 from dataclasses import replace
 
 from edge.data.live.options import MqttOptions
-from edge.data.live.rows import LINE_SHOWN, READ_MAX, RowSource
+from edge.data.live.rows import LINE_SHOWN, READ_MAX, RowMapper, RowSource
 from edge.data.sources import Label, Sample, label_arrays
 from edge.errors import DataError
 from ternmesh.model_package import ModelPackage
 from ternmesh_service.status import LiveStatus
 from transports.mqtt.topics import TopicClient, TopicSettings, check_topic
 
+TOPICS_MAX = 64  # whose rows are kept apart
+
 
 class MqttSource(RowSource):
-    """Rows of one topic; labels `{"key": .., "label": ..}` of another, for rows that had a key."""
+    """Rows, for each topic apart; labels `{"key": .., "label": ..}`, for rows that had a key."""
 
     def __init__(self, options: MqttOptions, package: ModelPackage) -> None:
         super().__init__(options, package)
@@ -30,6 +32,7 @@ class MqttSource(RowSource):
         self._package = package
         self._client: TopicClient | None = None
         self._arrived: deque[tuple[str, bytes]] = deque()
+        self._mappers: dict[str, RowMapper] = {}
 
     def close(self) -> None:
         super().close()
@@ -63,8 +66,19 @@ class MqttSource(RowSource):
             if topic == self._label_topic:
                 items += self._label(payload)
             else:
-                items += (i for line in payload.splitlines() for i in self._mapper.take(line))
-                self._mapper.reader.end()
+                items += self._rows(topic, payload)
+        return items
+
+    def _rows(self, topic: str, payload: bytes) -> list[Sample | Label]:
+        if not payload.strip():
+            self.left_out.add("message without a row", topic)
+        if topic not in self._mappers and len(self._mappers) < TOPICS_MAX:
+            self._mappers[topic] = self._new_mapper()
+        if (mapper := self._mappers.get(topic)) is None:
+            self.left_out.add(f"message of a topic beyond the first {TOPICS_MAX}", topic)
+            return []
+        items = [item for line in payload.splitlines() for item in mapper.take(line)]
+        mapper.reader.end()
         return items
 
     def _label(self, payload: bytes) -> list[Label]:

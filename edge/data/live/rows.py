@@ -2,10 +2,12 @@
 
 import csv
 import json
+import math
 import re
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -61,17 +63,17 @@ class LineSplitter:
 class RowReader:
     """Lines to rows: the fields of a JSON object by name, those of CSV by the header or by place.
 
-    A CSV line with the names of all columns is a header. Without `separator` it is found: a comma,
-    or a semicolon, tab or bar where the header has one, or where a first row without a header has.
-    Numbers may have a decimal comma where the comma is no separator. JSON may be nested
-    ("temp.value"), a list of rows or of numbers, and stretch over several lines.
+    A CSV line with the names of all columns, and of the target, is a header. Without `separator` it
+    is found: a comma, or a semicolon, tab or bar where the header has one, or where a first row
+    without a header has. Numbers may have a decimal comma where the comma is no separator. JSON may
+    be nested ("temp.value"), a list of rows or of numbers, and stretch over several lines.
     """
 
-    def __init__(self, columns: Sequence[str], separator: str, left_out: LeftOut) -> None:
-        self._columns = columns
+    def __init__(self, options: RowOptions, left_out: LeftOut) -> None:
+        self._columns = options.columns
+        self._named = dict.fromkeys([*options.columns, options.target or options.columns[0]])
         self._left_out = left_out
-        self._given = separator
-        self._separator = separator
+        self._given = self._separator = options.separator
         self._header: Sequence[str] = ()
         self._lacks = ""  # a column that the newest header does not have: its rows have other names
         self._fields = 0  # of each row
@@ -99,11 +101,10 @@ class RowReader:
         if found := _SEPARATOR.fullmatch(text):
             self._given = self._separator = found[1] or "\t"
             return True
-        wanted = set(self._columns)
         for separator in (self._given,) if self._given else SEPARATORS:
             fields = _fields(text, separator)
-            if wanted <= set(fields) and not any(map(str.isdigit, wanted)):
-                if twice := [name for name in self._columns if fields.count(name) > 1]:
+            if self._named.keys() <= set(fields) and not any(map(str.isdigit, self._columns)):
+                if twice := [name for name in self._named if fields.count(name) > 1]:
                     raise DataError(f"header with {twice[0]} twice: rename one of the columns")
                 self._header, self._separator, self._fields = fields, separator, len(fields)
                 self._decimal_comma, self._lacks = separator, ""
@@ -121,11 +122,11 @@ class RowReader:
         # A file that logrotate has emptied goes on with rows.
         if not self._header or not any(map(_DATA.match, _fields(text, self._separator))):
             found = re.split(r'[,;|\t"]+', text)
-            lacks = ", ".join(name for name in self._columns if name not in found)
+            lacks = ", ".join(name for name in self._named if name not in found)
             raise DataError(f"{path} has no column {lacks}: its first line is {text!r:.200}")
 
     def number(self, row: Row, column: str) -> float:
-        """The number in a column. DataError, ValueError, TypeError, LookupError, OverflowError."""
+        """The number in a column. DataError, ValueError, TypeError, LookupError."""
         value = _look_up(row, column)
         if isinstance(value, str) and self._decimal_comma in DECIMAL_COMMA and "." not in value:
             if self._decimal_comma != ";" and _THOUSANDS.fullmatch(value.strip()):
@@ -139,10 +140,10 @@ class RowReader:
         # Without one: numbers with decimal commas, or commas between numbers
         separator = self._separator or next((s for s in DECIMAL_COMMA if s in text), ",")
         fields = _fields(text, separator)
-        if self._header and not any(map(_DATA.match, fields)):
+        if not any(map(_DATA.match, fields)):
             names = {*map(str.casefold, fields)}
-            if not names.isdisjoint(map(str.casefold, self._header)):
-                self._lacks = next(name for name in self._columns if name not in fields)
+            if not names.isdisjoint(map(str.casefold, self._header or self._named)):
+                self._lacks = next(name for name in self._named if name not in fields)
         if self._lacks:
             raise DataError(f"row of a header that has no column {self._lacks}")
         row = dict(zip(self._header or map(str, count(1)), fields, strict=False))
@@ -249,8 +250,9 @@ class RowMapper:
         self._package = package
         self._left_out = left_out
         self._new_key = new_key
-        self.reader = RowReader(options.columns, options.separator, left_out)
-        self._rows: deque[list[float]] = deque(maxlen=size // len(options.columns))
+        self.reader = RowReader(options, left_out)
+        self.rows = size // len(options.columns)  # of one sample
+        self._rows: deque[list[float]] = deque(maxlen=self.rows)
         self._keys: deque[str] = deque(maxlen=options.horizon + 1)  # "": no sample
 
     def take(self, line: bytes) -> list[Sample | Label]:
@@ -296,11 +298,14 @@ class RowMapper:
 
     def _number(self, row: Row, column: str) -> float:
         mean, std = self._options.scale.get(column, (0.0, 1.0))
-        with suppress(LookupError, ValueError, TypeError, OverflowError):
-            number: float = (self.reader.number(row, column) - mean) / std
-            if abs(number) <= FLOAT32_MAX:  # also not for NaN
-                return number
-        raise DataError(f"no number in column {column}")
+        number = math.nan
+        with suppress(LookupError, ValueError, TypeError):
+            number = self.reader.number(row, column)
+        scaled: float = (number - mean) / std
+        if abs(scaled) <= FLOAT32_MAX:  # also not for NaN
+            return scaled
+        what = "no number" if math.isnan(number) else "number too large"
+        raise DataError(f"{what} in column {column}")
 
 
 class RowSource(LiveSource):
@@ -308,11 +313,12 @@ class RowSource(LiveSource):
 
     def __init__(self, options: RowOptions, package: ModelPackage) -> None:
         super().__init__(options.rate_max)
-        self._mapper = RowMapper(options, package, self.left_out, self._key)
+        self._new_mapper = partial(RowMapper, options, package, self.left_out, self._key)
+        self.mapper = self._new_mapper()
 
     def _lines(self, now: float) -> list[bytes]:
         """The lines that have come since the last call, at most about READ_MAX bytes."""
         raise NotImplementedError
 
     def _read(self, now: float) -> list[Sample | Label]:
-        return [item for line in self._lines(now) for item in self._mapper.take(line)]
+        return [item for line in self._lines(now) for item in self.mapper.take(line)]

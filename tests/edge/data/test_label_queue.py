@@ -126,7 +126,7 @@ def test_one_label_for_many_and_undo(buffer, new_buffer, model) -> None:
         ("label", {"keys": [], "label": "one"}, "keys must be a list of 1 to 200 keys"),
         ("label", {"keys": ["0"] * 201, "label": "one"}, "keys must be a list of 1 to 200 keys"),
         ("unlabel", {"keys": "0"}, "keys must be a list"),
-        ("unlabel", {"keys": ["\ud800"]}, "a key is no text"),
+        ("unlabel", {"keys": ["\ud800"]}, "no sample has the key '\\ud800'"),
         ("unlabel", {}, "keys must be a list"),
         ("queue", {"limit": 51}, "limit must be a whole number from 1 to 50, not 51"),
         ("labelled", {"limit": True}, "limit must be a whole number"),

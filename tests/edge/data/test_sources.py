@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edge.data.gate import aside_status
 from edge.data.sources import NpzSettings, make_source, open_folder, opened_npz
 from edge.errors import DataError, NoData
 from models.zoo import package_path
@@ -307,7 +308,7 @@ def test_bytes_that_nothing_divides_are_said(tiny, tmp_path, values, divide_by, 
     assert ("set divide_by = 255" in caplog.text) is said
 
 
-def test_a_damaged_file_of_a_folder_is_set_aside(tiny, tiny_data, tmp_path) -> None:
+def test_a_damaged_file_of_a_folder_is_set_aside(tiny, tiny_data, tmp_path, caplog) -> None:
     whole = save(tmp_path / "a.npz", **tiny_data).read_bytes()
     for name, content in (("b.npz", whole[:-100]), ("c.npz", b""), ("d.npz", whole[:-100])):
         (tmp_path / name).write_bytes(content)
@@ -318,6 +319,8 @@ def test_a_damaged_file_of_a_folder_is_set_aside(tiny, tiny_data, tmp_path) -> N
     assert len(data) == len(tiny_data["x"])
     assert [name for name, _ in data.aside.newest] == [str(tmp_path / f"{n}.npz") for n in "bcd"]
     assert data.aside.newest[0][1] == "is not an .npz file: write it with numpy.savez"
+    assert aside_status(data.aside).amount() == "3 files"
+    assert all(f"{n}.npz is set aside: is" in caplog.text for n in "bcd")
     with pytest.raises(NoData, match=r"b\.npz is not an"):
         open_folder(tmp_path, tiny.package, PLAIN, needs_all=True)
 

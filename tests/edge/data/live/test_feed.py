@@ -49,6 +49,6 @@ def test_a_built_in_source_that_pauses_has_still_failed(source, package, tmp_pat
 def test_each_sample_counts_once() -> None:
     files: Any = Buffer(400)
     feed: Any = SimpleNamespace(buffer=Buffer(5))
-    data = NodeData(Rehearsal(feed.buffer, files), None, files, feed)
+    data = NodeData(Rehearsal(feed.buffer, files), files=files, feed=feed)
     assert len(data.training) == 534  # draws
     assert data.count == 405

@@ -7,6 +7,7 @@ from edge.data import history
 from edge.data.history import read_history, write_history
 from edge.data.sources import HELD_OUT, HISTORY, TRAIN, NpzSettings, open_folder
 from edge.errors import DataError, NoData
+from ternmesh.config import ConfigError
 
 ROWS = {"columns": ("a", "b"), "target": "kind"}
 
@@ -48,9 +49,11 @@ def test_the_files_of_a_folder_are_split_by_their_content(package, tmp_path) -> 
     ("text", "options", "kind", "sentence"),
     [
         ("a,b\n1,2\n", {}, DataError, "log.csv is no folder: of a CSV file say --columns"),
+        ("a,b\n1,2\n", ROWS | {"horizon": 10**20}, ConfigError, "horizon .* must be 0 to 10000"),
+        ("a,b,state\n1,2,1\n", ROWS, DataError, "no column kind: its first line is 'a,b,state'"),
         ("a,c,kind\n1,2,1\n", ROWS, DataError, "no column b: its first line is 'a,c,kind'"),
         ("a,b,kind\n1,2,1\n", ROWS, NoData, "1 samples have a label"),
-        ("a,b,kind\n", ROWS, NoData, "0 samples have a label"),
+        ("a,b,kind\n", ROWS, NoData, "0 .*: 1 file without the 1 good rows that one sample"),
     ],
 )
 def test_what_cannot_be_imported_is_one_sentence(
@@ -89,3 +92,4 @@ def test_too_few_samples_say_why(package, tmp_path) -> None:
     ):
         write_history(tmp_path, found, 0.2, by_order=True)
     assert found.first["no label in column kind"] == "'maybe'"
+    assert "without a label" not in found.left_out  # once is enough

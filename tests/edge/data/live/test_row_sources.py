@@ -80,6 +80,30 @@ def test_a_file_that_is_replaced_or_emptied(csv) -> None:
     assert keys(source.poll(5.0)) == [[8.0, 7.0]]
 
 
+def test_a_file_that_comes_later_is_read_from_its_beginning(csv) -> None:
+    path, source = csv(None)
+    with pytest.raises(FileNotFoundError):
+        source.poll(0.0)
+    path.write_text("a,b\n1,2\n3,4\n")
+    assert keys(source.poll(100.0)) == [[1.0, 2.0], [3.0, 4.0]]
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_nuls_of_a_power_cut_are_skipped_at_once(csv, is_replaced) -> None:
+    path, source = csv()
+    source.poll(0.0)
+    add(path, "3,4\n5,")
+    os.truncate(path, 60 << 20)
+    source.poll(1.0)
+    assert not source.status().behind
+    if is_replaced:
+        path.unlink()
+    add(path, "a,b\n6,7\n" + 9000 * "8,9\n")
+    assert keys(item for now in (2.0, 3.0, 4.0) for item in source.poll(now))[0] == [6.0, 7.0]
+    assert source.status().behind > 10_000
+    assert source.status().left_out["run of NUL bytes, as a power cut leaves them"] == 1
+
+
 def test_many_rows_wait_for_rate_max(csv) -> None:
     path, source = csv(rate_max=5.0)
     source.poll(0.0)
@@ -148,6 +172,19 @@ def test_rows_and_labels_of_a_broker(source, package, mosquitto, eventually) -> 
     ] == [("first", 1)]
     sensor.close()
     assert sensor.status().broker is None
+
+
+def test_topics_of_a_wildcard_are_kept_apart(source, package, monkeypatch) -> None:
+    mqtt = pytest.importorskip("edge.data.live.mqtt")
+    monkeypatch.setattr(mqtt, "TOPICS_MAX", 2)
+    url = "mqtt://127.0.0.1:9"
+    sensor = source("mqtt", package(2, 2), url=url, topic="w/+", columns=["t", "h"])
+    sensor.poll(0.0)
+    messages = ("1 t,h", "2 h,t", "1 1,2", "2 4,3", "3 t,h", "3 5,6", "1 ", "1 7,8", "2 6,5")
+    sensor._arrived.extend((f"w/{text[0]}", text[2:].encode()) for text in messages)
+    assert keys(sensor.poll(1.0)) == [[[1.0, 2.0], [7.0, 8.0]], [[3.0, 4.0], [5.0, 6.0]]]
+    left_out = {"message of a topic beyond the first 2": 2, "message without a row": 1}
+    assert sensor.status().left_out == left_out
 
 
 def test_a_node_reads_a_built_in_source_and_closes_it(tiny, tmp_path, eventually) -> None:

@@ -175,6 +175,8 @@ def test_a_class_by_name_or_number_is_the_label_of_its_own_row(mapper, left_out)
     assert len(take(rows, "1,2,maybe", "1,2,7", "1,2,-1", "1,2,0.5", "1,2,nan")) == 5
     assert left_out.counts == {"no label in column 3": 5}
     assert "maybe" in left_out.first["no label in column 3"]
+    left_out.add("what is cut has a mark", 300 * "y")
+    assert left_out.first["what is cut has a mark"].endswith("yyy...")
 
 
 @pytest.mark.parametrize(
@@ -182,7 +184,9 @@ def test_a_class_by_name_or_number_is_the_label_of_its_own_row(mapper, left_out)
     [
         ("1,x", "no number in column b"),
         ("nan,1", "no number in column a"),
-        ("1,1e999", "no number in column b"),
+        ("1,1e999", "number too large in column b"),
+        ('{"a": -1e39, "b": 1}', "number too large in column a"),
+        (f'{{"a": 1, "b": 1{"0" * 400}}}', "number too large in column b"),
         ("1", "line without the 2 fields of the others, and no JSON"),
         ('{"a": 1}', "no number in column b"),
         ('{"a": 1, "b": [1]}', "no number in column b"),
@@ -269,6 +273,9 @@ def test_rows_below_a_header_without_all_columns_are_left_out(mapper, left_out) 
     assert len(take(rows, "a,b", "1,2", "B,z", "3,4", "5,6")) == 1
     assert left_out.counts == {"row of a header that has no column a": 3}
     assert take(rows, "b;a", "7;8") == [("k2", [8.0, 7.0])]
+    for before, items in ((("a,b,kind", "1,2,yes"), 2), ((), 0)):  # also the first header
+        assert len(take(mapper(target="kind"), *before, "a,b", "3,4")) == items
+        assert left_out.counts == {"row of a header that has no column kind": 2}
 
 
 def test_text_between_rows_without_a_header_costs_no_row(mapper, left_out) -> None:
