@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from host.pipeline import launch
 from host.pipeline.config import PipelineConfig, PipelineError, ReplicasConfig
 from models.bottleneck.config import Shape
-from ternmesh_cli import process
+from ternmesh_cli import pipeline, process
 from ternmesh_cli.main import main
 from ternmesh_cli.pipeline_report import ROWS_MAX, TrainingHistory, write_report
 from ternmesh_cli.process import ExitCode
@@ -53,7 +52,7 @@ class FakeRanks:
 
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(launch, "Ranks", FakeRanks)
+    monkeypatch.setattr(pipeline, "Ranks", FakeRanks)
     path = tmp_path / "run.toml"
     path.write_text('state_dir = "state"\ndata = "text"\n')
     return path
