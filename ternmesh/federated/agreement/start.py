@@ -7,7 +7,7 @@ cannot invent. Answers need no voter that has started: all may start together.
 
 from ternmesh.errors import WireError
 from ternmesh.federated.agreement import messages
-from ternmesh.federated.agreement.messages import QuorumCertificate, Verify
+from ternmesh.federated.agreement.messages import QuorumCertificate, Verify, Vote
 from ternmesh.federated.agreement.voters import Voters
 
 Place = tuple[int, int]  # a term and a version, compared in this order
@@ -19,6 +19,7 @@ class Start:
     def __init__(self, voters: Voters, index: int, nonce: bytes, needed: int) -> None:
         self.nonce = nonce
         self.is_over = False
+        self.votes: dict[int, Vote] = {}  # of this voter, that others have seen, by who has
         self._voters, self._index, self._needed = voters, index, needed
         self._answers: dict[int, tuple[messages.StartAnswer, Place]] = {}
 
@@ -29,7 +30,10 @@ class Start:
         for kind, proof in ((messages.Commit, answer.decided), (messages.Prepare, answer.lock)):
             if proof is not None:
                 messages.check_certificate(self._voters, kind, proof, verify)
-        newest = self._seen(answer.seen, verify)
+        vote = self._read(answer.seen, verify) if answer.seen else None
+        newest = (0, 0) if vote is None else (vote.term, vote.version)
+        if vote is not None:
+            self.votes[answer.voter] = vote
         for proof in (answer.decided, answer.lock):
             if proof is not None:
                 newest = max(newest, (proof.term, proof.version))
@@ -54,12 +58,11 @@ class Start:
         fitting = [lock for lock in locks if lock is not None and lock.version == version]
         return max(fitting, key=lambda lock: lock.term, default=None)
 
-    def _seen(self, data: bytes, verify: Verify) -> Place:
-        if not data:
-            return 0, 0
+    def _read(self, data: bytes, verify: Verify) -> Vote:
+        """The asker's own vote that an answer shows. Raises WireError."""
         signed = messages.read_message(data)
         messages.check_message(self._voters, signed, verify)
         vote = signed.message
         if vote.voter != self._index or not isinstance(vote, messages.VOTES):
             raise WireError("agreement", "an answer shows a vote that is not the asker's")
-        return vote.term, vote.version
+        return vote

@@ -301,14 +301,22 @@ class Voter:
         newest, lock = self.start_question.newest(), self.start_question.lock(self.version + 1)
         if lock is not None and (self.lock is None or self.lock.term < lock.term):
             self.lock, self._is_changed = lock, True
-        if newest > max(self._place, self._floor):  # the disk is an old copy
-            self._floor = newest
+        # An old copy lacks a vote that others have seen, or has another one from before a restore.
+        if newest > max(self._place, self._floor) or self._has_voted_otherwise():
+            self._floor = max(newest, self._place)
             self._enter(max(self.term, newest[0]), now)
         else:
             self.terms.heard(self.index, self.term)
             self.terms.begin(now)
             self._events.append(events.Led(self.term, self.voters.leader(self.term)))
         return True
+
+    def _has_voted_otherwise(self) -> bool:
+        """Whether others have seen a vote of this voter that excludes one on its disk."""
+        own = {s.message.digest for kind, s in self._sent.items() if kind in VOTES}
+        votes = self.start_question.votes.values()
+        here = {vote.digest for vote in votes if (vote.term, vote.version) == self._place}
+        return bool(own and here - own)
 
     def _enter(self, term: int, now: float) -> None:
         self._sent.clear()

@@ -321,6 +321,21 @@ def test_an_old_disk_votes_only_above_what_the_others_prove() -> None:  # R13.5-
         )
 
 
+@pytest.mark.parametrize(("seen", "is_old"), [(TWO, True), (ONE, False)])
+def test_a_disk_from_before_another_restore_is_old(seen: bytes, *, is_old: bool) -> None:  # R13.5-3
+    first = started(index=0)
+    stored = first.propose(0, 1, ONE, 0.1)[0]
+    assert isinstance(stored, VoterChanged)
+    made = Voter.restored(stored.data, **parts(index=0, trusts_disk=False))
+    made.start(0.0)
+    nonce = made.start_question.nonce
+    vote = signed(made, Propose(0, 0, 1, seen, NOTHING_DECIDED, None))
+    tell(made, *(StartAnswer(each, 0, nonce, 0, 1, None, None, vote) for each in (1, 2)))
+    repeated = [each for each in said(made.tick(9.0)) if isinstance(each, Propose)]
+    assert made.is_started
+    assert (not repeated) == is_old
+
+
 def test_a_restart_says_the_same_again() -> None:  # R13.2-4, R13.3-1
     made = started()
     tell(made, proposal())
