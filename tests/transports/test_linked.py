@@ -399,3 +399,28 @@ def test_a_sealed_link_carries_the_notice_of_a_revocation(new_fleet) -> None:  #
     notice = write_notice(ring.own, ring.member_list.fleet, bytes(16))
     air.ends[HOST].send("theo", [notice])
     assert [arrival.frames for arrival in air.run(5.0)["theo"]] == [(notice,)]
+
+
+@pytest.mark.parametrize("is_up", [True, False])
+def test_a_bearer_that_takes_nothing_is_not_asked_without_end(tmp_path, monkeypatch, is_up) -> None:
+    """A modem that is absent, silent or busy costs no processor time: waits are counted."""
+    fleet = Linked(tmp_path, Faults(), is_keyed=True)
+    waits: list[float] = []
+
+    def wait(timeout_s: float) -> None:
+        waits.append(timeout_s)
+        fleet.now += timeout_s + 1e-4
+
+    def refuse(*_: object) -> int:
+        raise Busy("the queue is full")
+
+    monkeypatch.setattr(fleet.air["theo"], "receive", wait)
+    monkeypatch.setattr(fleet.air["theo"], "send", refuse)
+    fleet.hub.up = is_up
+    end = fleet.ends["theo"]
+    end.send(HOST, frames(3))
+    before, waits[:] = fleet.now, []
+    assert end.receive(10.0) is None
+    assert fleet.now - before >= 10.0
+    assert len(waits) <= 10.0 / reliable.BUSY_WAIT_S
+    fleet.close()
