@@ -22,7 +22,7 @@ from ternmesh_service.status import (
     reasons,
 )
 from ternmesh_store.host_store import StoredRound
-from transports.base import ALL, TransportStatus
+from transports.base import ALL, HOST, TransportStatus
 
 GOOD, WARN, BAD, OFF = "good", "warn", "bad", "off"
 DELIVERED = {"whole": "update is here", "part": "sending", "silent": "nothing new"}
@@ -149,10 +149,13 @@ def _security(status: Status) -> Iterator[Alarm]:
         text = "INSECURE: there are no keys, so every message is accepted"
         yield Alarm(WARN, "", text, "start without --insecure")
     for peer, count in sorted(status.security.clones.items()):
-        what = f"frames from a copied or restored disk of {peer}"
+        text = f"received {count} times: frames from a copied or restored disk of {peer}"
         if peer == ALL:
-            what = "a broadcast that a member has forged"
-        text = f"received {count} times: {what}"
+            text = f"received {count} times: a broadcast that a member has forged"
+        elif peer == getattr(status, "name", HOST):
+            text = (
+                f"its disk was copied or restored, or its key copied: seen {count} times by others"
+            )
         yield Alarm(BAD, "" if peer == ALL else peer, text, "see SECURITY.md")
 
 

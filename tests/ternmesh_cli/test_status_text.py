@@ -214,6 +214,8 @@ LINK_REFUSES = "the link refused from or for ada: seal 1, suite 3: see docs/trou
                  "ALARM: ada: received 2 times: frames from a copied or restored disk of ada"),
                 ({"security": replace(KEYS, clones={"all": 3})},
                  "ALARM: received 3 times: a broadcast that a member has forged"),
+                ({"security": replace(KEYS, clones={getattr(answer, "name", "host"): 2})},
+                 f"ALARM: {getattr(answer, 'name', 'host')}: its disk was copied or restored"),
                 ({"security": SecurityStatus()}, "warning: INSECURE: there are no keys"),
                 ({"transport": replace(UP, link=LINK)}, f"warning: {LINK_REFUSES}"),
                 ({"transport": replace(
