@@ -152,6 +152,10 @@ def keys(subject: Subject) -> Iterator[Result]:
     path = end.security.path(end.folder)
     own = read_identity_file(path)
     check_owner(path, own, end.name, end.role)
+    if end.role is Role.HOST and subject.config and subject.config.agreement.voters:
+        from host.voting import read_own
+
+        read_own(subject.config)
     enrolled = StateFile(end.folder).stored_fleet()
     if enrolled is None:
         yield (

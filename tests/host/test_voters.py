@@ -1,5 +1,7 @@
 """Hosts that are voters of one fleet: what they tell each other; real ones at a real broker."""
 
+import json
+import re
 import shutil
 import tomllib
 from collections import deque
@@ -13,10 +15,10 @@ import pytest
 
 from host import council as council_module
 from host import voter_bus
-from host.config import AgreementConfig, HostConfig
+from host.config import AgreementConfig, HostConfig, read_host_config, read_seats
 from host.council import Council
 from host.voter_bus import PART_MAX, Matter, VoterBus
-from host.voting import Voting, read_seats
+from host.voting import Voting
 from ternmesh.config import ConfigError
 from ternmesh.errors import WireError
 from ternmesh.federated.events import BodyAccepted, NodeJoined
@@ -26,7 +28,9 @@ from ternmesh.plan import make_plan
 from ternmesh.security.identity import Role, identity_text, make_identity
 from ternmesh.security.membership import write_fleet
 from ternmesh_cli.keys import enrol_fleet
+from ternmesh_cli.main import main
 from ternmesh_cli.process import write_toml
+from ternmesh_service.config_file import load_model_package
 from ternmesh_service.control_socket import ControlError, ask
 from ternmesh_service.identity_file import make_identity_file
 from ternmesh_service.keyring import Keyring, opened
@@ -129,6 +133,63 @@ def test_seats_that_cannot_be(name: str, names: tuple[str, ...], mode: str, said
         read_seats(AgreementConfig(name, lines_of(*names), mode))
     with pytest.raises(ConfigError, match=r"agreement\.voters"):
         read_seats(AgreementConfig(name, ("nothing",), mode))
+
+
+HOST = """state_dir = "state"
+model = "keyword"
+[link]
+url = "mqtt://127.0.0.1:1"
+fleet = "attic"
+"""
+
+
+@pytest.mark.parametrize(
+    ("names", "mode", "more", "said"),
+    [
+        (NAMES[:2], "crash", "", "2 voters bear no more faults"),
+        (NAMES, "bft", "", 'with threshold = 2, and on the hosts also signer_files = ["voter"]'),
+        (NAMES[:3], "crash", '[run]\naggregation = "geometric_median"\n', "the same bytes"),
+    ],
+)
+def test_settings_of_voters_that_cannot_be(
+    tmp_path: Path, names: tuple[str, ...], mode: str, more: str, said: str
+) -> None:
+    seat = {"name": "attic", "voters": lines_of(*names), "mode": mode}
+    path = tmp_path / "host.toml"
+    path.write_text(HOST + more + write_toml({"agreement": seat}))
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        read_host_config(path)
+
+
+def test_a_host_without_its_voter_key_is_refused_before_a_run_begins(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`doctor` finds it as well, and `enrol voter` is what helps."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "host.toml"
+    path.write_text(HOST)
+    assert main(["enrol", "identity"]) == 0
+    seat = write_toml({"agreement": {"name": "barn", "voters": lines_of(*NAMES[:3])}})
+    path.write_text(HOST + seat)
+    capsys.readouterr()
+    assert main(["doctor"]) == 1
+    assert "no key of voter barn at" in (shown := capsys.readouterr().out)
+    assert "enrol voter` makes one" in shown
+    assert main(["host"]) == 1
+    assert "no key of voter barn at" in capsys.readouterr().err
+    assert main(["enrol", "voter", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["name"] == "barn"
+    assert main(["enrol", "voter", "--name", "zzz"]) == 2
+    assert "is the key of barn: leave --name out" in capsys.readouterr().err
+    for command in (["doctor"], ["host"]):
+        assert main(command) > 0
+        assert "is not the key of barn in agreement.voters" in "".join(capsys.readouterr())
+    state = StateFile(tmp_path / "state")
+    state.open()
+    assert HostStore(state).load(load_model_package("keyword").model_hash()) is None, (
+        "no run has begun"
+    )
+    state.close()
 
 
 def test_a_copy_of_a_run_is_all_that_another_host_needs(tmp_path: Path) -> None:
