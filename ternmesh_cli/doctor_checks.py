@@ -182,8 +182,10 @@ def program(subject: Subject) -> Iterator[Result]:
         yield OK, "it does not run"
     else:
         yield OK, "it runs; `ternmesh status` shows more"
+        is_asked = any(link.url for _, link in subject.bearers()) if subject.config else True
+        advice = "see what follows" if is_asked else "see docs/troubleshooting.md"
         for alarm in alarms(subject.status):
-            sentence = alarm.sentence.replace(DOCTOR, "see what follows")
+            sentence = alarm.sentence.replace(DOCTOR, advice)
             yield WRONG if alarm.level == BAD else WARNING, sentence
 
 

@@ -352,6 +352,11 @@ def test_a_running_board_is_not_sent_to_doctor_by_doctor(node: Node) -> None:
     down = replace(UNOPENED, last_error="no route")
     source = source_status(last_failure="FileNotFoundError: nothing.csv")
     status = board_status(source=source, transport=down)
+    radio = 'region = "EU868"\n[link.serial]\nport = "/dev/nope"\ndialect = "reyax"\n'
+    path = node(f"{radio}addresses = {{ ada = 1 }}\nfrequency_hz = 869525000")
+    subject = replace(doctor.look(path, time.time()), status=status)
+    found = doctor.diagnose(subject, (doctor_checks.program,))
+    assert any("no route: see docs/troubleshooting.md" in sentence for *_, sentence in found)
     subject = replace(doctor.look(node(), time.time()), status=status)
     found = doctor.diagnose(subject, (doctor_checks.program, doctor_checks.data))
     sentences = [sentence for _, _, sentence in found]

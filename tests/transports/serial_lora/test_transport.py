@@ -234,8 +234,24 @@ def test_a_port_that_is_open_is_not_called_closed(eventually, dialect: str) -> N
     with radios, closing(ada):
         assert ada.status().last_error == "not opened yet"
         ada.open()
-        open_ = f"{radios.paths[0]} is open, and its modem is not set up yet"
+        open_ = f"{radios.paths[0]} is open, its modem has not answered yet"
         eventually(lambda: ada.status().last_error == open_)
+        radios.unplug(0)
+        eventually(lambda: "is it unplugged?" in str(ada.status().last_error))
+        radios.replug(0)
+        eventually(lambda: str(ada.status().last_error).startswith(f"{open_}; before: "))
+
+
+def test_a_port_that_gives_back_what_it_gets_is_counted(eventually) -> None:
+    modem = new_modem("ebyte", 0)
+    modem.__dict__["receive_bytes"] = lambda data: [Output(data)]
+    radios = FaultyRadios([modem], speed=SPEED)
+    ada = SerialLoraTransport(settings_for("ebyte", radios.paths[0], "ada"))
+    with radios, closing(ada):
+        ada.open()
+        eventually(lambda: ada.connected)
+        ada.send(HOST, [b"one", b"two"])
+        eventually(lambda: ada.status().numbers["foreign"] == 2)
 
 
 class Purse:
