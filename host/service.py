@@ -410,7 +410,7 @@ def _host_model(
             teaching=teaching,
             council=council,
             servers=servers,
-            machine=Machine(state.folder, config.page, config.link, servers),
+            machine=Machine(state, config.page, config.link, servers),
             relay=relay,
             manager=manager,
             stop=stop,
@@ -522,6 +522,8 @@ class Program:
             path = self.config.security.path(self.state.folder)
             return answer_backup(self.state, path, request)
         if {membership.ASK, BOARDS, PUBLISHED, RETURN} & set(request):
+            if self.state.loss:
+                return {"error": self.state.loss}
             if service is None:
                 assert self.council is not None
                 return self.council.pass_on(request, time.monotonic)

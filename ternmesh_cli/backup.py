@@ -5,6 +5,7 @@ import argparse
 from ternmesh_cli import keys, process
 from ternmesh_service.backup import make_backup, restore_backup
 from ternmesh_service.control_socket import BACKUP, ControlError
+from ternmesh_service.identity_file import IDENTITY
 from ternmesh_store.database import StoreError
 from ternmesh_store.state_file import StateFile
 
@@ -40,7 +41,10 @@ def run_backup(arguments: argparse.Namespace) -> int:
             answer = {BACKUP: make_backup(state, end.security.path(end.folder), out)}
         finally:
             state.close()
-    print(f"{out} holds {' and '.join(answer[BACKUP])} of {end.name}")
+    there = {"identity": IDENTITY in answer[BACKUP], "fleet": StateFile(out).stored_fleet()}
+    lacks = " and ".join(f"no {what}" for what, found in there.items() if not found)
+    note = f": {end.name} has {lacks} yet" if lacks else ""
+    print(f"{out} holds {' and '.join(answer[BACKUP])} of {end.name}{note}")
     return 0
 
 

@@ -24,6 +24,7 @@ from ternmesh_service import commands
 from ternmesh_service.control_socket import ControlError
 from ternmesh_service.status import read_status
 from ternmesh_store.database import StoreError
+from ternmesh_store.state_file import StateFile
 from transports.base import TransportError
 
 LIMIT_S = 20.0  # of all checks together
@@ -68,7 +69,10 @@ def look(path: Path, now: float) -> Subject:
     try:
         if end is not None and (answer := end.ask({"command": "status"})) is not None:
             status = read_status(answer)
-    except ControlError as failure:
+        elif end is not None and (state := StateFile(end.folder)).path.exists() and state.is_in_use:
+            silence = f"a process uses {state.path}, and nothing answers on {end.socket}: was that"
+            silence += " removed or moved while it ran? Restart the program"
+    except (ControlError, OSError) as failure:
         silence = str(failure)
     return Subject(path, now, end, config, status, error, silence)
 

@@ -8,7 +8,7 @@ import stat
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,6 +28,7 @@ from ternmesh_store.state_file import StateFile
 from transports.base import HOST
 from transports.factory import is_linked
 from transports.link_config import LinkConfig, link_settings
+from transports.mqtt.tls import check_certificate
 from transports.mqtt.transport import MqttTransport
 from transports.serial_lora.airtime_budget import read_moment
 from transports.serial_lora.settings import tcp_address
@@ -128,6 +129,9 @@ def state(subject: Subject) -> Iterator[Result]:
     folder = subject.end.folder
     if not folder.exists():
         yield WARNING, f"{folder} is not there: after a lost disk {RESTORE}; else {SETUP} makes it"
+        return
+    if not folder.is_dir():
+        yield WRONG, f"{folder} is no folder: choose another state_dir"
         return
     info = folder.stat()
     mend = f"sudo chown -R USER: {folder}, USER being that of the program"
@@ -250,17 +254,24 @@ def host(subject: Subject) -> Iterator[Result]:
 
 def ports(subject: Subject) -> Iterator[Result]:
     """Those of page and metrics; a running program says itself what it cannot serve."""
-    for name in () if subject.status else ("page", "metrics"):
-        table = getattr(subject.config, name, None)
-        if table is None or not table.port:
-            continue
-        family = socket.AF_INET6 if ":" in table.address else socket.AF_INET
-        try:
-            socket.create_server((table.address, table.port), family=family).close()
-            yield OK, f"port {table.port} is free for the {name}"
-        except OSError as error:
-            why = str(error.strerror).partition(" (while")[0]
-            yield WRONG, f"[{name}] cannot have port {table.port} ({why}): choose another"
+    with ExitStack() as taken:  # neither may have the port of the other
+        for name in () if subject.status else ("page", "metrics"):
+            table = getattr(subject.config, name, None)
+            if table is None or not table.port:
+                continue
+            family = socket.AF_INET6 if ":" in table.address else socket.AF_INET
+            try:
+                address = (table.address, table.port)
+                taken.enter_context(socket.create_server(address, family=family))
+                yield OK, f"port {table.port} is free for the {name}"
+            except OSError as error:
+                why = str(error.strerror).partition(" (while")[0]
+                yield WRONG, f"[{name}] cannot have port {table.port} ({why}): choose another"
+            if name == "page" and table.certificate_file:
+                try:
+                    check_certificate(table.certificate_file, table.key_file)
+                except ValueError as error:
+                    yield WRONG, f"[page]: {error}"
 
 
 def port(subject: Subject) -> Iterator[Result]:

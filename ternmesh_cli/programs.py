@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ternmesh.config import ConfigError
 from ternmesh.extras import installed
 from ternmesh_cli import keys, process
+from ternmesh_service import commands
 from ternmesh_service.control_socket import RETURN, ControlError
 
 if TYPE_CHECKING:
@@ -14,6 +15,13 @@ if TYPE_CHECKING:
     from host.knowledge import Predictions
     from ternmesh.federated.rules import Root
     from ternmesh.plan import Plan
+
+# What their settings are told apart by
+_KINDS = {
+    commands.HOST: "a host, without a name",
+    commands.NODE: "a board, with a name",
+    commands.GATEWAY: "a gateway, with [network]",
+}
 
 
 def add_node_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,6 +62,8 @@ def add_host_arguments(parser: argparse.ArgumentParser) -> None:
 
 def read_program(kind: str, path: Path) -> Any:
     """The settings of a "host", "node" or "gateway", by its own reader; ConfigError."""
+    if (other := commands.kind_of(str(path))) not in ("", kind):
+        raise ConfigError(f"{path} is of {_KINDS[other]}: give the file of {_KINDS[kind]}")
     match kind:
         case "host":
             from host.config import read_host_config

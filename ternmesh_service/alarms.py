@@ -182,6 +182,9 @@ def _machine(machine: MachineStatus) -> Iterator[Alarm]:
     if free_mb is not None and free_mb < DISK_MB:
         text = f"only {free_mb:.0f} MB are free here"
         yield Alarm(BAD, "", text, "make room on this disk")
+    if machine.loss:
+        save = "save it with `ternmesh backup`, stop this program, and bring that copy back"
+        yield Alarm(BAD, "", machine.loss, f"{save} (`ternmesh restore`)")
     for text in machine.not_served:
         yield Alarm(WARN, "", text, "it is tried again every half a minute")
     for name, left_s in machine.certificates.items():

@@ -7,6 +7,7 @@ users' samples and keys of the fleet: only their owner may read them.
 """
 
 import errno
+import fcntl
 import logging
 import os
 import shutil
@@ -82,6 +83,7 @@ class Database:
         self._connection: sqlite3.Connection | None = None
         self.went_back = False  # `open` had to leave out a part of the WAL
         self._leaves_traces = False
+        self._inode = 0  # of the open file
 
     def open(self, keep: Collection[str] | None = None) -> None:
         """Open the file, or create it.
@@ -106,6 +108,27 @@ class Database:
     def is_open(self) -> bool:
         """Whether the file is open; an error closes it."""
         return self._connection is not None
+
+    @property
+    def loss(self) -> str:
+        """Why what is written to the open file is lost when this process ends; else empty."""
+        if self.path == MEMORY or _inode_of(self.path) == self._inode:
+            return ""
+        was = f"{self.path} was removed or replaced while this program runs"
+        return f"{was}: what it learns or is told now is lost when it ends"
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether another process has the file open. OSError where it cannot be read.
+
+        Never ask where this process has it open: it would lose its lock.
+        """
+        with self.path.open("rb") as file:
+            try:
+                fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
 
     @property
     def changed(self) -> bool:
@@ -223,6 +246,7 @@ class Database:
             self._connection = sqlite3.connect(self.path, timeout=LOCK_WAIT_S, isolation_level=None)
         except (OSError, sqlite3.Error) as error:
             raise StoreError(f"cannot open {self.path}: {trouble(self.path, error)}") from error
+        self._inode = _inode_of(self.path)
         self._prepare()
 
     def _make_file(self) -> None:
@@ -421,7 +445,8 @@ def trouble(path: Path, error: Exception) -> str:
     code, number = _code(error), getattr(error, "errno", None)
     folder = next(filter(os.path.exists, path.absolute().parents), Path("/"))
     is_full = code == sqlite3.SQLITE_FULL or number in (errno.ENOSPC, errno.EDQUOT)
-    if is_full or shutil.disk_usage(folder).free < FREE_MIN:
+    usage = shutil.disk_usage(folder)
+    if is_full or (usage.free < FREE_MIN and usage.total):  # /proc has no room at all
         return "its disk is full: make room there"
     if os.path.isdir(path):
         return "it is a folder: rename that"
@@ -429,6 +454,9 @@ def trouble(path: Path, error: Exception) -> str:
         return "its disk refuses to read or write: check its room, and whether it fails (`dmesg`)"
     if code in _TABLE_DAMAGE:  # also a file whose WAL was not read
         return "it is not whole: start its program again, or see docs/backup.md"
+    may_look = os.access(path.parent, os.R_OK | os.X_OK, effective_ids=True)
+    if code == sqlite3.SQLITE_CANTOPEN and may_look and not path.exists():
+        return "it is not there: bring back a copy of it (`ternmesh restore`)"
     lacks = "this user may not use it" if path.parent.exists() else "its folder is not there"
     reason = getattr(error, "strerror", None) or lacks
     return f"{reason}: its folder must be one that may be written, also for what only reads"
@@ -446,6 +474,10 @@ def _keep_private(path: Path) -> None:
     for file in (path, _wal_of(path)):  # a new WAL takes its mode from the file
         if file.exists():
             file.chmod(PRIVATE)
+
+
+def _inode_of(path: Path) -> int:
+    return path.stat().st_ino if path.exists() else 0
 
 
 def _wal_of(path: Path) -> Path:

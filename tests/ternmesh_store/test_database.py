@@ -379,6 +379,20 @@ def test_what_sqlite_or_the_system_says_becomes_a_sentence(tmp_path, error, sent
     assert trouble(tmp_path / "none" / "x", error).startswith(sentence)
 
 
+def test_a_file_that_is_not_there_and_a_disk_without_room_of_its_own(tmp_path: Path) -> None:
+    missing = trouble(tmp_path / "x", coded(sqlite3.SQLITE_CANTOPEN))
+    assert missing.startswith("it is not there: bring back a copy")
+    assert "full" not in trouble(Path("/proc/x/y"), FileNotFoundError(2, "No such file"))
+
+
+def test_a_file_that_was_removed_or_replaced_is_noticed(tmp_path: Path) -> None:
+    database = opened(tmp_path / "x")
+    assert database.loss == ""
+    filled(tmp_path / "y")
+    (tmp_path / "y").replace(tmp_path / "x")
+    assert "was removed or replaced while this program runs" in database.loss
+
+
 def test_a_full_disk_is_named_whatever_failed_and_a_folder_stays_one(tmp_path, monkeypatch) -> None:
     (tmp_path / "x").mkdir(mode=0o755)
     with pytest.raises(StoreError, match=r"cannot open .*x: it is a folder: rename that"):
