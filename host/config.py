@@ -251,9 +251,8 @@ def _check_agreement(config: HostConfig) -> None:
     voters = make_voters(b"", read_seats(config.agreement), config.agreement.mode)
     if config.security.threshold < voters.witnesses:
         raise ConfigError(
-            f"agreement.mode is {BFT!r}, so {voters.faults} of {voters.count} may lie: write "
-            "their lines as signers in [security] of all hosts and boards, with "
-            f'threshold = {voters.witnesses}, and on the hosts also signer_files = ["voter"]'
+            f"agreement.mode is {BFT!r}: write [security] signers = [the voters' lines] and "
+            f"threshold = {voters.witnesses} on all hosts and boards (docs/voters.md)"
         )
 
 

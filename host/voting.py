@@ -47,16 +47,10 @@ def read_own(config: HostConfig) -> Identity:
     """The key with which this host votes; ConfigError or SecurityError where it has none."""
     name, path = config.agreement.name, Path(config.state_dir, IDENTITY)
     if not path.exists():
-        raise SecurityError(
-            f"no key of voter {name} at {path}: `ternmesh enrol voter` makes one; put the line "
-            "that it prints into agreement.voters of all hosts"
-        )
+        raise SecurityError(f"no key of voter {name} at {path}: `ternmesh enrol voter` makes one")
     own = read_identity_file(path)
     if own.public != read_seats(config.agreement)[name]:
-        raise ConfigError(
-            f"{path} is not the key of {name} in agreement.voters: `ternmesh enrol voter` prints "
-            "the line that belongs there"
-        )
+        raise ConfigError(f"{path} is another key than {name} has in agreement.voters: correct it")
     return own
 
 

@@ -41,9 +41,7 @@ def run_backup(arguments: argparse.Namespace) -> int:
             answer = {BACKUP: make_backup(state, end.security.path(end.folder), out)}
         finally:
             state.close()
-    there = {"identity": IDENTITY in answer[BACKUP], "fleet": StateFile(out).stored_fleet()}
-    lacks = " and ".join(f"no {what}" for what, found in there.items() if not found)
-    note = f": {end.name} has {lacks} yet" if lacks else ""
+    note = "" if IDENTITY in answer[BACKUP] else ", which has no identity"
     print(f"{out} holds {' and '.join(answer[BACKUP])} of {end.name}{note}")
     return 0
 

@@ -23,8 +23,8 @@ from ternmesh_cli.setup import acting_as, default_config, service_user
 from ternmesh_service import commands
 from ternmesh_service.control_socket import ControlError
 from ternmesh_service.status import read_status
-from ternmesh_store.database import StoreError
-from ternmesh_store.state_file import StateFile
+from ternmesh_store.database import StoreError, is_in_use
+from ternmesh_store.state_file import STATE
 from transports.base import TransportError
 
 LIMIT_S = 20.0  # of all checks together
@@ -69,10 +69,9 @@ def look(path: Path, now: float) -> Subject:
     try:
         if end is not None and (answer := end.ask({"command": "status"})) is not None:
             status = read_status(answer)
-        elif end is not None and (state := StateFile(end.folder)).path.exists() and state.is_in_use:
-            silence = f"a process uses {state.path}, and nothing answers on {end.socket}: was that"
-            silence += " removed or moved while it ran? Restart the program"
-    except (ControlError, OSError) as failure:
+        elif end is not None and is_in_use(end.folder / STATE):
+            silence = f"it runs, but nothing answers on {end.socket}: was that removed? Restart it"
+    except ControlError as failure:
         silence = str(failure)
     return Subject(path, now, end, config, status, error, silence)
 

@@ -130,12 +130,11 @@ def state(subject: Subject) -> Iterator[Result]:
     if not folder.exists():
         yield WARNING, f"{folder} is not there: after a lost disk {RESTORE}; else {SETUP} makes it"
         return
-    if not folder.is_dir():
-        yield WRONG, f"{folder} is no folder: choose another state_dir"
-        return
     info = folder.stat()
     mend = f"sudo chown -R USER: {folder}, USER being that of the program"
-    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK, effective_ids=True):
+    if not folder.is_dir():
+        yield WRONG, f"{folder} is no folder: choose another state_dir"
+    elif not os.access(folder, os.R_OK | os.W_OK | os.X_OK, effective_ids=True):
         yield WRONG, f"user {os.geteuid()} may not write {folder} of user {info.st_uid}: {mend}"
     elif strange := [one for one in folder.iterdir() if one.lstat().st_uid != info.st_uid]:
         yield WRONG, f"{strange[0]} belongs to another user than its folder: {mend}"
@@ -162,10 +161,8 @@ def keys(subject: Subject) -> Iterator[Result]:
         read_own(subject.config)
     enrolled = StateFile(end.folder).stored_fleet()
     if enrolled is None:
-        yield (
-            WRONG,
-            f"{end.name} belongs to no fleet: {SETUP} and `ternmesh enrol` say how it joins",
-        )
+        how = f"{SETUP} and `ternmesh enrol` say how it joins"
+        yield WRONG, f"{end.name} belongs to no fleet: {how}"
     elif found_fleet(end.fleet, enrolled.hosts).fleet != enrolled.fleet:
         yield WRONG, f"the keys are not of fleet {end.fleet!r}: correct link.fleet, or enrol again"
     else:
@@ -261,17 +258,16 @@ def ports(subject: Subject) -> Iterator[Result]:
                 continue
             family = socket.AF_INET6 if ":" in table.address else socket.AF_INET
             try:
-                address = (table.address, table.port)
+                address = table.address, table.port
                 taken.enter_context(socket.create_server(address, family=family))
+                if name == "page" and table.certificate_file:
+                    check_certificate(table.certificate_file, table.key_file)
                 yield OK, f"port {table.port} is free for the {name}"
             except OSError as error:
                 why = str(error.strerror).partition(" (while")[0]
                 yield WRONG, f"[{name}] cannot have port {table.port} ({why}): choose another"
-            if name == "page" and table.certificate_file:
-                try:
-                    check_certificate(table.certificate_file, table.key_file)
-                except ValueError as error:
-                    yield WRONG, f"[page]: {error}"
+            except ValueError as error:
+                yield WRONG, f"[page]: {error}"
 
 
 def port(subject: Subject) -> Iterator[Result]:
@@ -343,10 +339,8 @@ def unit(subject: Subject) -> Iterator[Result]:
     if shown.get("LoadState") == "not-found":
         yield WARNING, f"{name} is not installed: docs/service.md says how"
     elif active == "failed" or shown.get("SubState") == "auto-restart":
-        yield (
-            WRONG,
-            f"{name} is {shown.get('SubState')}: `journalctl -p warning -u {name}` says why",
-        )
+        why = f"`journalctl -p warning -u {name}` says why"
+        yield WRONG, f"{name} is {shown.get('SubState')}: {why}"
     elif active == "active" and is_enabled:
         yield OK, shown.get("StatusText") or f"{name} runs"
     else:

@@ -155,10 +155,7 @@ def _voter(arguments: argparse.Namespace) -> dict[str, Any]:
     is_new = not file.exists()
     own = make_identity_file(file, name, Role.OBSERVER) if is_new else read_identity_file(file)
     if arguments.name not in ("", own.public.name):
-        raise ConfigError(
-            f"{file} is the key of {own.public.name}: leave --name out to see its line, or move it "
-            "away first to make another key"
-        )
+        raise ConfigError(f"{file} is of {own.public.name}: leave --name out, or move it away")
     return _shown(own.public)
 
 

@@ -90,10 +90,6 @@ def read(path: Path) -> End:
     if not isinstance(name, str | None) or not isinstance(fleet, str | None):
         raise ConfigError(f"{path}: name and link.fleet must be texts")
     try:
-        if name == HOST:
-            raise ConfigError(
-                f"{path}: name is for boards, and none may be {HOST!r}: leave it out for a host"
-            )
         if name is not None:
             check_node(name)
         if fleet is not None:

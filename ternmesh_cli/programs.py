@@ -16,13 +16,6 @@ if TYPE_CHECKING:
     from ternmesh.federated.rules import Root
     from ternmesh.plan import Plan
 
-# What their settings are told apart by
-_KINDS = {
-    commands.HOST: "a host, without a name",
-    commands.NODE: "a board, with a name",
-    commands.GATEWAY: "a gateway, with [network]",
-}
-
 
 def add_node_arguments(parser: argparse.ArgumentParser) -> None:
     _add_arguments(parser, "node")
@@ -63,7 +56,8 @@ def add_host_arguments(parser: argparse.ArgumentParser) -> None:
 def read_program(kind: str, path: Path) -> Any:
     """The settings of a "host", "node" or "gateway", by its own reader; ConfigError."""
     if (other := commands.kind_of(str(path))) not in ("", kind):
-        raise ConfigError(f"{path} is of {_KINDS[other]}: give the file of {_KINDS[kind]}")
+        given, needed = (name.replace("node", "board") for name in (other, kind))
+        raise ConfigError(f"{path} is of a {given}: give that of a {needed} (a host has no name)")
     match kind:
         case "host":
             from host.config import read_host_config

@@ -153,9 +153,7 @@ def _security(status: Status) -> Iterator[Alarm]:
         if peer == ALL:
             text = f"received {count} times: a broadcast that a member has forged"
         elif peer == getattr(status, "name", HOST):
-            text = (
-                f"its disk was copied or restored, or its key copied: seen {count} times by others"
-            )
+            text = f"its disk was copied or restored, as others have seen {count} times"
         yield Alarm(BAD, "" if peer == ALL else peer, text, "see SECURITY.md")
 
 
@@ -183,8 +181,7 @@ def _machine(machine: MachineStatus) -> Iterator[Alarm]:
         text = f"only {free_mb:.0f} MB are free here"
         yield Alarm(BAD, "", text, "make room on this disk")
     if machine.loss:
-        save = "save it with `ternmesh backup`, stop this program, and bring that copy back"
-        yield Alarm(BAD, "", machine.loss, f"{save} (`ternmesh restore`)")
+        yield Alarm(BAD, "", machine.loss, "`ternmesh backup`, stop it, and `ternmesh restore`")
     for text in machine.not_served:
         yield Alarm(WARN, "", text, "it is tried again every half a minute")
     for name, left_s in machine.certificates.items():

@@ -36,7 +36,6 @@ PUBLISHED = "published"  # the request about a host's release: publish, progress
 SLOW = {BACKUP, DATA, PUBLISHED}  # requests that write much
 SLOW_S = 600.0  # for such a request
 RETURN = "return_to"  # the request that a host goes back to an older version
-IN_THE_WAY = "is in the way of the control socket: choose another control_socket, or move it away"
 PATH_MAX = 107  # bytes in the address of a Unix socket
 
 Answer = Callable[[dict[str, Any]], Mapping[str, Any]]
@@ -171,8 +170,6 @@ def ask(path: Path, request: Mapping[str, Any], timeout_s: float = ANSWER_S) -> 
             client.sendall(json.dumps(request).encode() + b"\n")
             answer = json.loads(_read_line(client, ANSWER_MAX, deadline))
         except (FileNotFoundError, ConnectionRefusedError) as error:
-            if path.exists() and not path.is_socket():
-                raise ControlError(f"{path} {IN_THE_WAY}") from error
             raise NobodyAnswers(f"no process answers on {path}: is it running?") from error
         except (OSError, ValueError, RecursionError) as error:
             raise ControlError(f"the process on {path} gives no answer ({error})") from error
@@ -231,7 +228,7 @@ def _clear(path: Path) -> None:
     """Remove the socket of a killed process; ControlError for anything else."""
     try:
         if not stat.S_ISSOCK(path.lstat().st_mode):
-            raise ControlError(f"{path} {IN_THE_WAY}")
+            raise ControlError(f"{path} is in the way: move it, or choose another control_socket")
         with socket.socket(socket.AF_UNIX) as probe:
             probe.settimeout(1.0)
             probe.connect(str(path))

@@ -112,23 +112,10 @@ class Database:
     @property
     def loss(self) -> str:
         """Why what is written to the open file is lost when this process ends; else empty."""
-        if self.path == MEMORY or _inode_of(self.path) == self._inode:
+        is_safe = self.path == MEMORY or not self.is_open
+        if is_safe or (self.path.exists() and self.path.stat().st_ino == self._inode):
             return ""
-        was = f"{self.path} was removed or replaced while this program runs"
-        return f"{was}: what it learns or is told now is lost when it ends"
-
-    @property
-    def is_in_use(self) -> bool:
-        """Whether another process has the file open. OSError where it cannot be read.
-
-        Never ask where this process has it open: it would lose its lock.
-        """
-        with self.path.open("rb") as file:
-            try:
-                fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
-        return False
+        return f"{self.path} was removed or replaced: what comes now is lost when the program ends"
 
     @property
     def changed(self) -> bool:
@@ -242,11 +229,11 @@ class Database:
                 if not self.path.stat().st_size:
                     raise DamagedError(self.path, "it is empty")  # and SQLite would drop its WAL
                 _keep_private(self.path)
+                self._inode = self.path.stat().st_ino
             # The timeout is SQLite's own. Transactions are ours (isolation_level).
             self._connection = sqlite3.connect(self.path, timeout=LOCK_WAIT_S, isolation_level=None)
         except (OSError, sqlite3.Error) as error:
             raise StoreError(f"cannot open {self.path}: {trouble(self.path, error)}") from error
-        self._inode = _inode_of(self.path)
         self._prepare()
 
     def _make_file(self) -> None:
@@ -440,6 +427,16 @@ class Database:
         return True
 
 
+def is_in_use(path: Path) -> bool:
+    """Whether another process has a file open; this one must not, for it would lose its lock."""
+    try:
+        with path.open("rb") as file:
+            fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return isinstance(error, BlockingIOError)  # else there is no file that we may read
+    return False
+
+
 def trouble(path: Path, error: Exception) -> str:
     """Why a file cannot be used, and what to do: the words of SQLite do not say it."""
     code, number = _code(error), getattr(error, "errno", None)
@@ -474,10 +471,6 @@ def _keep_private(path: Path) -> None:
     for file in (path, _wal_of(path)):  # a new WAL takes its mode from the file
         if file.exists():
             file.chmod(PRIVATE)
-
-
-def _inode_of(path: Path) -> int:
-    return path.stat().st_ino if path.exists() else 0
 
 
 def _wal_of(path: Path) -> Path:

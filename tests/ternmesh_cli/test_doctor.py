@@ -327,9 +327,9 @@ def test_the_host_is_asked_about_a_board(enrolled, mosquitto, eventually, capsys
         (path.parent / "host" / "state.sqlite").unlink()
         capsys.readouterr()
         assert main(["enrol", "add", "--config", str(path), line]) == 1, "it would be lost"
-        assert "was removed or replaced while this program runs" in capsys.readouterr().err
+        assert "was removed or replaced: what comes now is lost" in capsys.readouterr().err
         rows = doctor.diagnose(doctor.look(path, time.time()))
-        assert any("save it with `ternmesh backup`" in sentence for _, _, sentence in rows)
+        assert any("`ternmesh backup`, stop it, and" in sentence for _, _, sentence in rows)
         assert any("state.sqlite: it is not there: bring back" in row[2] for row in rows)
     finally:
         stop.set()
@@ -345,7 +345,7 @@ def test_a_program_whose_socket_is_gone_is_not_called_stopped(enrolled: Path) ->
         process.stdout.readline()
         result, sentence = found(enrolled, "program")
         process.kill()
-    assert (result, "state.sqlite, and nothing answers on" in sentence) == (WRONG, True)
+    assert (result, "it runs, but nothing answers on" in sentence) == (WRONG, True)
     assert found(enrolled, "program") == (OK, "it does not run")
 
 

@@ -390,7 +390,7 @@ def test_a_file_that_was_removed_or_replaced_is_noticed(tmp_path: Path) -> None:
     assert database.loss == ""
     filled(tmp_path / "y")
     (tmp_path / "y").replace(tmp_path / "x")
-    assert "was removed or replaced while this program runs" in database.loss
+    assert "was removed or replaced: what comes now is lost" in database.loss
 
 
 def test_a_full_disk_is_named_whatever_failed_and_a_folder_stays_one(tmp_path, monkeypatch) -> None:

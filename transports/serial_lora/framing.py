@@ -56,10 +56,7 @@ def cobs_frame(payload: bytes) -> bytes:
 
 
 class Unframer(ABC, Generic[T]):
-    """Finds the frames in a stream.
-
-    `malformed` counts those that were damaged and skipped, and noise each time it is too long.
-    """
+    """Finds the frames in a stream; `malformed` counts damaged ones, and noise without an end."""
 
     delimiter: bytes
     bytes_max: int  # between two delimiters; more is noise
