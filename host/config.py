@@ -294,7 +294,7 @@ def plan_of(run: RunConfig, dimension: int, bearer: BearerProfile = NETWORK_PROF
             staleness_rounds=run.staleness_rounds,
         )
     except WireError as error:
-        raise ConfigError(f"[run] does not fit this model: {error}") from error
+        raise ConfigError(f"[run] does not fit: {error}") from error
 
 
 def settings_of(run: RunConfig, root: rules.Root | None = None) -> HostSettings:
