@@ -1,6 +1,5 @@
 """Hosts that are voters of one fleet: what they tell each other; real ones at a real broker."""
 
-import json
 import re
 import shutil
 import tomllib
@@ -28,9 +27,7 @@ from ternmesh.plan import make_plan
 from ternmesh.security.identity import Role, identity_text, make_identity
 from ternmesh.security.membership import write_fleet
 from ternmesh_cli.keys import enrol_fleet
-from ternmesh_cli.main import main
 from ternmesh_cli.process import write_toml
-from ternmesh_service.config_file import load_model_package
 from ternmesh_service.control_socket import ControlError, ask
 from ternmesh_service.identity_file import make_identity_file
 from ternmesh_service.keyring import Keyring, opened
@@ -43,6 +40,7 @@ from transports.link_config import LinkConfig
 NAMES = ("attic", "barn", "cellar", "dairy")
 BOARDS = ("theo", "nicolas")
 MODEL = bytes(32)
+MEAN = "weighted_mean"
 Eventually = Callable[..., Any]
 
 
@@ -119,71 +117,27 @@ def lines_of(*names: str) -> tuple[str, ...]:
     return tuple(identity_text(identity.public) for identity in made)
 
 
-HOST = """state_dir = "state"
-model = "keyword"
-[link]
-url = "mqtt://127.0.0.1:1"
-fleet = "attic"
-"""
-
-
 @pytest.mark.parametrize(
-    ("name", "voters", "mode", "more", "said"),
+    ("name", "voters", "mode", "rule", "said"),
     [
-        ("shed", lines_of(*NAMES[:3]), "crash", "", "no line of agreement.voters has it"),
-        ("barn", lines_of(*NAMES), "crash", "", "4 voters bear no more faults"),
-        ("barn", lines_of(*NAMES[:3]), "bft", "", "take 4"),
-        ("barn", lines_of("barn", "barn", "attic"), "crash", "", "two voters have one name"),
-        ("barn", ("nothing",), "crash", "", "agreement.voters: "),
-        ("barn", lines_of(*NAMES), "bft", "", "threshold = 2 on all hosts and boards"),
-        (
-            "barn",
-            lines_of(*NAMES[:3]),
-            "crash",
-            '[run]\naggregation = "geometric_median"\n',
-            "same bytes",
-        ),
+        ("shed", lines_of(*NAMES[:3]), "crash", MEAN, "no line of agreement.voters has it"),
+        ("barn", lines_of(*NAMES), "crash", MEAN, "4 voters bear no more faults"),
+        ("barn", lines_of(*NAMES[:3]), "bft", MEAN, "take 4"),
+        ("barn", lines_of("barn", "barn", "attic"), "crash", MEAN, "two voters have one name"),
+        ("barn", ("nothing",), "crash", MEAN, "agreement.voters: "),
+        ("barn", lines_of(*NAMES), "bft", MEAN, "threshold = 2 on all hosts and boards"),
+        ("barn", lines_of(*NAMES[:3]), "crash", "geometric_median", "the same bytes"),
     ],
 )
 def test_seats_that_cannot_be(
-    tmp_path: Path, name: str, voters: tuple[str, ...], mode: str, more: str, said: str
+    tmp_path: Path, name: str, voters: tuple[str, ...], mode: str, rule: str, said: str
 ) -> None:
     path = tmp_path / "host.toml"
     seat = {"name": name, "voters": voters, "mode": mode}
-    path.write_text(HOST + more + write_toml({"agreement": seat}))
+    text = 'state_dir = "state"\nmodel = "keyword"\n[link]\nurl = "mqtt://127.0.0.1:1"\n'
+    path.write_text(text + write_toml({"run": {"aggregation": rule}, "agreement": seat}))
     with pytest.raises(ConfigError, match=re.escape(said)):
         read_host_config(path)
-
-
-def test_a_host_without_its_voter_key_is_refused_before_a_run_begins(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`doctor` finds it as well, and `enrol voter` is what helps."""
-    monkeypatch.chdir(tmp_path)
-    path = tmp_path / "host.toml"
-    path.write_text(HOST)
-    assert main(["enrol", "identity"]) == 0
-    seat = write_toml({"agreement": {"name": "barn", "voters": lines_of(*NAMES[:3])}})
-    path.write_text(HOST + seat)
-    capsys.readouterr()
-    assert main(["doctor"]) == 1
-    assert "no key of voter barn at" in (shown := capsys.readouterr().out)
-    assert "enrol voter` makes one" in shown
-    assert main(["host"]) == 1
-    assert "no key of voter barn at" in capsys.readouterr().err
-    assert main(["enrol", "voter", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["name"] == "barn"
-    assert main(["enrol", "voter", "--name", "zzz"]) == 2
-    assert "is of barn: leave --name out" in capsys.readouterr().err
-    for command in (["doctor"], ["host"]):
-        assert main(command) > 0
-        assert "is another key than barn has in agreement.voters" in "".join(capsys.readouterr())
-    state = StateFile(tmp_path / "state")
-    state.open()
-    assert HostStore(state).load(load_model_package("keyword").model_hash()) is None, (
-        "no run has begun"
-    )
-    state.close()
 
 
 def test_a_copy_of_a_run_is_all_that_another_host_needs(tmp_path: Path) -> None:

@@ -26,14 +26,6 @@ PLAN = make_plan(8, rounds=9, local_steps=1, learning_rate=0.1)
 RUN = b"run-id-8"
 
 
-def test_a_copy_without_keys_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    host = Host(tmp_path, capsys)
-    with closing(StateFile(host.folder)) as state:
-        state.open()
-    code, shown = host.ternmesh("backup", tmp_path / "copy")
-    assert (code, "state.sqlite of host, which has no identity" in shown) == (0, True)
-
-
 class Host:
     """A host's configuration, its state folder, and commands for it."""
 

@@ -242,18 +242,6 @@ def test_a_port_that_is_open_is_not_called_closed(eventually, dialect: str) -> N
         eventually(lambda: str(ada.status().last_error).startswith(f"{open_}; before: "))
 
 
-def test_a_port_that_gives_back_what_it_gets_is_counted(eventually) -> None:
-    modem = new_modem("ebyte", 0)
-    modem.__dict__["receive_bytes"] = lambda data: [Output(data)]
-    radios = FaultyRadios([modem], speed=SPEED)
-    ada = SerialLoraTransport(settings_for("ebyte", radios.paths[0], "ada"))
-    with radios, closing(ada):
-        ada.open()
-        eventually(lambda: ada.connected)
-        ada.send(HOST, [b"one", b"two"])
-        eventually(lambda: ada.status().numbers["foreign"] == 2)
-
-
 class Purse:
     """A budget that grants so many frames, and then none for an hour."""
 
