@@ -5,7 +5,6 @@ import argparse
 from ternmesh_cli import keys, process
 from ternmesh_service.backup import make_backup, restore_backup
 from ternmesh_service.control_socket import BACKUP, ControlError
-from ternmesh_service.identity_file import IDENTITY
 from ternmesh_store.database import StoreError
 from ternmesh_store.state_file import StateFile
 
@@ -41,8 +40,7 @@ def run_backup(arguments: argparse.Namespace) -> int:
             answer = {BACKUP: make_backup(state, end.security.path(end.folder), out)}
         finally:
             state.close()
-    note = "" if IDENTITY in answer[BACKUP] else ", which has no identity"
-    print(f"{out} holds {' and '.join(answer[BACKUP])} of {end.name}{note}")
+    print(f"{out} holds {' and '.join(answer[BACKUP])} of {end.name}")
     return 0
 
 

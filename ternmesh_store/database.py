@@ -385,6 +385,7 @@ class Database:
     def _finish_replacing(self) -> None:
         """The last step, which a power cut may have left to this process."""
         if self._replacement.exists() and not self.path.exists():
+            _wal_of(self.path).unlink(missing_ok=True)  # of a file that was removed
             self._replacement.replace(self.path)
             sync_folder(self.path.parent)
 

@@ -352,8 +352,7 @@ class PeerSession:
             raise WireError("replay", "a new session must have opened a frame of the present time")
         if last is not None:
             self._is_behind = is_before or counter <= self.highest
-            is_clone = session.ephemeral in self._ended or self._is_behind
-            self.clones[self.other.name] += is_clone
+            self.clones[self.other.name] += session.ephemeral in self._ended or self._is_behind
             self._ended.append(last.ephemeral)
         self._before, self._current = last, session
         session.begun, session.begun_own = counter, unused

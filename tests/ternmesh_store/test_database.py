@@ -385,6 +385,13 @@ def test_a_file_that_is_not_there_and_a_disk_without_room_of_its_own(tmp_path: P
     assert "full" not in trouble(Path("/proc/x/y"), FileNotFoundError(2, "No such file"))
 
 
+def test_a_copy_never_gets_the_wal_of_a_file_that_was_removed(tmp_path: Path) -> None:
+    filled(tmp_path / "copy")
+    (tmp_path / "x-wal").write_bytes(b"stale")
+    Database(tmp_path / "x", SCHEMA).replace_by(tmp_path / "copy")
+    assert not (tmp_path / "x-wal").exists()
+
+
 def test_a_file_that_was_removed_or_replaced_is_noticed(tmp_path: Path) -> None:
     database = opened(tmp_path / "x")
     assert database.loss == ""
