@@ -405,6 +405,7 @@ def test_a_full_disk_is_named_whatever_failed_and_a_folder_stays_one(tmp_path, m
     with pytest.raises(StoreError, match=r"cannot open .*x: it is a folder: rename that"):
         opened(tmp_path / "x")
     assert (tmp_path / "x").stat().st_mode & 0o777 == 0o755
+    (tmp_path / "y").touch()
     assert "user may not use it: " in trouble(tmp_path / "y", coded(sqlite3.SQLITE_CANTOPEN))
     monkeypatch.setattr(database_module, "FREE_MIN", 1 << 80)
     assert "disk is full" in trouble(tmp_path / "x", coded(sqlite3.SQLITE_CORRUPT))
