@@ -89,6 +89,8 @@ def _answer(
     """The answer to a request over the control socket; `parts` is more of the status."""
     if BACKUP in request:
         return answer_backup(state, node.config.security.path(state.folder), request)
+    if {INSTALLED, DATA} & set(request) and state.loss:
+        return {"error": state.loss}
     if INSTALLED in request and incoming is not None:
         incoming.survey()
         return {"waits": incoming.waits}
@@ -154,7 +156,7 @@ def _serve(
             incoming = None if releases is None else _intake(node, loaded, keyring, releases)
             transport.open()
             node.start()
-            machine = Machine(state.folder, config.page, config.link, servers)
+            machine = Machine(state, config.page, config.link, servers)
             parts: dict[str, Callable[[], Any]] = {
                 "machine": machine.status,
                 "transport": transport.status,

@@ -5,10 +5,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ternmesh.config import LOG_LEVELS, ConfigError, Table, choices, limits, needs
-from ternmesh.errors import RuleError, WireError
+from ternmesh.errors import RuleError, SecurityError, WireError
 from ternmesh.federated import rules
+from ternmesh.federated.agreement.voters import BFT, make_voters
 from ternmesh.federated.state import NODES_AGGREGATED_MAX, HostSettings
 from ternmesh.plan import FRAME_MTU_MAX, MANIFEST_REPEATS_MAX, Plan, make_plan
+from ternmesh.security.identity import PublicIdentity, parse_identity
 from ternmesh.wire.global_update import COUNTED_MAX
 from ternmesh_service.config_file import MODEL, PATH, anchored, load_model_package, read_config_file
 from ternmesh_service.keyring import SecurityConfig
@@ -222,13 +224,8 @@ def _check(config: HostConfig) -> HostConfig:
         )
     if config.run.groups and config.knowledge.path is None:
         raise ConfigError("run.groups needs a probe set: write its file as path in [knowledge]")
-    if config.agreement.voters and (
-        config.own_samples.path or config.run.groups or config.run.aggregation_file
-    ):
-        raise ConfigError(
-            "[agreement]: voters make the same update each, so none may have [own_samples], "
-            "run.groups or run.aggregation_file"
-        )
+    if config.agreement.voters:
+        _check_agreement(config)
     if both := set(config.run.pinned) & set(config.run.muted):
         raise ConfigError(f"run.pinned and run.muted both name {min(both)!r}: take it out of one")
     config.security.check(has_radio=config.link.has_radio)
@@ -239,6 +236,37 @@ def _check(config: HostConfig) -> HostConfig:
             f"{NODES_AGGREGATED_MAX}"
         )
     return config
+
+
+def _check_agreement(config: HostConfig) -> None:
+    if config.own_samples.path or config.run.groups or config.run.aggregation_file:
+        raise ConfigError(
+            "[agreement]: voters make the same update each, so none may have [own_samples], "
+            "run.groups or run.aggregation_file"
+        )
+    try:
+        rules.check_exact(settings_of(config.run).aggregation)
+    except RuleError as error:
+        raise ConfigError(f"[agreement]: {error}") from error
+    voters = make_voters(b"", read_seats(config.agreement), config.agreement.mode)
+    if config.security.threshold < voters.witnesses:
+        raise ConfigError(
+            f"agreement.mode is {BFT!r}: write [security] signers = [the voters' lines] and "
+            f"threshold = {voters.witnesses} on all hosts and boards (docs/voters.md)"
+        )
+
+
+def read_seats(config: AgreementConfig) -> dict[str, PublicIdentity]:
+    """The voters that the settings name, by name; ConfigError."""
+    try:
+        found = [parse_identity(line) for line in config.voters]
+    except SecurityError as error:
+        raise ConfigError(f"agreement.voters: {error}") from error
+    names = [public.name for public in found]
+    if config.name not in names:
+        raise ConfigError(f"agreement.name is {config.name!r}: no line of agreement.voters has it")
+    make_voters(b"", names, config.mode)
+    return dict(zip(names, found, strict=True))
 
 
 def plan_of(run: RunConfig, dimension: int, bearer: BearerProfile = NETWORK_PROFILE) -> Plan:
@@ -266,7 +294,7 @@ def plan_of(run: RunConfig, dimension: int, bearer: BearerProfile = NETWORK_PROF
             staleness_rounds=run.staleness_rounds,
         )
     except WireError as error:
-        raise ConfigError(f"[run] does not fit this model: {error}") from error
+        raise ConfigError(f"[run] does not fit: {error}") from error
 
 
 def settings_of(run: RunConfig, root: rules.Root | None = None) -> HostSettings:

@@ -20,7 +20,7 @@ from host.knowledge import Teaching
 from host.releases import FOLDER, Publisher, active_model, signed_here
 from host.report import HISTORY_MAX, RoundCosts, answer_boards, describe, status, summary
 from host.runs import can_carry, continue_or_begin
-from host.voting import Voting, as_leader
+from host.voting import Voting, as_leader, read_own
 from ternmesh.config import ConfigError
 from ternmesh.errors import SecurityError
 from ternmesh.federated.events import (
@@ -349,8 +349,11 @@ def _keyring(config: HostConfig, state: StateFile, *, insecure: bool) -> Keyring
             "run.partial_aggregates needs --insecure: sealed updates cannot be added up yet"
         )
     keyring = choose_keyring(state, config.security, config.link, insecure=insecure)
-    if isinstance(keyring, Keyring):
-        keyring.has_voters = bool(config.agreement.voters)
+    if config.agreement.voters:
+        if isinstance(keyring, NoKeyring):
+            raise ConfigError("[agreement] needs keys: start this host without --insecure")
+        read_own(config)  # before a run begins
+        keyring.has_voters = True
     return keyring
 
 
@@ -383,7 +386,7 @@ def _host_model(
         new_run |= model.parent == folder and not can_carry(store.learned(), package)
         stored = continue_or_begin(store, plan, package, new_run=new_run, after_end=after_end)
         council = None
-        if settings.has_voters:
+        if isinstance(keyring, Keyring) and keyring.has_voters:
             voting = Voting(keyring, settings, package.model_hash(), store)
             council = stack.enter_context(voting.seated(config, stored))
         longest_s, signer = float(plan.announce_s), signed_here(keyring)
@@ -407,7 +410,7 @@ def _host_model(
             teaching=teaching,
             council=council,
             servers=servers,
-            machine=Machine(state.folder, config.page, config.link, servers),
+            machine=Machine(state, config.page, config.link, servers),
             relay=relay,
             manager=manager,
             stop=stop,
@@ -519,6 +522,8 @@ class Program:
             path = self.config.security.path(self.state.folder)
             return answer_backup(self.state, path, request)
         if {membership.ASK, BOARDS, PUBLISHED, RETURN} & set(request):
+            if self.state.loss:
+                return {"error": self.state.loss}
             if service is None:
                 assert self.council is not None
                 return self.council.pass_on(request, time.monotonic)

@@ -11,24 +11,23 @@ from pathlib import Path
 
 import numpy as np
 
-from host.config import AgreementConfig, HostConfig
+from host.config import AgreementConfig, HostConfig, read_seats
 from host.council import Council
 from host.voter_bus import PART_MAX, VoterBus
 from ternmesh.config import ConfigError
-from ternmesh.errors import RuleError, SecurityError, StateError, WireError
+from ternmesh.errors import SecurityError, StateError, WireError
 from ternmesh.federated.agreement.terms import VoterSettings
 from ternmesh.federated.agreement.voter import Voter
 from ternmesh.federated.agreement.voters import CRASH, make_voters
 from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.replica import PROPOSED_MAX, ProposedUpdate, check_copy, reproduce
-from ternmesh.federated.rules import check_exact
 from ternmesh.federated.state import HostSettings
 from ternmesh.security.authenticator import KeyedAuthenticator, SecurityLayer
-from ternmesh.security.identity import Identity, PublicIdentity, parse_identity
+from ternmesh.security.identity import Identity, PublicIdentity
 from ternmesh.security.membership import HOST
 from ternmesh.security.primitives import verify
 from ternmesh_service.identity_file import read_identity_file
-from ternmesh_service.keyring import Keyring, NoKeyring
+from ternmesh_service.keyring import Keyring
 from ternmesh_store.files import read_file, replace_private_file
 from ternmesh_store.host_store import HostStore, StoredRun
 from transports.link_config import LinkConfig, link_settings
@@ -44,24 +43,22 @@ TIMEOUT_GROWS = 8  # times, at most, without a decision
 ALIVE_SHARE = 5  # signs of life in a time-out
 
 
-def read_seats(config: AgreementConfig) -> dict[str, PublicIdentity]:
-    """The voters that the settings name, by name; ConfigError."""
-    try:
-        found = [parse_identity(line) for line in config.voters]
-    except SecurityError as error:
-        raise ConfigError(f"agreement.voters: {error}") from error
-    names = [public.name for public in found]
-    if config.name not in names:
-        raise ConfigError(f"agreement.name is {config.name!r}: no line of agreement.voters has it")
-    make_voters(b"", names, config.mode)
-    return dict(zip(names, found, strict=True))
+def read_own(config: HostConfig) -> Identity:
+    """The key with which this host votes; ConfigError or SecurityError where it has none."""
+    name, path = config.agreement.name, Path(config.state_dir, IDENTITY)
+    if not path.exists():
+        raise SecurityError(f"no key of voter {name} at {path}: `ternmesh enrol voter` makes one")
+    own = read_identity_file(path)
+    if own.public != read_seats(config.agreement)[name]:
+        raise ConfigError(f"{path} is another key than {name} has in agreement.voters: correct it")
+    return own
 
 
 @dataclass(frozen=True, slots=True)
 class Voting:
     """What a voter needs of its host."""
 
-    keyring: Keyring | NoKeyring
+    keyring: Keyring
     settings: HostSettings
     model_hash: bytes
     store: HostStore
@@ -72,17 +69,8 @@ class Voting:
 
         ConfigError or SecurityError where it has none.
         """
-        if isinstance(self.keyring, NoKeyring):
-            raise ConfigError("[agreement] needs keys: start this host without --insecure")
-        try:
-            check_exact(self.settings.aggregation)
-        except RuleError as error:
-            raise ConfigError(f"[agreement]: {error}") from error
         agreement, folder = config.agreement, Path(config.state_dir)
-        publics = read_seats(agreement)
-        own = read_identity_file(folder / IDENTITY)
-        if own.public != publics[agreement.name]:
-            raise ConfigError(f"{folder / IDENTITY} is not the key of agreement.name")
+        own, publics = read_own(config), read_seats(agreement)
         base = self._base(stored.state.version)
         # Before the host has its own: the keyring gives the newest of these another broadcast key.
         security = self.keyring.security(HOST, self.model_hash, stored.state.counter)

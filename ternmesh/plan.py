@@ -239,8 +239,8 @@ def check_plan(plan: Plan) -> None:
     if (plan.rounds == 0) != (plan.news_rounds > 0):
         raise WireError("plan", "news_rounds is for runs without an end, which need it")
     with_an_end = ("silence_permille", "silence_rounds", "staleness_rounds")
-    if plan.rounds == 0 and any(getattr(plan, name) for name in with_an_end):
-        raise WireError("plan", "silence and staleness_rounds are for runs with an end")
+    if plan.rounds == 0 and (wrong := [name for name in with_an_end if getattr(plan, name)]):
+        raise WireError("plan", f"{wrong[0]} needs a run with an end: leave it out, or set rounds")
     if plan.dimension > (dimension_max := global_snapshot_max(plan.frame_mtu)):
         raise WireError(
             "plan", f"dimension is {plan.dimension}: frames of this size allow {dimension_max}"

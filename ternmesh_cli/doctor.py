@@ -23,7 +23,8 @@ from ternmesh_cli.setup import acting_as, default_config, service_user
 from ternmesh_service import commands
 from ternmesh_service.control_socket import ControlError
 from ternmesh_service.status import read_status
-from ternmesh_store.database import StoreError
+from ternmesh_store.database import StoreError, is_in_use
+from ternmesh_store.state_file import STATE
 from transports.base import TransportError
 
 LIMIT_S = 20.0  # of all checks together
@@ -68,6 +69,8 @@ def look(path: Path, now: float) -> Subject:
     try:
         if end is not None and (answer := end.ask({"command": "status"})) is not None:
             status = read_status(answer)
+        elif end is not None and is_in_use(end.folder / STATE):
+            silence = f"it runs, but nothing answers on {end.socket}: was that removed? Restart it"
     except ControlError as failure:
         silence = str(failure)
     return Subject(path, now, end, config, status, error, silence)

@@ -8,7 +8,7 @@ import stat
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,6 +28,7 @@ from ternmesh_store.state_file import StateFile
 from transports.base import HOST
 from transports.factory import is_linked
 from transports.link_config import LinkConfig, link_settings
+from transports.mqtt.tls import check_certificate
 from transports.mqtt.transport import MqttTransport
 from transports.serial_lora.airtime_budget import read_moment
 from transports.serial_lora.settings import tcp_address
@@ -131,7 +132,9 @@ def state(subject: Subject) -> Iterator[Result]:
         return
     info = folder.stat()
     mend = f"sudo chown -R USER: {folder}, USER being that of the program"
-    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK, effective_ids=True):
+    if not folder.is_dir():
+        yield WRONG, f"{folder} is no folder: choose another state_dir"
+    elif not os.access(folder, os.R_OK | os.W_OK | os.X_OK, effective_ids=True):
         yield WRONG, f"user {os.geteuid()} may not write {folder} of user {info.st_uid}: {mend}"
     elif strange := [one for one in folder.iterdir() if one.lstat().st_uid != info.st_uid]:
         yield WRONG, f"{strange[0]} belongs to another user than its folder: {mend}"
@@ -152,12 +155,14 @@ def keys(subject: Subject) -> Iterator[Result]:
     path = end.security.path(end.folder)
     own = read_identity_file(path)
     check_owner(path, own, end.name, end.role)
+    if end.role is Role.HOST and subject.config and subject.config.agreement.voters:
+        from host.voting import read_own
+
+        read_own(subject.config)
     enrolled = StateFile(end.folder).stored_fleet()
     if enrolled is None:
-        yield (
-            WRONG,
-            f"{end.name} belongs to no fleet: {SETUP} and `ternmesh enrol` say how it joins",
-        )
+        how = f"{SETUP} and `ternmesh enrol` say how it joins"
+        yield WRONG, f"{end.name} belongs to no fleet: {how}"
     elif found_fleet(end.fleet, enrolled.hosts).fleet != enrolled.fleet:
         yield WRONG, f"the keys are not of fleet {end.fleet!r}: correct link.fleet, or enrol again"
     else:
@@ -178,8 +183,10 @@ def program(subject: Subject) -> Iterator[Result]:
         yield OK, "it does not run"
     else:
         yield OK, "it runs; `ternmesh status` shows more"
+        is_asked = any(link.url for _, link in subject.bearers()) if subject.config else True
+        advice = "see what follows" if is_asked else "see docs/troubleshooting.md"
         for alarm in alarms(subject.status):
-            sentence = alarm.sentence.replace(DOCTOR, "see what follows")
+            sentence = alarm.sentence.replace(DOCTOR, advice)
             yield WRONG if alarm.level == BAD else WARNING, sentence
 
 
@@ -244,17 +251,23 @@ def host(subject: Subject) -> Iterator[Result]:
 
 def ports(subject: Subject) -> Iterator[Result]:
     """Those of page and metrics; a running program says itself what it cannot serve."""
-    for name in () if subject.status else ("page", "metrics"):
-        table = getattr(subject.config, name, None)
-        if table is None or not table.port:
-            continue
-        family = socket.AF_INET6 if ":" in table.address else socket.AF_INET
-        try:
-            socket.create_server((table.address, table.port), family=family).close()
-            yield OK, f"port {table.port} is free for the {name}"
-        except OSError as error:
-            why = str(error.strerror).partition(" (while")[0]
-            yield WRONG, f"[{name}] cannot have port {table.port} ({why}): choose another"
+    with ExitStack() as taken:  # neither may have the port of the other
+        for name in () if subject.status else ("page", "metrics"):
+            table = getattr(subject.config, name, None)
+            if table is None or not table.port:
+                continue
+            family = socket.AF_INET6 if ":" in table.address else socket.AF_INET
+            try:
+                address = table.address, table.port
+                taken.enter_context(socket.create_server(address, family=family))
+                if name == "page" and table.certificate_file:
+                    check_certificate(table.certificate_file, table.key_file)
+                yield OK, f"port {table.port} is free for the {name}"
+            except OSError as error:
+                why = str(error.strerror).partition(" (while")[0]
+                yield WRONG, f"[{name}] cannot have port {table.port} ({why}): choose another"
+            except ValueError as error:
+                yield WRONG, f"[page]: {error}"
 
 
 def port(subject: Subject) -> Iterator[Result]:
@@ -326,10 +339,8 @@ def unit(subject: Subject) -> Iterator[Result]:
     if shown.get("LoadState") == "not-found":
         yield WARNING, f"{name} is not installed: docs/service.md says how"
     elif active == "failed" or shown.get("SubState") == "auto-restart":
-        yield (
-            WRONG,
-            f"{name} is {shown.get('SubState')}: `journalctl -p warning -u {name}` says why",
-        )
+        why = f"`journalctl -p warning -u {name}` says why"
+        yield WRONG, f"{name} is {shown.get('SubState')}: {why}"
     elif active == "active" and is_enabled:
         yield OK, shown.get("StatusText") or f"{name} runs"
     else:

@@ -27,7 +27,7 @@ from ternmesh.security.membership import MARK as FLEET_MARK
 from ternmesh.security.membership import TEXT_MAX as FLEET_MAX
 from ternmesh.security.membership import found_fleet, parse_fleet
 from ternmesh.security.signatures import quantum_key
-from ternmesh_cli.keys import End, host_of, keyring_of, link_of, read, read_host
+from ternmesh_cli.keys import End, host_of, keyring_of, link_of, read, read_end, read_host
 from ternmesh_cli.process import Subcommands, add_config, add_json, add_option, path, real
 from ternmesh_service.control_socket import ask
 from ternmesh_service.identity_file import make_identity_file, read_host_file, read_identity_file
@@ -144,17 +144,18 @@ def own_identity(config: End) -> dict[str, Any]:
 
 def _voter(arguments: argparse.Namespace) -> dict[str, Any]:
     """The key of a host as a voter, with a new one where there is none. ConfigError."""
-    from host.config import read_host_config
     from host.voting import IDENTITY
 
-    config = read_host_config(arguments.config)
-    name = arguments.name or config.agreement.name
-    if not name:
+    agreement = read_end(arguments.config).get("agreement", {})
+    name = arguments.name or (agreement.get("name") if isinstance(agreement, dict) else "")
+    if not isinstance(name, str) or not name:
         raise ConfigError("name this voter: --name barn, as [agreement] has it")
-    file = Path(config.state_dir, IDENTITY)
+    file = read_host(arguments.config).folder / IDENTITY
     # A role that neither trains nor forwards: this key only votes.
     is_new = not file.exists()
     own = make_identity_file(file, name, Role.OBSERVER) if is_new else read_identity_file(file)
+    if arguments.name not in ("", own.public.name):
+        raise ConfigError(f"{file} is of {own.public.name}: leave --name out, or move it away")
     return _shown(own.public)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ternmesh.config import ConfigError
 from ternmesh.extras import installed
 from ternmesh_cli import keys, process
+from ternmesh_service import commands
 from ternmesh_service.control_socket import RETURN, ControlError
 
 if TYPE_CHECKING:
@@ -54,6 +55,9 @@ def add_host_arguments(parser: argparse.ArgumentParser) -> None:
 
 def read_program(kind: str, path: Path) -> Any:
     """The settings of a "host", "node" or "gateway", by its own reader; ConfigError."""
+    if (other := commands.kind_of(str(path))) not in ("", kind):
+        given, needed = (name.replace("node", "board") for name in (other, kind))
+        raise ConfigError(f"{path} is of a {given}: give that of a {needed} (a host has no name)")
     match kind:
         case "host":
             from host.config import read_host_config

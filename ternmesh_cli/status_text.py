@@ -75,7 +75,8 @@ def _host(status: HostStatus) -> Iterator[str]:
     if (seat := status.agreement) is not None:
         mean_s = seat.decision_mean_s
         took = "" if mean_s is None else f", decisions take {mean_s:.2f} s"
-        yield f"voter {seat.name} of {', '.join(seat.voters)}: {seat.leader} leads{took}"
+        leader = seat.leader if seat.has_quorum else "nobody"
+        yield f"voter {seat.name} of {', '.join(seat.voters)}: {leader} leads{took}"
     active = sum(board.active for board in status.nodes)
     takes_part = f"{active} active, a round needs {status.min_peers}"
     yield f"{len(status.nodes)} boards, {'the run is over' if is_over(status) else takes_part}"

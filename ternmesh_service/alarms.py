@@ -22,7 +22,7 @@ from ternmesh_service.status import (
     reasons,
 )
 from ternmesh_store.host_store import StoredRound
-from transports.base import ALL, TransportStatus
+from transports.base import ALL, HOST, TransportStatus
 
 GOOD, WARN, BAD, OFF = "good", "warn", "bad", "off"
 DELIVERED = {"whole": "update is here", "part": "sending", "silent": "nothing new"}
@@ -149,10 +149,11 @@ def _security(status: Status) -> Iterator[Alarm]:
         text = "INSECURE: there are no keys, so every message is accepted"
         yield Alarm(WARN, "", text, "start without --insecure")
     for peer, count in sorted(status.security.clones.items()):
-        what = f"frames from a copied or restored disk of {peer}"
+        text = f"received {count} times: frames from a copied or restored disk of {peer}"
         if peer == ALL:
-            what = "a broadcast that a member has forged"
-        text = f"received {count} times: {what}"
+            text = f"received {count} times: a broadcast that a member has forged"
+        elif peer == getattr(status, "name", HOST):
+            text = f"its disk was copied or restored, as others have seen {count} times"
         yield Alarm(BAD, "" if peer == ALL else peer, text, "see SECURITY.md")
 
 
@@ -179,6 +180,8 @@ def _machine(machine: MachineStatus) -> Iterator[Alarm]:
     if free_mb is not None and free_mb < DISK_MB:
         text = f"only {free_mb:.0f} MB are free here"
         yield Alarm(BAD, "", text, "make room on this disk")
+    if machine.loss:
+        yield Alarm(BAD, "", machine.loss, "`ternmesh backup`, stop it, and `ternmesh restore`")
     for text in machine.not_served:
         yield Alarm(WARN, "", text, "it is tried again every half a minute")
     for name, left_s in machine.certificates.items():

@@ -22,11 +22,11 @@ from ternmesh_store.state_file import STATE, StateContent, StateFile
 def make_backup(state: StateFile, identity: Path, folder: Path) -> list[str]:
     """Copy an open state file, and the identity where there is one, into `folder`.
 
-    Returns the names of the copies. Raises StoreError where they cannot be written, or exist.
+    Returns what the copy holds, in words. Raises StoreError where they cannot be written, or exist.
     """
     state.back_up(folder / STATE)
     if not identity.exists():
-        return [STATE]
+        return [STATE, f"no {IDENTITY}"]
     _copy_identity(identity, folder / IDENTITY)
     return [STATE, IDENTITY]
 

@@ -73,7 +73,7 @@ def as_run(text: str) -> str:
 
 def _with_config(command: re.Match[str]) -> str:
     given, words = os.environ.get(CONFIG, ""), command[1].split()
-    kind, kinds = _kind(given), kinds_of(words)
+    kind, kinds = kind_of(given), kinds_of(words)
     is_there = command[2] in (None, HOST if kind == HOST else "board")
     if (
         kind not in kinds
@@ -85,7 +85,7 @@ def _with_config(command: re.Match[str]) -> str:
     return f"`ternmesh {command[1]} --config {shlex.quote(given)}`"
 
 
-def _kind(path: str) -> str:
+def kind_of(path: str) -> str:
     """What settings are of; empty where there are none."""
     with suppress(OSError, ValueError):
         content = tomllib.loads(Path(path).read_text())

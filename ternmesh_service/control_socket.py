@@ -228,7 +228,7 @@ def _clear(path: Path) -> None:
     """Remove the socket of a killed process; ControlError for anything else."""
     try:
         if not stat.S_ISSOCK(path.lstat().st_mode):
-            raise ControlError(f"{path} is in the way of the control socket: remove it")
+            raise ControlError(f"{path} is in the way: move it, or choose another control_socket")
         with socket.socket(socket.AF_UNIX) as probe:
             probe.settimeout(1.0)
             probe.connect(str(path))

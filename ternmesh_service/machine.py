@@ -11,14 +11,17 @@ from cryptography.x509 import load_pem_x509_certificates
 from ternmesh_service.page.config import PageConfig
 from ternmesh_service.servers import Servers
 from ternmesh_service.status import MachineStatus
+from ternmesh_store.state_file import StateFile
 from transports.link_config import LinkConfig
 
 
 class Machine:
-    """Looks at the disk of a state folder, the certificates of page and link, and the servers."""
+    """Looks at a state and its disk, the certificates of page and link, and the servers."""
 
-    def __init__(self, folder: Path, page: PageConfig, link: LinkConfig, servers: Servers) -> None:
-        self._folder = folder
+    def __init__(
+        self, state: StateFile, page: PageConfig, link: LinkConfig, servers: Servers
+    ) -> None:
+        self._state = state
         self._servers = servers
         certificates = (page.certificate_file, link.ca_file, link.certificate_file)
         self._certificates = [Path(path) for path in certificates if path]
@@ -28,9 +31,10 @@ class Machine:
         """What is so now; OSError."""
         return MachineStatus(
             up_s=time.monotonic() - self._began,
-            disk_free_mb=shutil.disk_usage(self._folder).free / 1e6,
+            disk_free_mb=shutil.disk_usage(self._state.folder).free / 1e6,
             certificates=dict(self._ends(time.time())),
             not_served=tuple(self._servers.failed.values()),
+            loss=self._state.loss,
         )
 
     def _ends(self, now: float) -> Iterator[tuple[str, float]]:

@@ -50,6 +50,7 @@ class MachineStatus:
     # Seconds until each one ends, by file
     certificates: Mapping[str, float] = field(default_factory=dict)
     not_served: tuple[str, ...] = ()  # why page or metrics are not
+    loss: str = ""  # why what is written is lost when the program ends
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ users' samples and keys of the fleet: only their owner may read them.
 """
 
 import errno
+import fcntl
 import logging
 import os
 import shutil
@@ -82,6 +83,7 @@ class Database:
         self._connection: sqlite3.Connection | None = None
         self.went_back = False  # `open` had to leave out a part of the WAL
         self._leaves_traces = False
+        self._inode = 0  # of the open file
 
     def open(self, keep: Collection[str] | None = None) -> None:
         """Open the file, or create it.
@@ -106,6 +108,14 @@ class Database:
     def is_open(self) -> bool:
         """Whether the file is open; an error closes it."""
         return self._connection is not None
+
+    @property
+    def loss(self) -> str:
+        """Why what is written to the open file is lost when this process ends; else empty."""
+        is_safe = self.path == MEMORY or not self.is_open
+        if is_safe or (self.path.exists() and self.path.stat().st_ino == self._inode):
+            return ""
+        return f"{self.path} was removed or replaced: what comes now is lost when the program ends"
 
     @property
     def changed(self) -> bool:
@@ -219,6 +229,7 @@ class Database:
                 if not self.path.stat().st_size:
                     raise DamagedError(self.path, "it is empty")  # and SQLite would drop its WAL
                 _keep_private(self.path)
+                self._inode = self.path.stat().st_ino
             # The timeout is SQLite's own. Transactions are ours (isolation_level).
             self._connection = sqlite3.connect(self.path, timeout=LOCK_WAIT_S, isolation_level=None)
         except (OSError, sqlite3.Error) as error:
@@ -374,6 +385,7 @@ class Database:
     def _finish_replacing(self) -> None:
         """The last step, which a power cut may have left to this process."""
         if self._replacement.exists() and not self.path.exists():
+            _wal_of(self.path).unlink(missing_ok=True)  # of a file that was removed
             self._replacement.replace(self.path)
             sync_folder(self.path.parent)
 
@@ -416,12 +428,23 @@ class Database:
         return True
 
 
+def is_in_use(path: Path) -> bool:
+    """Whether another process has a file open; this one must not, for it would lose its lock."""
+    try:
+        with path.open("rb") as file:
+            fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return isinstance(error, BlockingIOError)  # else there is no file that we may read
+    return False
+
+
 def trouble(path: Path, error: Exception) -> str:
     """Why a file cannot be used, and what to do: the words of SQLite do not say it."""
     code, number = _code(error), getattr(error, "errno", None)
     folder = next(filter(os.path.exists, path.absolute().parents), Path("/"))
     is_full = code == sqlite3.SQLITE_FULL or number in (errno.ENOSPC, errno.EDQUOT)
-    if is_full or shutil.disk_usage(folder).free < FREE_MIN:
+    usage = shutil.disk_usage(folder)
+    if is_full or (usage.free < FREE_MIN and usage.total):  # /proc has no room at all
         return "its disk is full: make room there"
     if os.path.isdir(path):
         return "it is a folder: rename that"
@@ -429,6 +452,9 @@ def trouble(path: Path, error: Exception) -> str:
         return "its disk refuses to read or write: check its room, and whether it fails (`dmesg`)"
     if code in _TABLE_DAMAGE:  # also a file whose WAL was not read
         return "it is not whole: start its program again, or see docs/backup.md"
+    may_look = os.access(path.parent, os.R_OK | os.X_OK, effective_ids=True)
+    if code == sqlite3.SQLITE_CANTOPEN and may_look and not path.exists():
+        return "it is not there: bring back a copy of it (`ternmesh restore`)"
     lacks = "this user may not use it" if path.parent.exists() else "its folder is not there"
     reason = getattr(error, "strerror", None) or lacks
     return f"{reason}: its folder must be one that may be written, also for what only reads"

@@ -46,6 +46,7 @@ from transports.base import (
 )
 
 WAIT_MAX_S = 0.25  # how long the bearer is listened to before timers are looked at again
+BUSY_WAIT_S = 0.02  # how soon frames are offered again that the bearer has not taken
 REFUSED_PEERS_MAX = 256  # peers whose refused frames are counted by name
 REASONS_MAX = 32
 HEARD_MAX = 256  # nodes that no configuration names: broadcasts are for them once they were heard
@@ -291,11 +292,12 @@ class ReliableTransport:
         self._reports.append(Delivery(peer, state))
 
     def _listen(self, wait_s: float) -> None:
-        now = self._clock()
-        due = self._link.next_timeout()
+        due = self._clock() if self._link.has_frames else self._link.next_timeout()
+        # What stays due, because the bearer is down or busy, must not make the loop spin.
+        floor_s = 0.0 if self._inner.connected and self._frame is None else BUSY_WAIT_S
         if due is not None:
-            wait_s = min(wait_s, max(0.0, due - now))
-        arrival = self._inner.receive(0.0 if self._link.has_frames else wait_s)
+            wait_s = min(wait_s, max(floor_s, due - self._clock()))
+        arrival = self._inner.receive(wait_s)
         now = self._clock()
         if arrival is not None:
             is_named = arrival.peer in (HOST, *self._receivers)

@@ -87,10 +87,11 @@ class Feed:
             if live is None or live.open:  # a built-in source pauses after a failure
                 self.last_failure = ""
         except Exception as error:  # noqa: BLE001  (the user's code may raise anything)
-            # Not "[Errno 2]", which says nothing.
-            self.last_failure = re.sub(r"\[Errno \d+\] ", "", f"{type(error).__name__}: {error}")
+            # Not "FileNotFoundError: [Errno 2]", which says nothing.
+            said = f"{type(error).__name__}: {error}"
+            self.last_failure = re.sub(r"^(DataError: |\w+: \[Errno \d+\] )", "", said)
             if self.last_failure != self._logged:
-                _log.warning("the source failed: %s", self.last_failure)
+                _log.warning("the source failed: %s: it is tried again", self.last_failure)
             self.failures += 1
             self._logged = self.last_failure
             items = []

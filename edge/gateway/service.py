@@ -149,6 +149,8 @@ class Gateway:
             if self._aggregation is not None:
                 self._aggregation.handle_timeouts()  # not without a network: frames would pile up
                 self._settle(self._aggregation)
+        else:
+            time.sleep(wait_s)  # else the loop would spin while the network is down
         moved = self._forward_up() or arrival is not None
         self._ask_for_list()
         if not self._down:

@@ -49,7 +49,7 @@ _ALIKE = {
     "context": f"a frame for another board: {_NAMES}",
     "clone": "two programs use one identity, or a disk was copied or restored: see SECURITY.md",
     "replay": "it was here before, or its sender has ended: normal, unless there are ever more",
-    "role": "the identity or the code is for another role: `ternmesh enrol code --role` makes one",
+    "role": "frames come back to their sender, or it needs another `ternmesh enrol code --role`",
     "signature": (
         "another key has signed it: compare `ternmesh enrol list` with what `ternmesh enrol "
         "identity` shows on both"

@@ -3,12 +3,14 @@
 A member that holds the key could forge a broadcast, so the content of broadcasts is also signed.
 """
 
+from collections import Counter
 from dataclasses import replace
 from hmac import compare_digest
 
 from ternmesh.errors import SealError, WireError
 from ternmesh.security.identity import PublicIdentity
 from ternmesh.security.key_derivation import GENERATION_BITS, group_key, group_secret, nonce
+from ternmesh.security.membership import ALL
 from ternmesh.security.primitives import Ccm
 from ternmesh.security.session import (
     SIZE,
@@ -94,7 +96,7 @@ class GroupKeyReceiver:
 
     def __init__(self, suite: int, fleet: bytes, state: GroupState | None) -> None:
         self.changed = False  # the state must be stored
-        self.clones = 0  # pairs of frames with the same counter
+        self.clones: Counter[str] = Counter()  # pairs of frames with the same counter
         self._suite = suite
         self._fleet = fleet
         self._keys = None if state is None else _GroupCiphers(state, suite, fleet)
@@ -177,7 +179,7 @@ class GroupKeyReceiver:
         tags = self._tags.get(counter, [])
         if tag in tags or counter <= max(self._floor, self._near - LATE_MAX):
             raise WireError("replay", "this broadcast has been received before")
-        self.clones += bool(tags)
+        self.clones[ALL] += bool(tags)
         self._tags[counter] = [*tags, tag][-TAGS_MAX:]
         if len(self._tags) > SIZE:
             del self._tags[next(iter(self._tags))]

@@ -12,7 +12,7 @@ from ternmesh.errors import SealError, SecurityError, WireError
 from ternmesh.security.group_keys import GroupKeyReceiver, GroupKeyServer
 from ternmesh.security.identity import Identity, PublicIdentity, Role
 from ternmesh.security.key_derivation import SUITE_END, SUITE_HOP
-from ternmesh.security.membership import ALL, Members
+from ternmesh.security.membership import Members
 from ternmesh.security.peer_session import EXCHANGES_S, PeerSession
 from ternmesh.security.primitives import hkdf
 from ternmesh.security.sealing import Change, Due
@@ -205,7 +205,7 @@ class KeyedSealing:
 
     @property
     def clones(self) -> dict[str, int]:
-        """By peer, how often a clone or an old state was seen (`CloneCount`)."""
+        """By name, also of this end, how often a clone or an old state was seen (`CloneCount`)."""
         self._collect_clones()
         return dict(sorted(self._clones.items()))
 
@@ -213,12 +213,11 @@ class KeyedSealing:
         return write_header(Header(address, counter, self._suite, epoch & 1))
 
     def _collect_clones(self) -> None:
-        ends = [(name, self._sessions[name]) for name in self._used]
-        for name, end in (*ends, (ALL, self._listener)):
-            if end is not None and end.clones:
-                self._clones[name] += end.clones
-                self._clones_changed.add(name)
-                end.clones = 0
+        for end in (*(self._sessions[name] for name in self._used), self._listener):
+            if end is not None and (found := +end.clones):
+                self._clones += found
+                self._clones_changed.update(found)
+                end.clones.clear()
 
     def _may_send(self, role: Role, address: int) -> bool:
         if address == UNASSIGNED:

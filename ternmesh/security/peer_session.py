@@ -148,9 +148,11 @@ class PeerSession:
         self.needs_reply = False  # and the peer should answer it
         self.is_strange = False  # the last frame was sealed for other identities than these two
         self.changed = False  # the state must be stored
-        self.clones = 0  # how often two senders with one key, or an old state, were seen
+        # How often two senders with one key, or an old state, were seen: of the peer, or of this
+        # end, as the peer says
+        self.clones: Counter[str] = Counter()
         self.highest = 0 if state is None else state.highest  # counter of the peer's process
-        self._own = own.public.fingerprint
+        self._own, self._own_name = own.public.fingerprint, own.public.name
         self._keys = _Keys(own, other, fleet, suite, ephemeral)
         self._current: _Session | None = None
         self._before: _Session | None = None  # the one before, for late frames
@@ -304,7 +306,7 @@ class PeerSession:
         self._bad_in_a_row = 0
         self.needs_reply = False
         if claims.behind and not self._is_behind_noted:
-            self.clones += 1
+            self.clones[self._own_name] += 1
             self._is_behind_noted = True
         if body == QUESTION:
             self.needs_sync = True
@@ -350,7 +352,7 @@ class PeerSession:
             raise WireError("replay", "a new session must have opened a frame of the present time")
         if last is not None:
             self._is_behind = is_before or counter <= self.highest
-            self.clones += session.ephemeral in self._ended or self._is_behind
+            self.clones[self.other.name] += session.ephemeral in self._ended or self._is_behind
             self._ended.append(last.ephemeral)
         self._before, self._current = last, session
         session.begun, session.begun_own = counter, unused
@@ -376,7 +378,7 @@ class PeerSession:
         else:
             verdict = session.window.take(counter, sealed[-TAG_SIZE:][:MARK_SIZE])
         if verdict is Verdict.CLONE:
-            self.clones += 1
+            self.clones[self.other.name] += 1
             raise WireError("clone", "two senders have the same key")
         if verdict is Verdict.REPLAY:
             raise WireError("replay", "this frame has been received before")

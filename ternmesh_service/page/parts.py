@@ -55,7 +55,8 @@ def parts(status: HostStatus | BoardStatus, rounds: Sequence[Row], now: float) -
         fleet |= {"rule": status.rule, "returned": status.returned}
         if (seat := status.agreement) is not None:
             missing = sorted(seat.missing)
-            fleet["voters"] = {"leader": seat.leader, "all": len(seat.voters), "missing": missing}
+            leader = seat.leader if seat.has_quorum else "nobody"
+            fleet["voters"] = {"leader": leader, "all": len(seat.voters), "missing": missing}
         for board in status.nodes:
             found[f"board {board.name}"] = _board(board, status, now)
     for row in status.history:

@@ -31,6 +31,7 @@ from ternmesh_service.fair_listener import FairListener
 from ternmesh_service.page.config import PageConfig, read_token
 from ternmesh_service.page.parts import ROUND, Parts, Row, parts, steadied
 from ternmesh_service.status import BoardStatus, HostStatus, Status, ask_status
+from transports.mqtt.tls import check_certificate
 
 ROUNDS_MAX = 200  # rounds that are shown
 
@@ -389,6 +390,8 @@ def serving(config: PageConfig, socket: Path, folder: Path) -> Iterator[None]:
     """Serve the page in a thread; ConfigError where the address or the files cannot be used."""
     with contextlib.ExitStack() as stack:
         try:
+            if config.certificate_file and config.key_file:
+                check_certificate(config.certificate_file, config.key_file)
             listener = FairListener(config.address, config.port, CONNECTIONS_MAX)
             stack.enter_context(listener)
             page = Page(config, read_token(folder), socket, listener)
@@ -407,10 +410,10 @@ def serving(config: PageConfig, socket: Path, folder: Path) -> Iterator[None]:
                 ssl_keyfile=config.key_file,
             )
             settings.load()
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise NotServed(
                 f"[page] cannot be served on {config.address} port {config.port}: "
-                f"{error.strerror or error}"
+                f"{getattr(error, 'strerror', None) or error}"
             ) from error
         server, log = uvicorn.Server(settings), logging.getLogger("uvicorn.error")
         log.setLevel(logging.ERROR)  # a request that is none is no news

@@ -150,8 +150,13 @@ def test_own_samples_allow_the_rule_of_trust(read, tmp_path):
 
 def test_a_plan_that_no_frame_can_carry_is_a_sentence():
     config = HostConfig("state", "keyword", link=cast(Any, None))
-    with pytest.raises(ConfigError, match=r"\[run\] does not fit this model: up_span is"):
+    with pytest.raises(ConfigError, match=r"\[run\] does not fit: up_span is"):
         plan_of(config.run, 1 << 24)
+
+
+def test_a_run_without_an_end_says_which_setting_needs_one() -> None:
+    with pytest.raises(ConfigError, match=r"\[run\] does not fit: staleness_rounds needs"):
+        plan_of(RunConfig(rounds=0, staleness_rounds=2), 100)
 
 
 def test_a_folder_without_a_model_package_is_a_sentence(tmp_path):

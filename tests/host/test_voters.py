@@ -1,5 +1,6 @@
 """Hosts that are voters of one fleet: what they tell each other; real ones at a real broker."""
 
+import re
 import shutil
 import tomllib
 from collections import deque
@@ -13,10 +14,10 @@ import pytest
 
 from host import council as council_module
 from host import voter_bus
-from host.config import AgreementConfig, HostConfig
+from host.config import AgreementConfig, HostConfig, read_host_config
 from host.council import Council
 from host.voter_bus import PART_MAX, Matter, VoterBus
-from host.voting import Voting, read_seats
+from host.voting import Voting
 from ternmesh.config import ConfigError
 from ternmesh.errors import WireError
 from ternmesh.federated.events import BodyAccepted, NodeJoined
@@ -39,6 +40,7 @@ from transports.link_config import LinkConfig
 NAMES = ("attic", "barn", "cellar", "dairy")
 BOARDS = ("theo", "nicolas")
 MODEL = bytes(32)
+MEAN = "weighted_mean"
 Eventually = Callable[..., Any]
 
 
@@ -116,19 +118,26 @@ def lines_of(*names: str) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(
-    ("name", "names", "mode", "said"),
+    ("name", "voters", "mode", "rule", "said"),
     [
-        ("shed", NAMES[:3], "crash", "no line of agreement.voters has it"),
-        ("barn", NAMES, "crash", "4 voters bear no more faults"),
-        ("barn", NAMES[:3], "bft", "take 4"),
-        ("barn", ("barn", "barn", "attic"), "crash", "two voters have one name"),
+        ("shed", lines_of(*NAMES[:3]), "crash", MEAN, "no line of agreement.voters has it"),
+        ("barn", lines_of(*NAMES), "crash", MEAN, "4 voters bear no more faults"),
+        ("barn", lines_of(*NAMES[:3]), "bft", MEAN, "take 4"),
+        ("barn", lines_of("barn", "barn", "attic"), "crash", MEAN, "two voters have one name"),
+        ("barn", ("nothing",), "crash", MEAN, "agreement.voters: "),
+        ("barn", lines_of(*NAMES), "bft", MEAN, "threshold = 2 on all hosts and boards"),
+        ("barn", lines_of(*NAMES[:3]), "crash", "geometric_median", "the same bytes"),
     ],
 )
-def test_seats_that_cannot_be(name: str, names: tuple[str, ...], mode: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        read_seats(AgreementConfig(name, lines_of(*names), mode))
-    with pytest.raises(ConfigError, match=r"agreement\.voters"):
-        read_seats(AgreementConfig(name, ("nothing",), mode))
+def test_seats_that_cannot_be(
+    tmp_path: Path, name: str, voters: tuple[str, ...], mode: str, rule: str, said: str
+) -> None:
+    path = tmp_path / "host.toml"
+    seat = {"name": name, "voters": voters, "mode": mode}
+    text = 'state_dir = "state"\nmodel = "keyword"\n[link]\nurl = "mqtt://127.0.0.1:1"\n'
+    path.write_text(text + write_toml({"run": {"aggregation": rule}, "agreement": seat}))
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        read_host_config(path)
 
 
 def test_a_copy_of_a_run_is_all_that_another_host_needs(tmp_path: Path) -> None:

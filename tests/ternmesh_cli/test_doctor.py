@@ -8,6 +8,8 @@ import pty
 import re
 import shutil
 import socketserver
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -322,9 +324,29 @@ def test_the_host_is_asked_about_a_board(enrolled, mosquitto, eventually, capsys
         asked("revoke", "ada")
         result, sentence = found(enrolled, "host")
         assert (result, "has revoked this board's key" in sentence) == (WRONG, True)
+        (path.parent / "host" / "state.sqlite").unlink()
+        capsys.readouterr()
+        assert main(["enrol", "add", "--config", str(path), line]) == 1, "it would be lost"
+        assert "was removed or replaced: what comes now is lost" in capsys.readouterr().err
+        rows = doctor.diagnose(doctor.look(path, time.time()))
+        assert any("`ternmesh backup`, stop it, and" in sentence for _, _, sentence in rows)
+        assert any("state.sqlite: it is not there: bring back" in row[2] for row in rows)
     finally:
         stop.set()
         thread.join(30)
+
+
+def test_a_program_whose_socket_is_gone_is_not_called_stopped(enrolled: Path) -> None:
+    says = "from pathlib import Path; from ternmesh_store.state_file import StateFile as S\n"
+    says += "import sys; s = S(Path(sys.argv[1])); s.open(); print(); input()"
+    command = [sys.executable, "-c", says, str(enrolled.parent / "state")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        result, sentence = found(enrolled, "program")
+        process.kill()
+    assert (result, "it runs, but nothing answers on" in sentence) == (WRONG, True)
+    assert found(enrolled, "program") == (OK, "it does not run")
 
 
 def test_ports_that_are_taken(node: Node) -> None:
@@ -352,6 +374,11 @@ def test_a_running_board_is_not_sent_to_doctor_by_doctor(node: Node) -> None:
     down = replace(UNOPENED, last_error="no route")
     source = source_status(last_failure="FileNotFoundError: nothing.csv")
     status = board_status(source=source, transport=down)
+    radio = 'region = "EU868"\n[link.serial]\nport = "/dev/nope"\ndialect = "reyax"\n'
+    path = node(f"{radio}addresses = {{ ada = 1 }}\nfrequency_hz = 869525000")
+    subject = replace(doctor.look(path, time.time()), status=status)
+    found = doctor.diagnose(subject, (doctor_checks.program,))
+    assert any("no route: see docs/troubleshooting.md" in sentence for *_, sentence in found)
     subject = replace(doctor.look(node(), time.time()), status=status)
     found = doctor.diagnose(subject, (doctor_checks.program, doctor_checks.data))
     sentences = [sentence for _, _, sentence in found]

@@ -29,6 +29,7 @@ from ternmesh_service.page.parts import parts
 from ternmesh_service.page.server import ROUNDS_MAX, PageFeed
 from ternmesh_service.servers import TRY_S, Servers
 from ternmesh_service.status import MachineStatus, PublishedRelease, to_json
+from ternmesh_store.state_file import StateFile
 from tests.mosquitto import free_port
 from tests.statuses import (
     DOWN,
@@ -260,8 +261,13 @@ def test_a_port_in_use_is_an_alarm_and_tried_again(tmp_path: Path) -> None:
         servers = Servers(makers)
         servers.turn(0.0)
         assert [*servers.failed] == ["page", "metrics"]
-        machine = Machine(tmp_path, PageConfig(), LinkConfig("mqtt://localhost"), servers).status()
+        state, link = StateFile(tmp_path), LinkConfig("mqtt://localhost")
+        machine = Machine(state, PageConfig(), link, servers).status()
         assert any("cannot be served" in text for _, _, text in told(machine=machine))
+    with pytest.raises(ConfigError, match=f"port {port}: certificate_file none.pem and key_file"):
+        served_page(
+            PageConfig(port, certificate_file="none.pem", key_file="k"), tmp_path, tmp_path
+        ).__enter__()
     servers.turn(1.0)
     assert servers.failed, "not yet"
     with servers:
@@ -602,7 +608,7 @@ def test_over_tls_the_token_is_needed(start: Any, tmp_path: Path) -> None:
 def test_a_machine_tells_when_its_certificates_end(tmp_path: Path) -> None:
     chain, *_ = certificate(tmp_path)
     machine = Machine(
-        tmp_path,
+        StateFile(tmp_path),
         PageConfig(certificate_file=chain),
         LinkConfig("mqtt://localhost", ca_file=str(tmp_path / "none.pem")),
         Servers({}),

@@ -379,11 +379,33 @@ def test_what_sqlite_or_the_system_says_becomes_a_sentence(tmp_path, error, sent
     assert trouble(tmp_path / "none" / "x", error).startswith(sentence)
 
 
+def test_a_file_that_is_not_there_and_a_disk_without_room_of_its_own(tmp_path: Path) -> None:
+    missing = trouble(tmp_path / "x", coded(sqlite3.SQLITE_CANTOPEN))
+    assert missing.startswith("it is not there: bring back a copy")
+    assert "full" not in trouble(Path("/proc/x/y"), FileNotFoundError(2, "No such file"))
+
+
+def test_a_copy_never_gets_the_wal_of_a_file_that_was_removed(tmp_path: Path) -> None:
+    filled(tmp_path / "copy")
+    (tmp_path / "x-wal").write_bytes(b"stale")
+    Database(tmp_path / "x", SCHEMA).replace_by(tmp_path / "copy")
+    assert not (tmp_path / "x-wal").exists()
+
+
+def test_a_file_that_was_removed_or_replaced_is_noticed(tmp_path: Path) -> None:
+    database = opened(tmp_path / "x")
+    assert database.loss == ""
+    filled(tmp_path / "y")
+    (tmp_path / "y").replace(tmp_path / "x")
+    assert "was removed or replaced: what comes now is lost" in database.loss
+
+
 def test_a_full_disk_is_named_whatever_failed_and_a_folder_stays_one(tmp_path, monkeypatch) -> None:
     (tmp_path / "x").mkdir(mode=0o755)
     with pytest.raises(StoreError, match=r"cannot open .*x: it is a folder: rename that"):
         opened(tmp_path / "x")
     assert (tmp_path / "x").stat().st_mode & 0o777 == 0o755
+    (tmp_path / "y").touch()
     assert "user may not use it: " in trouble(tmp_path / "y", coded(sqlite3.SQLITE_CANTOPEN))
     monkeypatch.setattr(database_module, "FREE_MIN", 1 << 80)
     assert "disk is full" in trouble(tmp_path / "x", coded(sqlite3.SQLITE_CORRUPT))

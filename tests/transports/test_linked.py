@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -399,3 +400,23 @@ def test_a_sealed_link_carries_the_notice_of_a_revocation(new_fleet) -> None:  #
     notice = write_notice(ring.own, ring.member_list.fleet, bytes(16))
     air.ends[HOST].send("theo", [notice])
     assert [arrival.frames for arrival in air.run(5.0)["theo"]] == [(notice,)]
+
+
+@pytest.mark.parametrize("is_up", [True, False])
+def test_a_bearer_that_takes_nothing_is_not_asked_without_end(tmp_path, monkeypatch, is_up) -> None:
+    fleet = Linked(tmp_path, Faults(), is_keyed=True)
+    waits: list[float] = []
+
+    def wait(timeout_s: float) -> None:
+        waits.append(timeout_s)
+        fleet.now += timeout_s + 1e-4
+
+    monkeypatch.setattr(fleet.air["theo"], "receive", wait)
+    monkeypatch.setattr(fleet.air["theo"], "send", Mock(side_effect=Busy("it is full")))
+    fleet.hub.up = is_up
+    end = fleet.ends["theo"]
+    end.send(HOST, frames(3))
+    waits.clear()
+    assert end.receive(10.0) is None
+    assert 10.0 / reliable.WAIT_MAX_S <= len(waits) <= 10.0 / reliable.BUSY_WAIT_S
+    fleet.close()

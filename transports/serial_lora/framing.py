@@ -56,7 +56,7 @@ def cobs_frame(payload: bytes) -> bytes:
 
 
 class Unframer(ABC, Generic[T]):
-    """Finds the frames in a stream; `malformed` counts those that were damaged and skipped."""
+    """Finds the frames in a stream; `malformed` counts damaged ones, and noise without an end."""
 
     delimiter: bytes
     bytes_max: int  # between two delimiters; more is noise
@@ -86,8 +86,9 @@ class Unframer(ABC, Generic[T]):
         """The frame between two delimiters, None where it is damaged."""
 
     def _add(self, part: bytes) -> None:
-        self._overlong |= len(self._part) + len(part) > self.bytes_max
-        if self._overlong:
+        if len(self._part) + len(part) > self.bytes_max:
+            self._overlong = True
+            self.malformed += 1  # noise may have no end
             self._part.clear()
         else:
             self._part += part
@@ -97,7 +98,7 @@ class Unframer(ABC, Generic[T]):
         overlong = self._overlong
         self._part.clear()
         self._overlong = False
-        if len(part) <= self.idle_bytes_max and not overlong:
+        if len(part) <= self.idle_bytes_max or overlong:
             return []
         frame = self._decode(part)
         if frame is None:

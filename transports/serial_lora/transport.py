@@ -363,6 +363,7 @@ class SerialLoraTransport:
         settings = self.settings
         port: SerialPort | None = None
         attempt = 0
+        before = ""  # why the attempt before has failed
         while not self._stop.is_set():
             self._dialect = new_dialect(settings, self._rng)
             self._link = link = ModemLink(
@@ -379,7 +380,7 @@ class SerialLoraTransport:
                     path, baud, timeout_s = settings.port, settings.baud, settings.write_timeout_s
                     lines = settings.dtr, settings.rts
                     port = SerialPort(path, baud, timeout_s, self._waker, lines)
-                    self._last_error = f"{path} is open, and its modem is not set up yet"
+                    self._last_error = f"{path} is open, its modem has not answered yet{before}"
                 ended = link.run(port, self._stop)
             except Exception as error:  # noqa: BLE001  (this is the thread's outermost loop)
                 is_known = isinstance(error, PortError)
@@ -389,6 +390,7 @@ class SerialLoraTransport:
                     port.close()
                 port = None
             self._report(ended)
+            before = f"; before: {ended}"
             attempt = 0 if link.ready_s >= settings.reconnect_max_s else attempt + 1
             first_s, longest_s = settings.reconnect_min_s, settings.reconnect_max_s
             self._stop.wait(backoff_s(attempt - 1, first_s, longest_s, self._rng))

@@ -114,6 +114,18 @@ def test_what_the_radio_brought_waits_while_the_network_is_down(tmp_path, restar
     )
 
 
+def test_a_gateway_without_its_network_costs_no_processor_time(tmp_path, monkeypatch) -> None:
+    air = Air(tmp_path, drop=0.0)
+    air.network.up = False
+    air.boards["ada"].send(HOST, frames(3))
+    air.run(20.0)
+    slept: list[float] = []
+    monkeypatch.setattr("edge.gateway.service.time.sleep", slept.append)
+    for _ in range(5):
+        assert not air.gateway.turn(0.05)
+    assert slept == [0.05] * 5
+
+
 CONFIG = """
 state_dir = "state"
 [radio]

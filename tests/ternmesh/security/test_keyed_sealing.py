@@ -172,9 +172,9 @@ def test_a_host_restored_from_an_old_copy_finds_out_by_the_first_hello() -> None
     [(peer, address, body)] = host.sealing.due(0.0)
     assert node.hear("host", host.say(peer, address, body)) == body
     assert host.hear("theo", node.say("host", 0, b"\x01hello")) == b"\x01hello"
-    assert host.sealing.clones == {"theo": 1}
+    assert host.sealing.clones == {"greenhouse": 1}
     hail(node, host)
-    assert node.sealing.clones == {"host": 1}
+    assert node.sealing.clones == {"greenhouse": 1}
     mirror(host, node)
 
 

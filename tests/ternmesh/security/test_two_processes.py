@@ -55,7 +55,7 @@ def test_a_board_goes_on_when_its_copy_is_gone(counter: int) -> None:  # R9.3-3,
         air.live(30)
     assert air.talk(node, host)
     assert host.sealing.clones["theo"] >= 1
-    assert node.sealing.clones == {"host": 1}, "both ends see it"
+    assert node.sealing.clones == {"theo": 1}, "both ends see it, and name the board"
     clones = host.sealing.clones["theo"]
     assert all(air.talk(node, host) for _ in range(20))
     assert host.sealing.clones["theo"] == clones
@@ -75,4 +75,4 @@ def test_two_that_stay_take_turns_at_longer_and_longer_pauses() -> None:  # R9.3
         air.live(30)
         counters.append(host.counter + node.counter + copy.counter)
     assert counters[39] - counters[29] < 60, "30 of these are its own"
-    assert node.sealing.clones == copy.sealing.clones == {"host": 1}
+    assert node.sealing.clones == copy.sealing.clones == {"theo": 1}

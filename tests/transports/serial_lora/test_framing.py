@@ -74,6 +74,7 @@ TOO_LONG = b"x" * 5000
     [
         (CobsUnframer, bytes(FLIPPED) + cobs_frame(b"good"), [b"good"], 1),
         (CobsUnframer, cobs_frame(b"half")[:-3] + cobs_frame(b"good"), [b"good"], 1),
+        (CobsUnframer, TOO_LONG, [], 1),  # as a port that pours without end
         (CobsUnframer, TOO_LONG + b"\0" + cobs_frame(b"good"), [b"good"], 1),
         # R7.3-5: bytes of RSSI between two frames
         (CobsUnframer, cobs_frame(b"a") + b"\xb2" + cobs_frame(b"b") + b"\xb0", [b"a", b"b"], 0),

@@ -234,8 +234,12 @@ def test_a_port_that_is_open_is_not_called_closed(eventually, dialect: str) -> N
     with radios, closing(ada):
         assert ada.status().last_error == "not opened yet"
         ada.open()
-        open_ = f"{radios.paths[0]} is open, and its modem is not set up yet"
+        open_ = f"{radios.paths[0]} is open, its modem has not answered yet"
         eventually(lambda: ada.status().last_error == open_)
+        radios.unplug(0)
+        eventually(lambda: "is it unplugged?" in str(ada.status().last_error))
+        radios.replug(0)
+        eventually(lambda: str(ada.status().last_error).startswith(f"{open_}; before: "))
 
 
 class Purse:
