@@ -1,0 +1,64 @@
+"""A whole fleet of voters: one adapter, nothing counted twice or lost, and it goes on by itself."""
+
+import logging
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from host.council import Council
+from ternmesh.errors import WireError
+from ternmesh.federated import replica
+from ternmesh.federated.agreement.voter import Voter
+from ternmesh.federated.state import RegisteredNode
+from ternmesh_store.database import StoreError
+from ternmesh_store.host_store import HostStore
+from tests.sim.planted import Bug, groups, instead, plant
+from tests.sim.simcouncil import Simulation
+from tests.sim.simledger import Violation
+
+pytestmark = pytest.mark.no_cover
+
+SEEDS, GROUPS = 100, 5
+BUG_SEEDS = 40
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL, "host")
+
+
+@groups(GROUPS, 1)
+def test_a_fleet_of_voters_goes_on(group: int) -> None:  # R13.7-1, R13.7-3
+    for seed in range(group, SEEDS, GROUPS):
+        Simulation(seed).run()
+
+
+def known_nodes(known: Iterable[RegisteredNode], joined: Any) -> Any:
+    """Boards that a former leader alone has taken in count."""
+    before = {node.address: node for node in known}
+    for address, name, samples in joined:
+        node = before.pop(address, RegisteredNode(address, name))
+        if node.name != name:
+            raise WireError("agreement", "another name")
+        yield replace(node, samples=samples)
+
+
+MUTANTS: dict[str, tuple[Bug, ...]] = {
+    "boards of a former leader count": ((replica, "_nodes", instead(known_nodes)),),
+    "an open round is not forgotten": (
+        (HostStore, "forget_open_round", instead(lambda self: None)),
+    ),
+    "nobody gives copies": ((Council, "_take_copy", instead(lambda *_: None)),),
+    "missing signatures are not asked for": ((Council, "_take_rows", instead(lambda *_: None)),),
+    "votes are not on disk": ((Voter, "_stored", instead(lambda self: b"")),),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_planted_bug_is_found(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, *MUTANTS[mutant])
+    with pytest.raises((Violation, StoreError, AssertionError)):
+        for seed in range(BUG_SEEDS):
+            Simulation(seed).run()
