@@ -60,5 +60,9 @@ MUTANTS: dict[str, tuple[Bug, ...]] = {
 def test_a_planted_bug_is_found(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, *MUTANTS[mutant])
     with pytest.raises((Violation, StoreError, AssertionError)):
-        for seed in range(BUG_SEEDS):
-            Simulation(seed).run()
+        run_seeds()
+
+
+def run_seeds() -> None:
+    for seed in range(BUG_SEEDS):
+        Simulation(seed).run()
