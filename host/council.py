@@ -45,6 +45,7 @@ from ternmesh_store.host_store import HostStore, StoredRun, read_copy
 KEPT = 16  # proposals, for voters that were away
 ROWS_MAX = 64  # of a certificate, that are kept until they are checked
 ASK_S = 1.0  # between two questions for the same thing
+COPY_S = 5.0  # between two copies that this voter gives: they are long, and liars ask for them
 TIMED_MAX = 100  # decisions whose times are kept
 REQUESTS_MAX = 16  # of other voters' owners that wait here
 ANSWER_S = 8.0  # to wait for the host that leads
@@ -101,6 +102,7 @@ class Council:
     # Of the certificate of the next global update, with the signer's index; not all are checked
     _rows: set[tuple[int, bytes]] = field(default_factory=set)
     _limits: RateLimiter = field(default_factory=lambda: RateLimiter(ASK_S))
+    _copies: RateLimiter = field(default_factory=lambda: RateLimiter(COPY_S))
     _took_s: deque[float] = field(default_factory=lambda: deque(maxlen=TIMED_MAX))
     _proposed_at: float = 0.0
     _alive_at: float = 0.0
@@ -256,7 +258,7 @@ class Council:
             case Matter.COPY_WANTED:
                 version, members = cbor2.loads(body)
                 is_behind = version < self.version or members < self._members
-                if is_behind and self._limits.allow("give a copy", now):
+                if is_behind and self._copies.allow("give", now):
                     state = self.keyring.member_list.state
                     copy = [self.version, self._members, write_fleet(self.keyring.own, state)]
                     self.bus.send(Matter.COPY, cbor2.dumps([*copy, self.store.copied()]))
