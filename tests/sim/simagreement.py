@@ -135,15 +135,19 @@ class Process:
         self.highest = 0  # version that was decided here
         self.term = 0  # highest in which it has signed
         self.offered = -1, 0  # the term and version for which it has a value
+        self.not_before = 0.0
         self.started_at = 0.0
         self.heard: dict[bytes, float] = {}  # since this start, of voters with old copies
         self._life = 0
         self._armed = -1.0
 
     def start(self) -> None:
+        sim = self.sim
         if self.voter is not None or self.is_dead:
             return
-        sim = self.sim
+        if sim.now < self.not_before:
+            sim.after(self.not_before - sim.now, self.start)
+            return
         index = self.index
         parts: dict[str, Any] = dict(
             voters=sim.voters,
@@ -168,6 +172,8 @@ class Process:
     def give_old_copy(self) -> None:
         self.kill()
         self.is_old = True
+        # Nobody puts a copy back while messages of the process before are still on their way.
+        self.not_before = self.sim.now + self.sim.options.delay_s
         recent = list(self.copies)[-2:]  # the newest may well be from before the last vote
         self.disk = self.sim.rng.choice(self.sim.rng.choice((recent[:1], self.copies)))
         self.highest, self.term = (self.disk[1][-1].version if self.disk and self.disk[1] else 0), 0
