@@ -122,7 +122,7 @@ def lying_voter() -> Iterator[None]:
                 send(bus, matter, data)
         if matter is Matter.HERE:
             for other in range(len(VOTERS)):
-                send(bus, Matter.HERE, bytes((other,)))
+                send(bus, Matter.HERE, bytes((other,)) + body[1:])
             copy = cbor2.dumps([1 << 20, 1 << 20, b"", b"\xa0"])
             send(bus, Matter.COPY, copy)
         send(bus, matter, body)

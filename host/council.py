@@ -11,6 +11,7 @@ voters.
 
 import logging
 import os
+import struct
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -20,7 +21,7 @@ from typing import Any
 import cbor2
 
 from host.voter_bus import NAME_SIZE, Matter, VoterBus
-from ternmesh.errors import SecurityError, WireError
+from ternmesh.errors import WireError
 from ternmesh.federated import events
 from ternmesh.federated.agreement import events as asked
 from ternmesh.federated.agreement.voter import Voter
@@ -40,20 +41,21 @@ from ternmesh.timers import RateLimiter
 from ternmesh.wire.global_update import Certificate, split_certificate
 from ternmesh_service.keyring import Keyring
 from ternmesh_service.status import AgreementStatus
+from ternmesh_store.database import StoreError
 from ternmesh_store.host_store import HostStore, StoredRun, read_copy
 
-KEPT = 16  # proposals, for voters that were away
+KEPT = 4  # proposals beside those that are needed now
 ROWS_MAX = 64  # of a certificate, that are kept until they are checked
 ASK_S = 1.0  # between two questions for the same thing
 COPY_S = 5.0  # between two copies that this voter gives: they are long, and liars ask for them
+TO_JUDGE_MAX = 8  # proposals that wait for what comes before them
 TIMED_MAX = 100  # decisions whose times are kept
 REQUESTS_MAX = 16  # of other voters' owners that wait here
 ANSWER_S = 8.0  # to wait for the host that leads
 TURN_S = 0.02  # between two looks for its answer
 PATIENCE = 10  # signs of life that a voter may miss until it counts as away
 
-# What a message of a voter that lies can raise
-REFUSED = WireError, SecurityError, ValueError, TypeError, IndexError, cbor2.CBORDecodeError
+HERE = struct.Struct("<BI")  # the index of a voter, and the number of its list of members
 
 _log = logging.getLogger(__name__)
 
@@ -106,6 +108,7 @@ class Council:
     _took_s: deque[float] = field(default_factory=lambda: deque(maxlen=TIMED_MAX))
     _proposed_at: float = 0.0
     _alive_at: float = 0.0
+    _led_term: int = -1  # in which `host` began
 
     @property
     def version(self) -> int:
@@ -130,14 +133,19 @@ class Council:
         for matter, body in self.bus.receive():
             try:
                 self._receive(matter, body, now)
-            except REFUSED as error:
-                _log.debug("a message of a voter is refused: %s", error)
+            except StoreError:
+                raise
+            except Exception as error:  # noqa: BLE001  (what a lying voter says may raise anything)
+                _log.debug("a message of a voter is refused: %r", error)
         if now >= self._alive_at:
             self._alive_at = now + self.alive_s
-            self.bus.send(Matter.HERE, bytes((self.voter.index,)))
+            self.bus.send(Matter.HERE, HERE.pack(self.voter.index, self._members))
         self._do(self.voter.tick(now))
-        for digest in [*self._to_judge]:
-            self._judge(digest, now)
+        for digest, version in [*self._to_judge.items()][-TO_JUDGE_MAX:]:
+            if self.base + version <= self.version:
+                del self._to_judge[digest]
+            else:
+                self._judge(digest, now)
         while self._decided and self._apply(*self._decided[0], now):
             self._decided.popleft()
         first = self._decided[0][0] if self._decided else self.voter.version + 1
@@ -157,6 +165,7 @@ class Council:
     def is_deposed(self, now: float) -> bool:
         """Whether another one leads now, something else was decided, or too few are heard."""
         is_other = any(digest != self._own for _, digest in self._decided)
+        is_other |= self.voter.term != self._led_term
         return not self.voter.is_leader or is_other or not self._is_connected(now)
 
     def _is_connected(self, now: float) -> bool:
@@ -198,6 +207,11 @@ class Council:
 
     # What the leader does
 
+    def lead(self, host: HostProtocol) -> None:
+        """Serve the boards with this host from now on, until `host` is None again."""
+        self.host, self._led_term = host, self.voter.term
+        self.requests.clear()
+
     def answer(self, name: bytes, answer: Mapping[str, Any]) -> None:
         """Answer one of `requests`."""
         self.bus.send(Matter.ANSWER, cbor2.dumps([name, dict(answer)]))
@@ -238,7 +252,10 @@ class Council:
             case Matter.AGREEMENT:
                 self._do(self.voter.receive(body, now))
             case Matter.HERE:
-                self.heard[body[0]] = now
+                index, members = HERE.unpack(body)
+                self.heard[index] = now
+                if members > self._members and self.host is None:
+                    self._want_copy(now)  # with the list of members
             case Matter.PROPOSAL_WANTED:
                 if body in self._proposals and self._limits.allow(f"give {body.hex()}", now):
                     self.bus.send(Matter.PROPOSAL, self._proposals[body])
@@ -250,7 +267,9 @@ class Council:
                 self._take_rows(version, {(index, signature) for index, signature in rows}, now)
             case Matter.REQUEST if self.host is not None:
                 name, request = cbor2.loads(body)
-                self.requests.append((bytes(name), dict(request)))
+                if type(name) is not bytes or len(name) != NAME_SIZE:
+                    raise WireError("agreement", "a request has a name of eight bytes")
+                self.requests.append((name, dict(request)))
             case Matter.ANSWER:
                 name, answer = cbor2.loads(body)
                 if name in self._answers:
@@ -268,15 +287,16 @@ class Council:
     def _keep_proposal(self, data: bytes) -> bytes:
         digest = proposal_hash(data)
         self._proposals[digest] = data
-        while len(self._proposals) > KEPT:
-            oldest = next(iter(self._proposals))
+        needed = {self._own, *self._made, *self._to_judge, *(d for _, d in self._decided)}
+        others = [known for known in self._proposals if known not in needed]
+        for oldest in others[:-KEPT]:
             del self._proposals[oldest]
-            self._made.pop(oldest, None)
         return digest
 
     def _take_rows(self, version: int, rows: set[tuple[int, bytes]], now: float) -> None:
         """Keep signatures, or give those of a global update that is newest only elsewhere."""
-        if not all(type(index) is int and type(signed) is bytes for index, signed in rows):
+        fit = all(type(index) is int and type(signed) is bytes for index, signed in rows)
+        if not (fit and type(version) is int and version > 0):
             raise WireError("agreement", "a row of a certificate is an index and a signature")
         if version == self.version + 1 and len(self._rows | rows) <= ROWS_MAX:
             self._rows |= rows
@@ -293,7 +313,10 @@ class Council:
             return
         self.keyring.learn(fleet)
         if version > own:
-            self.check_copy(read_copy(data, self.model_hash))
+            found = read_copy(data, self.model_hash, self.base)
+            if found.state.version != version:
+                raise WireError("agreement", "a copy is of another version than it says")
+            self.check_copy(found)
             self._is_doubtful = False
             self.store.take_copy(data)
             self.store.commit()
@@ -310,11 +333,10 @@ class Council:
                 case asked.Broadcast():
                     self.bus.send(Matter.AGREEMENT, event.data)
                 case asked.Judge():
-                    self._to_judge = {event.digest: event.version}
+                    self._to_judge[event.digest] = event.version
                 case asked.Decided():
                     self._decided.append((event.version, event.digest))
                 case asked.Led():
-                    self._to_judge.clear()
                     name = self.voter.voters.names[event.leader]
                     _log.info("term %d: %s leads", event.term, name)
                 case asked.Evidence():
@@ -330,12 +352,19 @@ class Council:
             if self._limits.allow(f"want {digest.hex()}", now):
                 self.bus.send(Matter.PROPOSAL_WANTED, digest)
             return
-        version = self._to_judge.pop(digest)
+        if not self._limits.allow(f"judge {digest.hex()}", now):
+            return
+        version = self._to_judge[digest]
         stored = self.store.load(self.model_hash)
+        is_behind = stored is None or self.base + version > stored.state.version + 1
+        if is_behind or read_proposal(data).members > self._members:
+            self._want_copy(now)  # of what comes before, or of the list of members
+            return
+        del self._to_judge[digest]
         is_valid = False
         try:
             if stored is None or self.base + version != stored.state.version + 1:
-                raise WireError("agreement", "this voter is behind")
+                raise WireError("agreement", "a proposal is of an older version")
             item = read_proposal(data)
             made, _ = self.reproduce(item, stored)
             self._is_doubtful = False
@@ -344,10 +373,14 @@ class Council:
             self.keep_proposal(data)
             self._made[digest] = made
             is_valid = True
-        except WireError as error:
-            self._is_doubtful |= isinstance(error, OtherStateError)
+        except StoreError:
+            raise
+        except Exception as error:  # noqa: BLE001  (a lying voter's copy or proposal may raise anything)
+            self._is_doubtful |= not isinstance(error, WireError) or isinstance(
+                error, OtherStateError
+            )
             _log.warning("version %d is not agreed to: %s", self.base + version, error)
-            if self._is_doubtful or read_proposal(data).members > self._members:
+            if self._is_doubtful:
                 self._want_copy(now)
         self._do(self.voter.judged(version, digest, is_valid, now))
 

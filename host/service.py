@@ -22,7 +22,6 @@ from host.report import HISTORY_MAX, RoundCosts, answer_boards, describe, status
 from host.runs import can_carry, continue_or_begin
 from host.voting import Voting, as_leader, read_own
 from ternmesh.config import ConfigError
-from ternmesh.errors import SecurityError
 from ternmesh.federated.events import (
     OLD_MEMBERS,
     GlobalUpdateMade,
@@ -48,6 +47,7 @@ from ternmesh_service.mqtt_health import served_health
 from ternmesh_service.notify import ServiceManager
 from ternmesh_service.servers import Servers, servers_of
 from ternmesh_service.status import HostStatus, to_json
+from ternmesh_store.database import StoreError
 from ternmesh_store.host_store import HostStore, StoredRound, StoredRun
 from ternmesh_store.state_file import HOST as HOST_TABLES
 from ternmesh_store.state_file import StateFile
@@ -460,7 +460,7 @@ class Program:
         service = self._new_service(transport)
         describe_run = partial(summary, service.protocol)
         if self.council is not None:
-            self.council.host = service.protocol
+            self.council.lead(service.protocol)
         transport.open()
         service.start()
         self.servers.turn(time.monotonic())
@@ -511,7 +511,9 @@ class Program:
             name, request = self.council.requests.popleft()
             try:
                 self.council.answer(name, service.manage(request))
-            except (TypeError, ValueError, LookupError, SecurityError) as error:
+            except StoreError:
+                raise
+            except Exception as error:  # noqa: BLE001  (of one request, as in `Relay.serve`)
                 self.council.answer(name, {"error": f"this request cannot be answered: {error!r}"})
 
     def _answer(

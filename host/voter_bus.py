@@ -20,8 +20,9 @@ from transports.mqtt.topics import TopicClient
 
 NAME_SIZE, NONCE_SIZE, KEY_SIZE = 8, 13, 16
 PART_MAX = 60 << 10  # bytes; this seal is for less than 64 KiB
-PARTS_MAX = 2048  # of a message; a copy of a run has 9 bytes for each number of the adapter
+PARTS_MAX = 1024  # of a message; a copy of a run has 9 bytes for each number of the adapter
 PARTIAL_MAX = 4  # messages of which parts are missing, that are kept
+PARTIAL_BYTES_MAX = 64 << 20  # of all their parts
 NAMES_KEPT = 1024  # of messages that came, so that each is taken once
 _HEAD = struct.Struct("<8sHHB")  # a random name, the part, the number of parts, the matter
 
@@ -35,7 +36,7 @@ class Matter(IntEnum):
     COPY_WANTED = 3  # the version of the asker's run
     COPY = 4  # of a run that is further (`HostStore.copied`)
     SIGNED = 5  # rows of a certificate
-    HERE = 6  # the name of a voter
+    HERE = 6  # the index of a voter, and the number of its list of members
     REQUEST = 7  # a name and an owner's request, for the host that leads
     ANSWER = 8  # that name, and the answer
 
@@ -88,5 +89,8 @@ class VoterBus:
             if len(parts) >= min(count, PARTS_MAX):
                 del self._partial[name]
                 self._taken.append(name)
-            while len(self._partial) > PARTIAL_MAX:
+            while len(self._partial) > PARTIAL_MAX or self._partial_bytes() > PARTIAL_BYTES_MAX:
                 del self._partial[next(iter(self._partial))]
+
+    def _partial_bytes(self) -> int:
+        return sum(len(part) for parts in self._partial.values() for part in parts.values())

@@ -18,7 +18,7 @@ from ternmesh.config import ConfigError
 from ternmesh.errors import SecurityError, StateError, WireError
 from ternmesh.federated.agreement.terms import VoterSettings
 from ternmesh.federated.agreement.voter import Voter
-from ternmesh.federated.agreement.voters import CRASH, make_voters
+from ternmesh.federated.agreement.voters import BFT, CRASH, make_voters
 from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.replica import PROPOSED_MAX, ProposedUpdate, check_copy, reproduce
 from ternmesh.federated.state import HostSettings
@@ -72,6 +72,11 @@ class Voting:
         agreement, folder = config.agreement, Path(config.state_dir)
         own, publics = read_own(config), read_seats(agreement)
         base = self._base(stored.state.version)
+        if base and agreement.mode == BFT:
+            raise ConfigError(
+                "[agreement]: in the mode bft boards take nothing that one host alone has signed, "
+                "so this run must end: begin another with --new-run, and copy that"
+            )
         # Before the host has its own: the keyring gives the newest of these another broadcast key.
         security = self.keyring.security(HOST, self.model_hash, stored.state.counter)
         assert isinstance(security.authenticator, KeyedAuthenticator)
@@ -138,6 +143,7 @@ class Voting:
             model_hash=self.model_hash,
             run=own.run,
             security=security,
+            known=own.state.chain,
         )
 
 

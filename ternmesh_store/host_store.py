@@ -182,6 +182,7 @@ class HostStore(Store):
         for table, rows in found.items():
             for row in rows:
                 self._database.insert(table, *row)
+        self._values = StoredValues(self._database, "host_value")  # the old one knows other values
 
     def begin(
         self,
@@ -212,7 +213,7 @@ class HostStore(Store):
         origin = f"{carried.run.hex()} {carried.version}" if carried else ""
         self._values.put(_CARRIED, origin.encode())
         self._values.put(_MEAN, b"")
-        for key in (_STANDINGS, *_KEPT):
+        for key in (_STANDINGS, _BASE, *_KEPT):
             self._values.put(key, b"")
         self._database.checkpoint()  # damage to the WAL must not begin another run
         stored = self.load(model_hash)
@@ -412,10 +413,10 @@ class HostStore(Store):
             yield RegisteredNode(address, name, samples, counted, aggregate)
 
 
-def read_copy(data: bytes, model_hash: bytes) -> StoredRun:
+def read_copy(data: bytes, model_hash: bytes, base: int) -> StoredRun:
     """The run in a copy (`HostStore.copied`) of another host, all of whose tables can be read.
 
-    ValueError where they cannot.
+    ValueError where they cannot, or where its fleet got voters at another version than `base`.
     """
     database = Database(MEMORY, SCHEMA)
     database.open()
@@ -423,8 +424,9 @@ def read_copy(data: bytes, model_hash: bytes) -> StoredRun:
     try:
         store.take_copy(data)
         run = store.load(model_hash)
-        shown = store.history(), store.boards(0.0), store.tallies(), store.muted, store.base
-        if run is None or None in shown:
+        shown = store.history(), store.boards(0.0), store.tallies(), store.muted
+        runs = database.rows("SELECT count(*) FROM host_run")[0][0]
+        if run is None or runs != 1 or store.base != base or None in shown:
             raise ValueError("a copy is of another model, or of a run without voters")
     except (StoreError, TypeError, LookupError, AttributeError, AssertionError) as error:
         raise ValueError(f"a copy of a run cannot be read: {error}") from error

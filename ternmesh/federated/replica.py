@@ -5,7 +5,7 @@ it makes the same global update, and compares its hash. SPEC.md section 13.
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -16,9 +16,11 @@ from ternmesh.errors import WireError
 from ternmesh.federated.aggregation import read_step
 from ternmesh.federated.combiner import state_hash
 from ternmesh.federated.host import HostProtocol
+from ternmesh.federated.open_round import check_round, round_of
 from ternmesh.federated.state import ChainLink, HostSettings, HostState, RegisteredNode, RunState
 from ternmesh.plan import Plan
-from ternmesh.security.authenticator import SecurityLayer
+from ternmesh.security.authenticator import OPEN, SecurityLayer
+from ternmesh.wire.frame import NODE_MAX
 from ternmesh.wire.global_update import HASH_SIZE, GlobalUpdate, hash_adapter, hash_global_update
 
 PROPOSED_MAX = 16 << 20  # bytes of a proposal: the updates of a thousand boards are 1 MB
@@ -122,7 +124,7 @@ def reproduce(
         run=run,
         state=replace(
             state,
-            nodes=tuple(_nodes(state.nodes, item.joined)),
+            nodes=tuple(_nodes(state.nodes, item.joined, settings.nodes_max)),
             bodies=(),
             started=state.version > 0 or bool(item.bodies),
         ),
@@ -134,9 +136,12 @@ def reproduce(
     known = state_hash(host.combiner, residual=host.residual, membership=members)
     if item.state not in (b"", known):
         raise OtherStateError("agreement", "this voter knows something else of the boards")
+    if host.state is RunState.FINISHED:
+        raise WireError("agreement", "a proposal follows the last global update of the run")
     for address, body in item.bodies:
         if address not in host.nodes:
             raise WireError("unknown node", f"a proposal names the address {address}")
+        check_round(round_of(body, host.version, plan, False), host.version, is_open=True)
         host.take_body(host.nodes[address], host.round.place(address, body), body)
     if host.state is RunState.GATHERING:
         host.begin_run(0.0)
@@ -157,11 +162,12 @@ def check_copy(
     model_hash: bytes,
     run: bytes,
     security: SecurityLayer,
+    known: Collection[ChainLink] = (),
 ) -> None:
     """Check that the signers have certified what another voter has. Raises WireError.
 
-    What no certificate covers is compared with the next proposal; here a host must be able to use
-    it.
+    Global updates that are `known` need no certificate: they may be older than the voters. What no
+    certificate covers is compared with the next proposal; here a host must be able to use it.
     """
     host = HostProtocol(
         plan=plan, settings=settings, model_hash=model_hash, run=run, state=state, security=security
@@ -170,7 +176,7 @@ def check_copy(
         raise WireError("agreement", "the adapter in a copy of a run is of another size")
     if not state.chain:
         raise WireError("agreement", "a copy of a run has no global update")
-    certified = [_certified(link, host, model_hash) for link in state.chain]
+    certified = [_certified(link, host, model_hash, link in known) for link in state.chain]
     adapter = hash_adapter(host.chain.genesis, state.version, state.model_q24)
     newest = certified[-1].version, state.chain[-1].global_hash, certified[-1].finished
     reached = state.version, state.global_hash, state.finished
@@ -178,11 +184,15 @@ def check_copy(
         raise WireError("agreement", "the adapter in a copy of a run is not its newest")
 
 
-def _certified(link: ChainLink, host: HostProtocol, model_hash: bytes) -> GlobalUpdate:
+def _certified(
+    link: ChainLink, host: HostProtocol, model_hash: bytes, is_known: bool
+) -> GlobalUpdate:
     """A global update that another voter has; WireError where no signers have certified it."""
     authenticator = host.channel.authenticator
     beside = authenticator.objects_to_send(host.run, link.content)[:-1]
     check = partial(authenticator.check_certificate, host.run, beside=beside)
+    if is_known:
+        check = partial(OPEN.authenticator.check_certificate, host.run)
     step, name = read_step(link.content, host.plan.dimension, model_hash, check)
     if not isinstance(step, GlobalUpdate) or (step.version, name) != (
         link.version,
@@ -208,12 +218,17 @@ def made_by(host: HostProtocol) -> bytes:
 
 
 def _nodes(
-    known: Iterable[RegisteredNode], joined: Iterable[tuple[int, str, int]]
+    known: Iterable[RegisteredNode], joined: Collection[tuple[int, str, int]], places: int
 ) -> Iterable[RegisteredNode]:
     """The nodes of a state, and those that have joined since.
 
     Nodes that no global update has counted are known to the leader alone that has taken them in.
     """
+    addresses, names = {row[0] for row in joined}, {row[1] for row in joined}
+    if not len(addresses) == len(names) == len(joined) <= places:
+        raise WireError("agreement", "a proposal names a board twice, or too many boards")
+    if not all(0 < address <= NODE_MAX for address in addresses):
+        raise WireError("agreement", "a proposal has an address that no board can have")
     before = {node.address: node for node in known if node.counted is not None}
     for address, name, samples in joined:
         node = before.pop(address, RegisteredNode(address, name))

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import cbor2
 import numpy as np
@@ -187,6 +188,7 @@ def test_what_a_lying_voter_says_ends_no_host(seat: tuple[Council, Keyring]) -> 
     council, _ = seat
     broker = Broker()
     council.bus, liar = broker.bus(), broker.bus()
+    council.lead(Mock(version=0))
     for matter in Matter:
         for body in (
             b"",
@@ -194,9 +196,13 @@ def test_what_a_lying_voter_says_ends_no_host(seat: tuple[Council, Keyring]) -> 
             b"\xff",
             cbor2.dumps([9, 9, bytes(200), b""]),
             cbor2.dumps([[], []]),
+            cbor2.dumps([-(2**70), []]),
+            cbor2.dumps([2**60, {}]),
+            cbor2.dumps([1.5, {"boards": 7}, [], []]),
         ):
             liar.send(matter, body)
     council.turn(1.0)
+    council.host = None
     assert council.version == 0
 
 
@@ -236,6 +242,12 @@ def test_a_liar_neither_replaces_a_run_nor_fills_a_certificate(
     assert council.authenticator.valid_rows(bytes(8), b"content", council._rows) == {}
     own = council.authenticator.certify(bytes(8), b"content")
     assert council.authenticator.valid_rows(bytes(8), b"content", own) == dict(own)
+    council.check_copy = lambda _: None  # of a certified but older version
+    plan = make_plan(50, rounds=3, local_steps=1, learning_rate=0.1)
+    council.store.begin(b"run-id-8", plan, MODEL)
+    council.store.keep_base(0)
+    with pytest.raises(WireError, match="than it says"):
+        council._take_copy(7, 0, fleet, council.store.copied())
 
 
 def test_making_a_proposal_again_leaves_the_broadcast_key_alone(

@@ -122,13 +122,14 @@ class Seat:
         if self.host is None and council.can_lead(now):
             stored = self.store.load(MODEL)
             assert stored is not None
-            self.host = council.host = HostProtocol(
+            self.host = HostProtocol(
                 plan=stored.plan,
                 settings=self.sim.settings,
                 model_hash=MODEL,
                 run=stored.run,
                 state=as_leader(stored, council).state,
             )
+            council.lead(self.host)
             self.host.start(now)
         if self.host is not None:
             self._serve(self.host)

@@ -35,7 +35,7 @@ def test_a_fleet_of_voters_goes_on(group: int) -> None:  # R13.7-1, R13.7-3
         Simulation(seed).run()
 
 
-def known_nodes(known: Iterable[RegisteredNode], joined: Any) -> Any:
+def known_nodes(known: Iterable[RegisteredNode], joined: Any, _places: int) -> Any:
     """Boards that a former leader alone has taken in count."""
     before = {node.address: node for node in known}
     for address, name, samples in joined:

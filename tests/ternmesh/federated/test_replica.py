@@ -25,10 +25,11 @@ from ternmesh.federated.replica import (
 from ternmesh.federated.state import HostState, RegisteredNode, new_host_state
 from ternmesh.security.authenticator import OPEN
 from ternmesh.security.membership import HOST
-from ternmesh.wire.control import FINISHED
+from ternmesh.wire.control import FINISHED, Silent, write_control
 from ternmesh.wire.global_update import UNCERTIFIED, hash_global_update
 
 MODEL = bytes(range(32))
+SILENT = write_control(Silent(0))
 New = Callable[..., Any]
 
 
@@ -167,6 +168,9 @@ def test_a_late_update_is_refused_while_voters_agree(bench: Any) -> None:
         ({"before": bytes(16)}, "agreement"),
         ({"members": 1}, "agreement"),
         ({"joined": ()}, "unknown node"),
+        ({"joined": ((1, "theo", 9), (2, "yan", 9), (3, "theo", 9))}, "agreement"),
+        ({"joined": ((1, "theo", 9), (2, "yan", 9), (1 << 20, "zoe", 9))}, "agreement"),
+        ({"bodies": ((1, SILENT), (2, SILENT))}, "kind"),
         ({"bodies": ()}, "agreement"),
         ({"returns_to": 0}, "agreement"),
     ],
@@ -184,6 +188,13 @@ def test_who_is_muted_is_a_part_of_what_is_made(bench: Any) -> None:
     item = proposal(bench)
     assert made_by(again(bench, item, state)) == item.made
     assert made_by(again(bench, replace(item, muted=("theo",)), state)) != item.made
+
+
+def test_nothing_follows_the_last_global_update(bench: Any) -> None:
+    run_round(bench, 0)
+    item, state = proposal(bench), new_host_state(bench.plan.dimension)
+    with pytest.raises(WireError, match="last global update"):
+        again(bench, item, replace(state, finished=True, started=True))
 
 
 def test_a_damaged_body_is_refused(bench: Any) -> None:
