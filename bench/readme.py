@@ -33,6 +33,8 @@ HEADLINES = (
     ("split", "activation_ratio", "split training: float32 bytes over bytes of a sample"),
     ("footprint", "idle_mib", "a board's process at rest, MiB resident"),
     ("footprint", "training_mib", "a board's process at its peak in training, MiB resident"),
+    ("agreement", "failover_s", "three hosts, the one that leads killed: s to the next update"),
+    ("agreement", "updates_lost", "four and seven hosts, liars, kills: updates lost or taken back"),
     ("crash", "violations", "broken promises: 1,000 kill -9 of host, boards, broker"),
 )
 # Those of HEADLINES that README shows.

@@ -20,7 +20,7 @@ from host.knowledge import Teaching
 from host.releases import FOLDER, Publisher, active_model, signed_here
 from host.report import HISTORY_MAX, RoundCosts, answer_boards, describe, status, summary
 from host.runs import can_carry, continue_or_begin
-from host.voting import Voting, as_leader, read_own
+from host.voting import TERM_COUNTERS, Voting, as_leader, read_own
 from ternmesh.config import ConfigError
 from ternmesh.federated.events import (
     OLD_MEMBERS,
@@ -443,6 +443,8 @@ class Program:
         """Serve until the end of process or run; True where a release has replaced the model."""
         is_over = False
         while not (is_over or self.stop.is_set()):
+            if self.council is not None:  # boards have seen the counters of the voter that led
+                self.store.pass_hop_counters(self.council.voter.term * TERM_COUNTERS)
             hops = hop_keys(self.keyring, HOST)
             transport = make_transport(self.config.link, HOST, self.state, hops)
             with closing(transport):

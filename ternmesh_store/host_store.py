@@ -16,7 +16,7 @@ from ternmesh.wire.control import Report, read_control, write_control
 from ternmesh.wire.global_update import Counted
 from ternmesh_store.database import MEMORY, Database, StoreError
 from ternmesh_store.state_file import SCHEMA
-from ternmesh_store.store import END, Store, StoredValues
+from ternmesh_store.store import END, HOP, Store, StoredValues
 
 ROUNDS_MAX = 1000  # closed rounds that the history holds
 _OF_ROUNDS = ("host_round", "host_traffic", "host_report")
@@ -159,6 +159,12 @@ class HostStore(Store):
         """The global update to a version, with its certificate; nothing where it is not kept."""
         rows = self._database.rows("SELECT content FROM host_chain WHERE version = ?", version)
         return bytes(rows[0][0]) if rows else b""
+
+    def pass_hop_counters(self, limit: int) -> None:
+        """Use no seal counter below `limit` with neighbours any more, durably."""
+        if self._read_counter(HOP) < limit:
+            self._reserve_counters(HOP, limit)
+            self.commit()
 
     def forget_open_round(self) -> None:
         """Forget its bodies, and nodes that were never counted; `commit` makes it durable."""
