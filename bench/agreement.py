@@ -358,7 +358,7 @@ def _kill(fleet: Fleet) -> list[float]:
     """Kill the leader so often; the seconds until an honest host had the next global update."""
     took: list[float] = []
     while len(took) < fleet.arm.kills:
-        _until(lambda: fleet.version >= 2 + len(took), "a round between kills")
+        _until(partial(_is_past, fleet, 1 + len(took)), "a round between kills")
         _until(fleet.leader, "a leader")
         victim = fleet.leader()
         if victim is None:
@@ -374,6 +374,9 @@ def _kill(fleet: Fleet) -> list[float]:
 
 
 def _is_past(fleet: Fleet, version: int) -> bool:
+    for end in fleet.ends:
+        if end.pid:
+            end.poll()  # takes what it tells its manager
     return fleet.version > version
 
 

@@ -222,6 +222,7 @@ class Voter:
                 self._decide(decision, now)
 
     def _receive_suspect(self, message: messages.Suspect, _now: float) -> None:
+        self.terms.heard(message.voter, message.term)  # it is in the term that it would leave
         self.terms.suspect(message.voter, message.term)
 
     def _receive_new_term(self, message: messages.NewTerm, now: float) -> None:

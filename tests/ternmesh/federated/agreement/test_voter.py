@@ -257,6 +257,16 @@ def test_a_new_leader_with_a_quorum_goes_on_after_a_moment() -> None:  # R13.4-3
     assert made.propose(1, 1, TWO, 1.3) == []
 
 
+def test_a_suspect_shows_the_term_of_a_voter() -> None:  # R13.4-2
+    made = started(count=3)
+    assert Led(1, 1) in tell(made, Suspect(2, 1))  # else both would wait for ever
+    made = started()
+    tell(made, Suspect(2, 1))
+    assert made.term == 0  # it may lie
+    tell(made, Suspect(3, 1))
+    assert made.term == 1
+
+
 def test_a_liar_moves_nobody() -> None:  # R13.4-2
     made = started()
     tell(made, NewTerm(2, 900, 0, None), Suspect(2, 900), Alive(2, 900, 70))
