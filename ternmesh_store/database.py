@@ -453,9 +453,9 @@ def trouble(path: Path, error: Exception) -> str:
     if code in _TABLE_DAMAGE:  # also a file whose WAL was not read
         return "it is not whole: start its program again, or see docs/backup.md"
     may_look = os.access(path.parent, os.R_OK | os.X_OK, effective_ids=True)
-    if code == sqlite3.SQLITE_CANTOPEN and may_look and not path.exists():
+    if code == sqlite3.SQLITE_CANTOPEN and may_look and not os.path.exists(path):
         return "it is not there: bring back a copy of it (`ternmesh restore`)"
-    lacks = "this user may not use it" if path.parent.exists() else "its folder is not there"
+    lacks = "this user may not use it" if os.path.exists(path.parent) else "its folder is not there"
     reason = getattr(error, "strerror", None) or lacks
     return f"{reason}: its folder must be one that may be written, also for what only reads"
 

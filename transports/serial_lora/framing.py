@@ -86,12 +86,12 @@ class Unframer(ABC, Generic[T]):
         """The frame between two delimiters, None where it is damaged."""
 
     def _add(self, part: bytes) -> None:
-        if len(self._part) + len(part) > self.bytes_max:
+        self._part += part
+        if len(self._part) > self.bytes_max:
+            whole = (len(self._part) - 1) // self.bytes_max
             self._overlong = True
-            self.malformed += 1  # noise may have no end
-            self._part.clear()
-        else:
-            self._part += part
+            self.malformed += whole  # noise may have no end
+            del self._part[: whole * self.bytes_max]
 
     def _finish(self) -> list[T]:
         part = bytes(self._part)

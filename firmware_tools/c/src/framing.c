@@ -129,11 +129,12 @@ void tm_unframer_init(tm_unframer *unframer, uint8_t *buffer, size_t room) {
 
 /* Keep a byte that is no delimiter. */
 static void keep(tm_unframer *unframer, uint8_t byte) {
-    if (unframer->size < unframer->room) {
-        unframer->buffer[unframer->size++] = byte;
-    } else {
+    if (unframer->size == unframer->room) { /* noise may have no end */
         unframer->is_overlong = true;
+        unframer->malformed++;
+        unframer->size = 0;
     }
+    unframer->buffer[unframer->size++] = byte;
 }
 
 /* Begin anew; the size of what is in the buffer, or 0 where it is too long or no more than `idle`. */
@@ -142,7 +143,6 @@ static size_t finish(tm_unframer *unframer, size_t idle) {
     bool is_overlong = unframer->is_overlong;
     unframer->size = 0;
     unframer->is_overlong = false;
-    unframer->malformed += is_overlong;
     return is_overlong || size <= idle ? 0 : size;
 }
 
