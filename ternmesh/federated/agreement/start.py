@@ -19,7 +19,8 @@ class Start:
     def __init__(self, voters: Voters, index: int, nonce: bytes, needed: int) -> None:
         self.nonce = nonce
         self.is_over = False
-        self.votes: dict[int, Vote] = {}  # of this voter, that others have seen, by who has
+        # Digests that answers show or prove, by the place and who has answered
+        self._shown: dict[tuple[Place, int], bytes] = {}
         self._voters, self._index, self._needed = voters, index, needed
         self._answers: dict[int, tuple[messages.StartAnswer, Place]] = {}
 
@@ -31,12 +32,12 @@ class Start:
             if proof is not None:
                 messages.check_certificate(self._voters, kind, proof, verify)
         vote = self._read(answer.seen, verify) if answer.seen else None
-        newest = (0, 0) if vote is None else (vote.term, vote.version)
-        if vote is not None:
-            self.votes[answer.voter] = vote
-        for proof in (answer.decided, answer.lock):
-            if proof is not None:
-                newest = max(newest, (proof.term, proof.version))
+        newest = (0, 0)
+        for shown in (vote, answer.decided, answer.lock):
+            if shown is not None:
+                place = shown.term, shown.version
+                newest = max(newest, place)
+                self._shown[place, answer.voter] = shown.digest
         self._answers[answer.voter] = answer, newest
 
     def is_done(self, decided: int) -> bool:
@@ -44,6 +45,10 @@ class Start:
         proofs = (answer.decided for answer, _ in self._answers.values())
         is_behind = any(proof is not None and proof.version > decided for proof in proofs)
         return len(self._answers) >= self._needed and not is_behind
+
+    def digests(self, place: Place) -> set[bytes]:
+        """What was voted for in a place, as far as answers show it."""
+        return {digest for (at, _), digest in self._shown.items() if at == place}
 
     def newest(self) -> Place:
         """The newest place in which this voter may have signed."""

@@ -313,11 +313,9 @@ class Voter:
         return True
 
     def _has_voted_otherwise(self) -> bool:
-        """Whether others have seen a vote of this voter that excludes one on its disk."""
+        """Whether others show a vote, or prove a value, that excludes a vote on this disk."""
         own = {s.message.digest for kind, s in self._sent.items() if kind in VOTES}
-        votes = self.start_question.votes.values()
-        here = {vote.digest for vote in votes if (vote.term, vote.version) == self._place}
-        return bool(own and here - own)
+        return bool(own and self.start_question.digests(self._place) - own)
 
     def _enter(self, term: int, now: float) -> None:
         self._sent.clear()
