@@ -321,6 +321,7 @@ class Council:
             self.store.take_copy(data)
             self.store.commit()
             self._decided.clear()
+            self._made.clear()
             _log.info("took over global update %d from another voter", version)
 
     # What the voter asks for
@@ -354,10 +355,10 @@ class Council:
             return
         if not self._limits.allow(f"judge {digest.hex()}", now):
             return
-        version = self._to_judge[digest]
+        version, item = self._to_judge[digest], read_proposal(data)
         stored = self.store.load(self.model_hash)
         is_behind = stored is None or self.base + version > stored.state.version + 1
-        if is_behind or read_proposal(data).members > self._members:
+        if is_behind or item.members > self._members:
             self._want_copy(now)  # of what comes before, or of the list of members
             return
         del self._to_judge[digest]
@@ -365,7 +366,6 @@ class Council:
         try:
             if stored is None or self.base + version != stored.state.version + 1:
                 raise WireError("agreement", "a proposal is of an older version")
-            item = read_proposal(data)
             made, _ = self.reproduce(item, stored)
             self._is_doubtful = False
             if made_by(made) != item.made:
@@ -410,6 +410,7 @@ class Council:
         else:
             self._took_s.append(now - self._proposed_at)
             made.agreed(certificate, now)
+        self._made.clear()  # all that was made follows the global update before
         return True
 
     def _certificate(self, version: int, made: HostProtocol, now: float) -> Certificate | None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from host.council import Council
+from host.council import KEPT, Council
 from host.voter_bus import Matter
 from host.voting import as_leader
 from ternmesh.federated import events
@@ -41,6 +41,7 @@ from tests.sim.simledger import Violation
 MODEL, RUN = bytes(range(32)), b"run-id-8"
 BOARDS, DIMENSION, GOAL = 4, 300, 6
 TURN_S, TIMEOUT_S, HEAL_S, PROGRESS_S = 0.1, 1.0, 12.0, 60.0
+WAITING_MAX = 4  # proposals that a voter needs at once
 OWN = make_identity(HOST, Role.HOST, bytes(range(64)))
 FLEET = found_fleet("sim", OWN.public)
 
@@ -278,6 +279,9 @@ class Simulation:
 
     def check(self, seat: Seat) -> None:
         """A certified version has one hash, counts each update once, and is not taken back."""
+        council = seat.council
+        if council and max(len(council._made), len(council._proposals) - KEPT) > WAITING_MAX:
+            raise self.violation("proposals pile up")
         version = seat.store.version
         if seat.database.changed or version in seat.hashes or not version:
             return
