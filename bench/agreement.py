@@ -7,7 +7,6 @@ copies and signs of life; a lying board sends ten times the opposite, and lies i
 
 import json
 import random
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -46,19 +45,18 @@ from ternmesh.federated.agreement.voters import make_voters
 from ternmesh.federated.evaluation import Evaluation, write_values
 from ternmesh.federated.node import NodeProtocol
 from ternmesh.link.airtime import LoraSetting, airtime_us
-from ternmesh.security.identity import Role, identity_text, make_identity
+from ternmesh.security.identity import Role, make_identity
 from ternmesh.security.primitives import verify
 from ternmesh.types import Vector
+from ternmesh_cli.demo.voters import COUNTS, seat
 from ternmesh_cli.keys import enrol_fleet
 from ternmesh_service.config_file import load_model_package
 from ternmesh_service.control_socket import ControlError, ask
-from ternmesh_service.identity_file import make_identity_file
 from ternmesh_store.host_store import HostStore
 from ternmesh_store.node_store import NodeStore
 from tests.mosquitto import Mosquitto
 
 BOARDS, ROUNDS, SEEDS = 7, 40, 3
-VOTERS = ("attic", "barn", "cellar", "dairy", "eaves", "forge", "gable")
 MODEL = "keyword"
 RUN: Mapping[str, Any] = {"min_peers": 4, "deadline_s": 15.0, "announce_s": 1}
 TOP = {"state_dir": ".", "model": MODEL}
@@ -122,7 +120,7 @@ def lying_voter() -> Iterator[None]:
                 data = false if isinstance(false, bytes) else signer[0](false)
                 send(bus, matter, data)
         if matter is Matter.HERE:
-            for other in range(len(VOTERS)):
+            for other in range(max(COUNTS)):
                 send(bus, Matter.HERE, bytes((other,)) + body[1:])
             copy = cbor2.dumps([1 << 20, 1 << 20, b"", b"\xa0"])
             send(bus, Matter.COPY, copy)
@@ -159,7 +157,7 @@ def _lies(matter: Matter, body: bytes, rng: random.Random) -> Iterator[Message |
             yield messages.Suspect(said.voter, getattr(said, "term", 0))
         case Matter.SIGNED:
             version, _ = cbor2.loads(body)
-            for index in range(len(VOTERS)):
+            for index in range(max(COUNTS)):
                 yield cbor2.dumps([version, [[index, rng.randbytes(64)]]])
         case Matter.PROPOSAL | Matter.COPY:
             yield body[: len(body) // 2]
@@ -207,7 +205,6 @@ class Arm:
     """One fleet: its hosts, who lies, and how often the leader is killed."""
 
     voters: int = 1
-    mode: str = "bft"
     lies: bool = False  # one voter, and one board
     kills: int = 0
     away_s: float = AWAY_S
@@ -221,7 +218,7 @@ ARMS = {
     "kills_4": Arm(4, kills=KILLS),
     "both_7": Arm(7, lies=True, kills=KILLS),
 }
-FAILOVER = Arm(3, "crash", kills=FAILOVERS, away_s=1.0, rounds=400)
+FAILOVER = Arm(3, kills=FAILOVERS, away_s=1.0, rounds=400)
 
 
 class Fleet:
@@ -240,7 +237,12 @@ class Fleet:
         self.hosts = {"host": first}
         if arm.voters > 1:
             _begin(first)
-            signed, self.hosts = self._seats(folder, tables)
+            seats, signed = seat(folder / "host", arm.voters)
+            self.hosts = {}
+            for name, further in seats.items():
+                is_liar = arm.lies and not self.hosts
+                lie = partial(_all_of, decisions_watched, lying_voter if is_liar else nullcontext)
+                self.hosts[name] = End("host", folder / name, {**tables, **further}, lie)
         self.boards = {}
         for number, (name, (train, held_out)) in enumerate(zip(names, shares, strict=True)):
             own: dict[str, Mapping[str, Any]] = {
@@ -250,30 +252,8 @@ class Fleet:
                 "evaluate": _clips(folder / name / "held_out.npz", held_out.arrays),
                 **({"security": signed} if signed else {}),
             }
-            lie = lying_board if arm.lies and number == 0 else nullcontext
-            self.boards[name] = End(name, folder / name, own, lie)
-
-    def _seats(
-        self, folder: Path, tables: Mapping[str, Mapping[str, Any]]
-    ) -> tuple[Mapping[str, Any], dict[str, End]]:
-        """The settings of all that trust the voters, and these, each in its own folder."""
-        arm, names = self.arm, VOTERS[: self.arm.voters]
-        for name in names:
-            shutil.copytree(folder / "host", folder / name)
-        made = [make_identity_file(folder / n / "voter", n, Role.OBSERVER).public for n in names]
-        lines = [identity_text(public) for public in made]
-        faults = (len(names) - 1) // 3
-        signed = {"signers": lines, "threshold": faults + 1} if arm.mode == "bft" else {}
-        hosts = {}
-        for name in names:
-            seat = {"name": name, "voters": lines, "mode": arm.mode, "timeout_s": 3.0}
-            own = {**tables, "agreement": seat}
-            if signed:
-                own["security"] = {**signed, "signer_files": ["voter"]}
-            is_liar = arm.lies and name == names[0]
-            lie = partial(_all_of, decisions_watched, lying_voter if is_liar else nullcontext)
-            hosts[name] = End("host", folder / name, own, lie)
-        return signed, hosts
+            changed = lying_board if arm.lies and number == 0 else nullcontext
+            self.boards[name] = End(name, folder / name, own, changed)
 
     @property
     def honest(self) -> list[End]:

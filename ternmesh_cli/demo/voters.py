@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ternmesh.federated.agreement.voters import BFT, CRASH, make_voters
 from ternmesh.security.identity import Role, identity_text
 from ternmesh_cli.workers import Worker
 from ternmesh_service.identity_file import make_identity_file
@@ -40,9 +41,10 @@ def seat(first: Path, count: int) -> tuple[dict[str, Tables], Mapping[str, Any]]
         for name in names
     ]
     lines = [identity_text(public) for public in made]
-    bears_liars = count % 3 == 1
-    agreement = {"voters": lines, "mode": "bft" if bears_liars else "crash", "timeout_s": 3.0}
-    signed = {"signers": lines, "threshold": (count - 1) // 3 + 1} if bears_liars else {}
+    mode = BFT if count % 3 == 1 else CRASH
+    agreement = {"voters": lines, "mode": mode, "timeout_s": 3.0}
+    witnesses = make_voters(b"", names, mode).witnesses
+    signed = {"signers": lines, "threshold": witnesses} if mode == BFT else {}
     tables: dict[str, Tables] = {}
     for name in names:
         tables[name] = {"agreement": {"name": name, **agreement}}
