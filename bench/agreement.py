@@ -127,7 +127,7 @@ def lying_voter() -> Iterator[None]:
         send(bus, matter, body)
 
     def false_hash(_: object) -> bytes:
-        return rng.randbytes(16)
+        return rng.randbytes(32)
 
     with (
         mock.patch.object(messages, "sign_message", note),

@@ -24,12 +24,14 @@ from host.voter_bus import NAME_SIZE, Matter, VoterBus
 from ternmesh.errors import WireError
 from ternmesh.federated import events
 from ternmesh.federated.agreement import events as asked
+from ternmesh.federated.agreement.messages import parse_certificate, plain_certificate
 from ternmesh.federated.agreement.voter import Voter
 from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.replica import (
     OtherStateError,
     ProposedUpdate,
     made_by,
+    made_hash,
     proposal_hash,
     read_proposal,
     take_over,
@@ -38,6 +40,7 @@ from ternmesh.federated.replica import (
 from ternmesh.security.authenticator import KeyedAuthenticator
 from ternmesh.security.membership import write_fleet
 from ternmesh.timers import RateLimiter
+from ternmesh.wire.control import read_cbor
 from ternmesh.wire.global_update import Certificate, split_certificate
 from ternmesh_service.keyring import Keyring
 from ternmesh_service.status import AgreementStatus
@@ -236,7 +239,7 @@ class Council:
         assert stored is not None
         again, state = self.reproduce(item, stored)
         take_over(host, again)
-        data = write_proposal(replace(item, state=state, made=made_by(host)))
+        data = write_proposal(replace(item, state=state, made=made_by(again, stored.state)))
         self.keep_proposal(data)
         self._own = self._keep_proposal(data)
         self._proposed_at = now
@@ -278,9 +281,7 @@ class Council:
                 version, members = cbor2.loads(body)
                 is_behind = version < self.version or members < self._members
                 if is_behind and self._copies.allow("give", now):
-                    state = self.keyring.member_list.state
-                    copy = [self.version, self._members, write_fleet(self.keyring.own, state)]
-                    self.bus.send(Matter.COPY, cbor2.dumps([*copy, self.store.copied()]))
+                    self._give_copy()
             case Matter.COPY:
                 self._take_copy(*cbor2.loads(body))
 
@@ -288,6 +289,8 @@ class Council:
         digest = proposal_hash(data)
         self._proposals[digest] = data
         needed = {self._own, *self._made, *self._to_judge, *(d for _, d in self._decided)}
+        if self.voter.decided is not None:
+            needed.add(self.voter.decided.digest)  # it shows that a copy is right
         others = [known for known in self._proposals if known not in needed]
         for oldest in others[:-KEPT]:
             del self._proposals[oldest]
@@ -306,7 +309,22 @@ class Council:
                 certificate = split_certificate(known)[1]
                 self.bus.send(Matter.SIGNED, cbor2.dumps([version, certificate]))
 
-    def _take_copy(self, version: int, members: int, fleet: bytes, data: bytes) -> None:
+    def _give_copy(self) -> None:
+        """Tell the list of members and, where it can be proved, all that this voter has."""
+        fleet = write_fleet(self.keyring.own, self.keyring.member_list.state)
+        decided, copy = self.voter.decided, [0, self._members, fleet, b"", b"", b""]
+        if self.version == self.base:  # older than the voters: nobody has decided it
+            copy = [self.base, self._members, fleet, self.store.copied(), b"", b""]
+        elif decided is not None and self.version == self.base + decided.version:
+            proposal = self._proposals.get(decided.digest)
+            if proposal is not None:
+                proof = proposal, cbor2.dumps(plain_certificate(decided), canonical=True)
+                copy = [self.version, self._members, fleet, self.store.copied(), *proof]
+        self.bus.send(Matter.COPY, cbor2.dumps(copy))
+
+    def _take_copy(
+        self, version: int, members: int, fleet: bytes, data: bytes, proposal: bytes, proof: bytes
+    ) -> None:
         """Go on from what another voter has, where this one does not lead and is behind."""
         own = self.version - self._is_doubtful
         if self.host is not None or (version, members) <= (own, self._members):
@@ -317,12 +335,26 @@ class Council:
             if found.state.version != version:
                 raise WireError("agreement", "a copy is of another version than it says")
             self.check_copy(found)
+            if version > self.base:
+                self._check_decided(version, made_hash(found.state), proposal, proof)
+                self.keep_proposal(proposal)
             self._is_doubtful = False
             self.store.take_copy(data)
             self.store.commit()
             self._decided.clear()
             self._made.clear()
+            self._keep_proposal(proposal)
             _log.info("took over global update %d from another voter", version)
+
+    def _check_decided(self, version: int, made: bytes, proposal: bytes, proof: bytes) -> None:
+        """Check that the voters have decided what a copy of a run has. Raises WireError."""
+        decision = parse_certificate(read_cbor(proof))
+        if decision is None:
+            raise WireError("agreement", "nobody has decided what a copy of a run has")
+        self.voter.check_decision(decision)
+        decided = self.base + decision.version, decision.digest, read_proposal(proposal).made
+        if decided != (version, proposal_hash(proposal), made):
+            raise WireError("agreement", "the voters have decided another state than a copy has")
 
     # What the voter asks for
 
@@ -368,7 +400,7 @@ class Council:
                 raise WireError("agreement", "a proposal is of an older version")
             made, _ = self.reproduce(item, stored)
             self._is_doubtful = False
-            if made_by(made) != item.made:
+            if made_by(made, stored.state) != item.made:
                 raise WireError("agreement", "the same updates make another one here")
             self.keep_proposal(data)
             self._made[digest] = made
@@ -376,13 +408,20 @@ class Council:
         except StoreError:
             raise
         except Exception as error:  # noqa: BLE001  (a lying voter's copy or proposal may raise anything)
-            self._is_doubtful |= not isinstance(error, WireError) or isinstance(
-                error, OtherStateError
-            )
+            is_other = not isinstance(error, WireError) or isinstance(error, OtherStateError)
+            self._is_doubtful |= is_other and not self._is_proven(stored)
             _log.warning("version %d is not agreed to: %s", self.base + version, error)
             if self._is_doubtful:
                 self._want_copy(now)
         self._do(self.voter.judged(version, digest, is_valid, now))
+
+    def _is_proven(self, stored: StoredRun | None) -> bool:
+        """Whether the voters have decided just what this one has: then a proposal is wrong."""
+        decided = self.voter.decided
+        if stored is None or decided is None or self.base + decided.version != self.version:
+            return False
+        data = self._proposals.get(decided.digest)
+        return data is not None and read_proposal(data).made == made_hash(stored.state)
 
     def _want_copy(self, now: float) -> None:
         if self._limits.allow("want a copy", now):

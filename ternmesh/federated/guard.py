@@ -256,6 +256,12 @@ def _read(data: bytes) -> Vector:
     return np.frombuffer(data, "<f4").astype(np.float32)
 
 
+def newest_rounds(stored: Iterable[bytes]) -> list[bytes]:
+    """The newest `KEPT_MAX` of stored rounds, in their order; of one version, the last given."""
+    by_version = {_read_round(data)[1].version: data for data in stored}
+    return [by_version[version] for version in sorted(by_version)[-KEPT_MAX:]]
+
+
 def _read_round(data: bytes) -> tuple[int, KeptRound]:
     """The oldest version that counts, and the round; ValueError or TypeError."""
     oldest, version, residual, step, rows = cbor2.loads(data)

@@ -14,14 +14,16 @@ import cbor2
 
 from ternmesh.errors import WireError
 from ternmesh.federated.aggregation import read_step
+from ternmesh.federated.agreement.messages import DIGEST_SIZE
 from ternmesh.federated.combiner import state_hash
+from ternmesh.federated.guard import newest_rounds
 from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.open_round import check_round, round_of
 from ternmesh.federated.state import ChainLink, HostSettings, HostState, RegisteredNode, RunState
 from ternmesh.plan import Plan
 from ternmesh.security.authenticator import OPEN, SecurityLayer
 from ternmesh.wire.frame import NODE_MAX
-from ternmesh.wire.global_update import HASH_SIZE, GlobalUpdate, hash_adapter, hash_global_update
+from ternmesh.wire.global_update import GlobalUpdate, hash_adapter, hash_global_update
 
 PROPOSED_MAX = 16 << 20  # bytes of a proposal: the updates of a thousand boards are 1 MB
 
@@ -39,7 +41,7 @@ class ProposedUpdate:
     joined: tuple[tuple[int, str, int], ...]  # address, name and samples of the run's boards
     bodies: tuple[tuple[int, bytes], ...]  # of updates and silences, by address, as they came
     state: bytes  # the hash of what the voter knows before it (`combiner.state_hash`)
-    made: bytes  # the hash of what comes of it
+    made: bytes  # the hash of what comes of it (`made_by`)
 
 
 class OtherStateError(WireError):
@@ -81,7 +83,7 @@ def read_proposal(data: bytes) -> ProposedUpdate:
     ) as error:
         raise WireError("agreement", "a proposal is not well formed") from error
     sizes_fit = all(isinstance(part, bytes) for part in (run, before, state, made))
-    sizes_fit = sizes_fit and (len(made), len(run)) == (HASH_SIZE, 8)
+    sizes_fit = sizes_fit and (len(made), len(run)) == (DIGEST_SIZE, 8)
     numbers = [version, members, *(a for a, _, _ in item.joined), *(s for *_, s in item.joined)]
     numbers += [a for a, _ in item.bodies] + ([] if returns_to is None else [returns_to])
     fit = all(isinstance(n, int) and 0 <= n < 1 << 32 for n in numbers)
@@ -167,7 +169,7 @@ def check_copy(
     """Check that the signers have certified what another voter has. Raises WireError.
 
     Global updates that are `known` need no certificate: they may be older than the voters. What no
-    certificate covers is compared with the next proposal; here a host must be able to use it.
+    signer has certified is compared with what the voters have decided (`made_hash`).
     """
     host = HostProtocol(
         plan=plan, settings=settings, model_hash=model_hash, run=run, state=state, security=security
@@ -202,6 +204,28 @@ def _certified(
     return step
 
 
+def stored_hash(state: HostState) -> bytes:
+    """The hash of all on a voter's disk that global updates follow from, beside their hash."""
+    rows = [
+        (node.address, node.name, row.round, row.digest, row.have)
+        for node in sorted(state.nodes, key=lambda node: node.address)
+        if (row := node.counted) is not None
+    ]
+    parts = (
+        state.standings,
+        state.mean,
+        state.residual.astype("<f4").tobytes(),
+        cbor2.dumps(rows),
+        *newest_rounds(state.kept),
+    )
+    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).digest()
+
+
+def made_hash(state: HostState) -> bytes:
+    """What a proposal calls `made`, of the state that its global update has led to."""
+    return hashlib.sha256(state.global_hash + stored_hash(state)).digest()
+
+
 def take_over(host: HostProtocol, made: HostProtocol) -> None:
     """Let a host await what another has made of the same bodies, by the state that is on disk.
 
@@ -211,10 +235,24 @@ def take_over(host: HostProtocol, made: HostProtocol) -> None:
     host.combiner.nodes = host.nodes
 
 
-def made_by(host: HostProtocol) -> bytes:
-    """The hash of what a host awaits, without a certificate."""
+def made_by(host: HostProtocol, state: HostState) -> bytes:
+    """The hash of what a host awaits, without a certificate, and of what `state` becomes by it."""
     assert host.awaiting is not None
-    return hash_global_update(host.awaiting.content)
+    proposal, count = host.awaiting.proposal, host.awaiting.count
+    kept = host.combiner.guard.stored(host.version)
+    is_mean_kept = bool(count.rows or host.plan.rounds)
+    nodes = (replace(n, counted=count.rows.get(n.address, n.counted)) for n in host.nodes.values())
+    return made_hash(
+        replace(
+            state,
+            global_hash=hash_global_update(host.awaiting.content),
+            residual=proposal.residual,
+            nodes=tuple(nodes),
+            mean=state.mean if is_mean_kept else host.combiner.consolidation.stored(),
+            standings=host.combiner.aggregation.stored(),
+            kept=(*state.kept, *filter(None, [kept])),
+        )
+    )
 
 
 def _nodes(

@@ -232,7 +232,7 @@ def test_a_liar_neither_replaces_a_run_nor_fills_a_certificate(
     tables = cbor2.loads(council.store.copied())
     tables["host_run"][0][3] = 7  # the version
     for data in ({}, tables, {**tables, "host_run": [["x"]]}, {**tables, "host_value": 1}):
-        liar.send(Matter.COPY, cbor2.dumps([7, 0, fleet, cbor2.dumps(data)]))
+        liar.send(Matter.COPY, cbor2.dumps([7, 0, fleet, cbor2.dumps(data), b"", b"\x80"]))
     rows = [[number, bytes(64)] for number in range(2 * council_module.ROWS_MAX)]
     for row in [*rows, [-1, bytes(64)], ["0", bytes(64)], [0, "signature"]]:
         liar.send(Matter.SIGNED, cbor2.dumps([1, [row]]))
@@ -247,7 +247,7 @@ def test_a_liar_neither_replaces_a_run_nor_fills_a_certificate(
     council.store.begin(b"run-id-8", plan, MODEL)
     council.store.keep_base(0)
     with pytest.raises(WireError, match="than it says"):
-        council._take_copy(7, 0, fleet, council.store.copied())
+        council._take_copy(7, 0, fleet, council.store.copied(), b"", b"\x80")
 
 
 def test_making_a_proposal_again_leaves_the_broadcast_key_alone(
@@ -255,7 +255,7 @@ def test_making_a_proposal_again_leaves_the_broadcast_key_alone(
 ) -> None:
     council, keyring = seat
     live = keyring.security("host", MODEL, 0).sealing
-    item = ProposedUpdate(bytes(8), 1, bytes(16), 0, (), None, (), (), b"", bytes(16))
+    item = ProposedUpdate(bytes(8), 1, bytes(16), 0, (), None, (), (), b"", bytes(32))
     stored = council.store.load(MODEL)
     assert stored is not None
     with pytest.raises(WireError):

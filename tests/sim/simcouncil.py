@@ -13,6 +13,7 @@ from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
+import cbor2
 import numpy as np
 
 from host.council import KEPT, Council
@@ -24,7 +25,7 @@ from ternmesh.federated.agreement.terms import VoterSettings
 from ternmesh.federated.agreement.voter import Voter
 from ternmesh.federated.agreement.voters import BFT, CRASH, Voters, make_voters
 from ternmesh.federated.host import HostProtocol
-from ternmesh.federated.replica import ProposedUpdate, check_copy, reproduce
+from ternmesh.federated.replica import ProposedUpdate, check_copy, reproduce, stored_hash
 from ternmesh.federated.state import HostSettings, RunState
 from ternmesh.plan import Plan, make_plan
 from ternmesh.security.authenticator import OPEN
@@ -77,6 +78,7 @@ class Seat:
         self.council: Council | None = None
         self.host: HostProtocol | None = None
         self.hashes: dict[int, bytes] = {}
+        self.is_spoilt = False
 
     def start(self) -> None:
         if self.council is not None:
@@ -176,18 +178,32 @@ class Seat:
         if self.store.changed:
             self.store.commit()
 
+    @property
+    def lies(self) -> bool:
+        return self.index == self.sim.liar
+
     def _send(self, matter: Matter, body: bytes) -> None:
+        if self.lies and matter is Matter.COPY:
+            body = false_copy(body)
         self.sim.send(self, matter, body)
+
+    def spoil(self) -> None:
+        """The disk has another residual than it was given."""
+        self.is_spoilt = True
+        self.store._values.put_floats("residual", np.ones(DIMENSION, np.float32))
+        self.store.commit()
 
     def deliver(self, matter: Matter, body: bytes) -> None:
         self.inbox.append((matter, body))
+        if self.lies and self.council is not None and matter is Matter.COPY_WANTED:
+            self.council._give_copy()  # as often as it likes
 
     def _receive(self) -> list[tuple[Matter, bytes]]:
         found, self.inbox = self.inbox, []
         return found
 
     def _reproduce(self, item: ProposedUpdate, stored: StoredRun) -> tuple[HostProtocol, bytes]:
-        return reproduce(
+        made, known = reproduce(
             item,
             plan=stored.plan,
             settings=self.sim.settings,
@@ -197,6 +213,8 @@ class Seat:
             members=0,
             security=OPEN,
         )
+        is_doubt_sown = self.lies and not item.state and self.sim.rng.random() < 0.5
+        return made, bytes(32) if is_doubt_sown else known
 
     def _check_copy(self, found: StoredRun) -> None:
         check_copy(
@@ -207,6 +225,19 @@ class Seat:
             run=found.run,
             security=OPEN,
         )
+
+
+def false_copy(body: bytes) -> bytes:
+    """A copy of a run with another residual, and all else as it is."""
+    version, members, fleet, tables, *proof = cbor2.loads(body)
+    if not tables:
+        return body
+    found = cbor2.loads(tables)
+    found["host_value"] = [
+        [key, bytes(len(value)) if key == "residual" else value, *rest]
+        for key, value, *rest in found["host_value"]
+    ]
+    return cbor2.dumps([version, members, fleet, cbor2.dumps(found), *proof])
 
 
 class Simulation:
@@ -225,7 +256,9 @@ class Simulation:
         self.delay_s = self.rng.choice((0.05, 0.3))
         self.is_cut = [False] * size
         self.is_healed = False
+        self.liar = self.rng.randrange(size) if mode == BFT and self.rng.random() < 0.5 else None
         self.hashes: dict[int, bytes] = {}
+        self.states: dict[int, bytes] = {}
         self._updates: dict[tuple[int, int], list[bytes]] = {}
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
@@ -289,6 +322,11 @@ class Simulation:
         made = hashlib.sha256(content).digest()
         if self.hashes.setdefault(version, made) != made:
             raise self.violation(f"two global updates of version {version}")
+        stored = seat.store.load(MODEL)
+        assert stored is not None
+        known = self.states.setdefault(version, stored_hash(stored.state))
+        if known != stored_hash(stored.state) and not seat.is_spoilt:
+            raise self.violation("a voter has another state than the others")
         if version < max(seat.hashes, default=0):
             raise self.violation("a global update was taken back")
         seat.hashes[version] = made
@@ -304,6 +342,8 @@ class Simulation:
     def _kill_one(self) -> None:
         seat = self.rng.choice(self.seats)
         seat.kill()
+        if self.rng.random() < 0.3 and not any(other.is_spoilt for other in self.seats):
+            seat.spoil()
         self.after(self.rng.uniform(0.1, 4.0), seat.start)
 
     def _kill_all(self) -> None:

@@ -21,7 +21,7 @@ from tests.sim.simledger import Violation
 pytestmark = pytest.mark.no_cover
 
 SEEDS, GROUPS = 100, 5
-BUG_SEEDS = 40
+BUG_SEEDS = 60
 
 
 @pytest.fixture(autouse=True)
@@ -51,6 +51,7 @@ MUTANTS: dict[str, tuple[Bug, ...]] = {
         (HostStore, "forget_open_round", instead(lambda self: None)),
     ),
     "nobody gives copies": ((Council, "_take_copy", instead(lambda *_: None)),),
+    "a copy need not be decided": ((Council, "_check_decided", instead(lambda *_: None)),),
     "missing signatures are not asked for": ((Council, "_take_rows", instead(lambda *_: None)),),
     "votes are not on disk": ((Voter, "_stored", instead(lambda self: b"")),),
 }

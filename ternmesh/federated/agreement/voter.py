@@ -110,6 +110,10 @@ class Voter:
         """The newest version that is decided; the next one is open."""
         return 0 if self.decided is None else self.decided.version
 
+    def check_decision(self, proof: QuorumCertificate) -> None:
+        """Raises WireError where no quorum has decided this."""
+        messages.check_certificate(self.voters, Commit, proof, self._verify)
+
     @property
     def is_started(self) -> bool:
         return self.start_question.is_over
@@ -250,7 +254,7 @@ class Voter:
 
     def _receive_decision(self, message: messages.Decision, now: float) -> None:
         if message.proof.version > self.version:
-            messages.check_certificate(self.voters, Commit, message.proof, self._verify)
+            self.check_decision(message.proof)
             self._decide(message.proof, now)
 
     def _receive_question(self, message: messages.StartQuestion, now: float) -> None:
