@@ -24,7 +24,12 @@ from host.voter_bus import NAME_SIZE, Matter, VoterBus
 from ternmesh.errors import WireError
 from ternmesh.federated import events
 from ternmesh.federated.agreement import events as asked
-from ternmesh.federated.agreement.messages import parse_certificate, plain_certificate
+from ternmesh.federated.agreement.messages import (
+    Commit,
+    check_certificate,
+    parse_certificate,
+    plain_certificate,
+)
 from ternmesh.federated.agreement.voter import Voter
 from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.replica import (
@@ -351,7 +356,7 @@ class Council:
         decision = parse_certificate(read_cbor(proof))
         if decision is None:
             raise WireError("agreement", "nobody has decided what a copy of a run has")
-        self.voter.check_decision(decision)
+        check_certificate(self.voter.voters, Commit, decision, self.voter.verify)
         decided = self.base + decision.version, decision.digest, read_proposal(proposal).made
         if decided != (version, proposal_hash(proposal), made):
             raise WireError("agreement", "the voters have decided another state than a copy has")

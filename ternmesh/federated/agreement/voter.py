@@ -57,7 +57,7 @@ class Voter:
         self.ballot = Ballot(voters, 1)
         needed = 0 if settings.trusts_disk else voters.answers_needed
         self.start_question = Start(voters, index, struct.pack("<d", rng.random()), needed)
-        self._sign, self._verify = sign, verify
+        self._sign, self.verify = sign, verify
         self._place: Place = (0, 0)  # the newest in which this voter has signed
         self._floor: Place = (0, 0)  # it votes only above it
         self._sent: dict[Kind, Signed[Any]] = {}  # what holds in this term and version
@@ -110,10 +110,6 @@ class Voter:
         """The newest version that is decided; the next one is open."""
         return 0 if self.decided is None else self.decided.version
 
-    def check_decision(self, proof: QuorumCertificate) -> None:
-        """Raises WireError where no quorum has decided this."""
-        messages.check_certificate(self.voters, Commit, proof, self._verify)
-
     @property
     def is_started(self) -> bool:
         return self.start_question.is_over
@@ -141,7 +137,7 @@ class Voter:
         is_vote = isinstance(message, VOTES)
         if is_vote and self._is_known(message):
             return []
-        messages.check_message(self.voters, signed, self._verify)
+        messages.check_message(self.voters, signed, self.verify)
         _RECEIVERS[type(message)](self, signed if is_vote else message, now)
         return self._finish(now)
 
@@ -210,7 +206,7 @@ class Voter:
                 raise WireError("agreement", "a proposal has the proof of another one")
             if proof.term >= vote.term:
                 raise WireError("agreement", "the proof of a proposal is of no earlier term")
-            messages.check_certificate(self.voters, Prepare, proof, self._verify)
+            messages.check_certificate(self.voters, Prepare, proof, self.verify)
 
     def _count(self, signed: Signed[Vote], now: float) -> None:
         vote = signed.message
@@ -234,7 +230,7 @@ class Voter:
         if lock is not None:
             if lock.version != message.decided + 1 or lock.term >= message.term:
                 raise WireError("agreement", "the lock of a new term is of another version or term")
-            messages.check_certificate(self.voters, Prepare, lock, self._verify)
+            messages.check_certificate(self.voters, Prepare, lock, self.verify)
         self._claimed = max(self._claimed, message.decided)
         self.terms.heard(message.voter, message.term)
         self.terms.add(message, now)
@@ -254,7 +250,7 @@ class Voter:
 
     def _receive_decision(self, message: messages.Decision, now: float) -> None:
         if message.proof.version > self.version:
-            self.check_decision(message.proof)
+            messages.check_certificate(self.voters, Commit, message.proof, self.verify)
             self._decide(message.proof, now)
 
     def _receive_question(self, message: messages.StartQuestion, now: float) -> None:
@@ -266,7 +262,7 @@ class Voter:
 
     def _receive_answer(self, message: messages.StartAnswer, _now: float) -> None:
         if not self.is_started:
-            self.start_question.add(message, self._verify)
+            self.start_question.add(message, self.verify)
             if message.decided is not None:
                 self._claimed = max(self._claimed, message.decided.version)
 
