@@ -42,7 +42,6 @@ class RuleStrategy(FedAvg):  # type: ignore[misc]
         aggregation: str = "weighted_mean",
         byzantine: int = 0,
         aggregation_file: str = "",
-        seed: int = 0,
         **options: Any,
     ) -> None:
         """ConfigError for a rule that there is not, or that needs samples of the host."""
@@ -53,7 +52,6 @@ class RuleStrategy(FedAvg):  # type: ignore[misc]
             raise ConfigError(f"{aggregation} needs samples of the host, which Flower's has not")
         self._rule, self._name = load_rule(aggregation, aggregation_file), aggregation
         self._byzantine = byzantine
-        self._rng = np.random.default_rng(seed)
         self._global: dict[str, Any] = {}  # the arrays that the nodes began with
         self._before: Vector | None = None  # the newest step
 
@@ -123,7 +121,7 @@ class RuleStrategy(FedAvg):  # type: ignore[misc]
 
     def _step(self, updates: Updates, weights: Weights, server_round: int) -> Vector:
         """The step of a round by the rule, or the weighted mean."""
-        context = Context(self._byzantine, self._before, None, self._rng)
+        context = Context(self._byzantine, self._before)
         try:
             check_count(self._name, len(updates), self._byzantine)
             step = np.asarray(self._rule(updates, weights, context))
