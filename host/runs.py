@@ -52,6 +52,14 @@ def continue_or_begin(
     return begun
 
 
+def follow_run(store: HostStore, run: tuple[bytes, Plan], package: ModelPackage) -> StoredRun:
+    """On an aggregator: the stored run if it is that of the host above, which takes its place."""
+    stored = store.load(package.model_hash())
+    if stored is not None and (stored.run, stored.plan) == run:
+        return stored
+    return store.begin(*run, package.model_hash(), package.adapter_key())
+
+
 def can_carry(run: LearnedRun | None, package: ModelPackage) -> bool:
     """Whether a run of this model can take along what was learned in `run`, if there is any."""
     if run is None or run.model == package.model_hash():

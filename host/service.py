@@ -19,11 +19,13 @@ from host.enrolment import EnrolmentService
 from host.knowledge import Teaching
 from host.releases import FOLDER, Publisher, active_model, signed_here
 from host.report import HISTORY_MAX, RoundCosts, answer_boards, describe, status, summary
-from host.runs import can_carry, continue_or_begin
+from host.runs import can_carry, continue_or_begin, follow_run
+from host.upstream import Upstream, opened_upstream, settings_below
 from host.voting import TERM_COUNTERS, Voting, as_leader, read_own
 from ternmesh.config import ConfigError
 from ternmesh.federated.events import (
     OLD_MEMBERS,
+    AddedUp,
     GlobalUpdateMade,
     HostEvent,
     Proposed,
@@ -33,7 +35,7 @@ from ternmesh.federated.events import (
 from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.refusals import RefusalLog
 from ternmesh.federated.rules import Root
-from ternmesh.federated.state import NODES_AGGREGATED_MAX, HostSettings
+from ternmesh.federated.state import HostSettings
 from ternmesh.model_package import ModelPackage
 from ternmesh.plan import Plan
 from ternmesh.timers import NETWORK_TIMERS, TimerSettings
@@ -66,10 +68,7 @@ _log = logging.getLogger(__name__)
 
 
 class HostService:
-    """One run while it is hosted. The store is open, and all calls come from one thread.
-
-    ConfigError where the run has too many nodes for partial aggregates.
-    """
+    """One run while it is hosted. The store is open, and all calls come from one thread."""
 
     def __init__(
         self,
@@ -84,14 +83,13 @@ class HostService:
         releases: Publisher | None = None,
         teaching: Teaching | None = None,
         council: Council | None = None,
+        upstream: Upstream | None = None,
     ) -> None:
-        if settings.partial_aggregates and len(stored.state.nodes) > NODES_AGGREGATED_MAX:
-            raise ConfigError(
-                f"run.partial_aggregates is for at most {NODES_AGGREGATED_MAX} nodes, and this run "
-                f"has {len(stored.state.nodes)}: switch it off, or begin another run"
-            )
         self._keyring = keyring or NoKeyring()
-        security = self._keyring.security(HOST, model_hash, stored.state.counter)
+        name = HOST if upstream is None else upstream.node.settings.name
+        security = self._keyring.security(
+            name, model_hash, stored.state.counter, is_aggregator=upstream is not None
+        )
         self.protocol = HostProtocol(
             plan=stored.plan,
             settings=settings,
@@ -104,13 +102,14 @@ class HostService:
         self.protocol.session.management.restore(store.boards(clock()))
         self.protocol.combiner.mute(store.muted)
         self.enrolment: EnrolmentService | None = None
-        if isinstance(self._keyring, Keyring):
+        if isinstance(self._keyring, Keyring) and upstream is None:
             self.enrolment = EnrolmentService(self._keyring, self.protocol.channel)
             self.enrolment.register(self.protocol.handlers)
         self.driver: Driver[HostEvent] = Driver(self.protocol, transport, clock)
         self.releases = releases
         self.teaching = teaching
         self._council = council
+        self._upstream = upstream
         self._store = store
         standings = self.protocol.combiner.aggregation.reputations.standings
         # The addresses of nodes that are trusted little
@@ -152,6 +151,8 @@ class HostService:
         now = self._clock()
         if self._council is not None:
             self._council.turn(now)
+        if self._upstream is not None:
+            self._upstream.turn(self.protocol, now)
         if self.releases is not None:
             known = (node.name for node in self.protocol.nodes.values())
             boards = (name for name in known if not self.protocol.is_excluded(name))
@@ -240,6 +241,8 @@ class HostService:
                 self._remark = remark
             case Proposed() if self._council is not None:
                 self._council.propose(event, now)
+            case AddedUp() if self._upstream is not None:
+                self._upstream.take(event)
             case RoundOpened():
                 self._costs.take_seconds(now)  # the time before belongs to no round
         line = describe(event, self.protocol, now)
@@ -344,10 +347,6 @@ def _own_training(
 
 def _keyring(config: HostConfig, state: StateFile, *, insecure: bool) -> Keyring | NoKeyring:
     """The keys of this host, not opened yet; ConfigError."""
-    if config.run.partial_aggregates and not insecure:
-        raise ConfigError(
-            "run.partial_aggregates needs --insecure: sealed updates cannot be added up yet"
-        )
     keyring = choose_keyring(state, config.security, config.link, insecure=insecure)
     if config.agreement.voters:
         if isinstance(keyring, NoKeyring):
@@ -375,6 +374,7 @@ def _host_model(
     plan = plan_of(config.run, package.dimension, profile_of(config.link))
     settings = settings_of(config.run, _own_training(config, model, plan, open_samples))
     settings = replace(settings, has_voters=bool(config.agreement.voters))
+    settings = settings_below(settings) if config.upstream.url else settings
     teaching = make_teaching(model) if make_teaching else None
     state = StateFile(Path(config.state_dir))
     keyring = _keyring(config, state, insecure=insecure)
@@ -382,9 +382,19 @@ def _host_model(
     # A damaged run is given up only with --new-run: all nodes would follow the new one.
     needed = () if new_run else (HOST_TABLES,)
     with opened(state, keyring, config.link.fleet, *needed), ExitStack() as stack:
-        keyring.security(HOST, package.model_hash(), 0)  # refuses wrong keys before a run begins
+        name = config.link.aggregator or HOST
+        keyring.security(name, package.model_hash(), 0)  # refuses wrong keys before a run begins
         new_run |= model.parent == folder and not can_carry(store.learned(), package)
-        stored = continue_or_begin(store, plan, package, new_run=new_run, after_end=after_end)
+        upstream = None
+        if config.upstream.url:
+            manager.ready()
+            session = opened_upstream(config, package, keyring, time.monotonic, stop, manager.beat)
+            upstream = stack.enter_context(session)
+            if upstream is None:
+                return False
+            stored = follow_run(store, upstream.run, package)
+        else:
+            stored = continue_or_begin(store, plan, package, new_run=new_run, after_end=after_end)
         council = None
         if isinstance(keyring, Keyring) and keyring.has_voters:
             voting = Voting(keyring, settings, package.model_hash(), store)
@@ -409,6 +419,7 @@ def _host_model(
             releases=releases,
             teaching=teaching,
             council=council,
+            upstream=upstream,
             servers=servers,
             machine=Machine(state, config.page, config.link, servers),
             relay=relay,
@@ -432,6 +443,7 @@ class Program:
     releases: Publisher
     teaching: Teaching | None
     council: Council | None  # with the other voters
+    upstream: Upstream | None  # of an aggregator
     servers: Servers
     machine: Machine
     relay: Relay
@@ -445,14 +457,14 @@ class Program:
         while not (is_over or self.stop.is_set()):
             if self.council is not None:  # boards have seen the counters of the voter that led
                 self.store.pass_hop_counters(self.council.voter.term * TERM_COUNTERS)
-            hops = hop_keys(self.keyring, HOST)
+            hops = hop_keys(self.keyring, self.config.link.aggregator or HOST)
             transport = make_transport(self.config.link, HOST, self.state, hops)
             with closing(transport):
                 if self.council is not None and not self.council.can_lead(time.monotonic()):
                     self._follow(self.council, transport)
                     continue
                 is_over = self._lead(transport) or self.council is None
-        if self.releases.has_switched and not self.stop.is_set():
+        if (self.releases.has_switched or self._is_other_run) and not self.stop.is_set():
             return True
         self.manager.stopping()
         return False
@@ -467,7 +479,12 @@ class Program:
         service.start()
         self.servers.turn(time.monotonic())
         self.manager.ready()
-        while not (self.stop.is_set() or self.releases.has_switched or service.is_deposed):
+        while not (
+            self.stop.is_set()
+            or self.releases.has_switched
+            or service.is_deposed
+            or self._is_other_run
+        ):
             if self.until_finished and service.may_leave():
                 return True
             service.poll(POLL_S)
@@ -502,10 +519,20 @@ class Program:
             keyring=self.keyring,
             pace=pace_of(transport),
             # Another model would be another run, of which the other voters know nothing.
-            releases=self.releases if self.config.publishes and not self.council else None,
+            releases=self.releases if self.config.publishes and not self.is_shared else None,
             teaching=self.teaching,
             council=self.council,
+            upstream=self.upstream,
         )
+
+    @property
+    def _is_other_run(self) -> bool:
+        return self.upstream is not None and self.upstream.has_other_run
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other hosts decide what the run is."""
+        return bool(self.council or self.upstream)
 
     def _answer_others(self, service: HostService) -> None:
         """Answer what owners have asked at voters that follow."""
@@ -541,6 +568,7 @@ class Program:
             transport=follows.bus.status() if follows else transport.status(),
             release=self.releases.status(),
             agreement=self.council.status(time.monotonic()) if self.council else None,
+            upstream=self.upstream.status() if self.upstream else None,
             machine=self.machine.status(),
         )
         return to_json(found)

@@ -8,7 +8,6 @@ from ternmesh.plan import of_rounds
 from ternmesh_cli.predict import figures_text
 from ternmesh_service.alarms import BAD, PAUSED, alarms, board_state, is_over
 from ternmesh_service.status import (
-    AggregatorStatus,
     BoardStatus,
     GatewayStatus,
     HostedBoard,
@@ -123,14 +122,14 @@ def _remarks(boards: Sequence[HostedBoard], software: str) -> Iterator[str]:
     ]
     silent = [board.name for board in boards if board.board.software is None]
     others = [b.name for b in boards if b.board.software not in (None, software)]
-    added = [board.name for board in boards if board.partial_aggregate is not None]
+    regions = [f"{board.name} of {board.members} boards" for board in boards if board.members]
     for sentence, names in (
         ("longer than updates usually are, and cut", clipped),
         (f"other versions than this host's {software}", others),
         (NO_REPORT, silent),
         ("settings not taken yet", [board.name for board in boards if board.board.behind]),
         ("unlike the others", [board.name for board in boards if board.unlike]),
-        ("counted last in a gateway's partial aggregate", added),
+        ("aggregators", regions),
     ):
         if names:
             yield f"{sentence}: {shortened(names)}"
@@ -276,19 +275,6 @@ def _gateway(status: GatewayStatus) -> Iterator[str]:
     lost = f", {status.frames_refused} too long" if status.frames_refused else ""
     lost += f", {status.frames_lost} lost before the login" if status.frames_lost else ""
     yield f"{status.frames_up} frames up, {status.frames_down} down{lost}"
-    if status.partial_aggregates is not None:
-        yield _partial_aggregates(status.partial_aggregates)
-
-
-def _partial_aggregates(counts: AggregatorStatus) -> str:
-    if counts.refused:
-        return "this host takes no partial aggregates ([run]): updates pass as they are"
-    if counts.run is None:
-        return "no partial aggregates yet: no board has joined a run since the gateway started"
-    return (
-        f"{counts.made} partial aggregates of {counts.updates} updates, {counts.counted} counted "
-        "so far"
-    )
 
 
 def _split_host(status: SplitHostStatus) -> Iterator[str]:

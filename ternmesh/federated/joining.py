@@ -84,6 +84,7 @@ class NodeSettings:
     instance: bytes  # 8 random bytes that name this process
     pace: TimerSettings = NETWORK_TIMERS  # it fits the timers to the transport
     frame_max: Callable[[], int] = lambda: FRAME_MAX  # bytes that the transport takes now
+    has_aggregator: bool = False  # its host is one, and proves what counts
 
 
 # What a node receives: the handler of each type of message and each kind of other bodies. It gets

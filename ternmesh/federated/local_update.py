@@ -54,11 +54,13 @@ def make_update(
     plan: Plan,
     sign: Sign = _unsigned,
     evaluation: tuple[tuple[int, int], ...] = (),
+    members: int = 0,
+    root: bytes = b"",
 ) -> Pending:
     """Make the update that carries as much of `corrected` as the plan allows.
 
-    `evaluation` is that of the global adapter before. `sign` gets a manifest and the hash of all
-    chunks, and returns the signed manifest.
+    `evaluation` is that of the global adapter before, `members` and `root` as in `Manifest`. `sign`
+    gets a manifest and the hash of all chunks, and returns the signed manifest.
     """
     chunks, carried = encode_update(corrected, model_hash, round_number, plan)
     whole = update_hash(chunks)
@@ -69,6 +71,8 @@ def make_update(
         digest=whole[:DIGEST_SIZE],
         chunks=len(chunks),
         evaluation=evaluation,
+        members=members,
+        root=root,
     )
     bodies = (write_manifest(sign(head, whole)), *chunks)
     return Pending(round_number, corrected, head.digest, bodies, carried)

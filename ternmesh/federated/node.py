@@ -51,13 +51,16 @@ from ternmesh.timers import ANNOUNCES_MISSED, RateLimiter, earliest
 from ternmesh.types import ModelQ24, Vector
 from ternmesh.wire import control, fragments
 from ternmesh.wire.frame import BROADCAST, UNASSIGNED
-from ternmesh.wire.global_update import NO_GLOBAL_HASH, GlobalSnapshot, GlobalUpdate
+from ternmesh.wire.global_update import NO_GLOBAL_HASH, Counted, GlobalSnapshot, GlobalUpdate
 from ternmesh.wire.knowledge import KIND as KNOWLEDGE
+from ternmesh.wire.proof import proved_rows, write_proof
 from ternmesh.wire.release import OFFER, SYMBOL
+from ternmesh.wire.update import read_manifest
 
 OTHER_RUNS_MAX = 16  # other runs whose announces are stored
 CHAIN_MAX = 64  # global updates that a node keeps for a host that loses them
 ANNOUNCES_SAME = 20  # of a round since the last hello, before a node asks for its receipt again
+PROOF_TRIES = 5  # times that a global update comes without a proof, until it counts nothing
 GIVEN_MIN_S = 2.0  # at most one answer for the same version in this time
 
 TakeBody = Callable[[bytes, float], None]  # a body of a release or knowledge packet, and the time
@@ -190,6 +193,7 @@ class NodeProtocol:
         self.host_phase = control.GATHERING  # the highest that the host has told
         self.target = state.version  # the newest version that this node knows of
         self._heard_at = 0.0  # when the last frame of the host came
+        self._unproved: Counter[int] = Counter()  # global updates without a proof, by version
         self._other_runs = RateLimiter(float("inf"), askers_max=OTHER_RUNS_MAX)
         self._given = RateLimiter(GIVEN_MIN_S, askers_max=CHAIN_MAX)  # by version of the host
         # What the program sets
@@ -306,6 +310,25 @@ class NodeProtocol:
         address = self.address if self.joined else UNASSIGNED
         self.channel.outgoing.push(HOST, address, [body])
 
+    def submit_for_others(
+        self,
+        round_number: int,
+        delta: Vector,
+        *,
+        samples: int,
+        members: int,
+        root: bytes,
+        now: float,
+    ) -> None:
+        """Submit what the updates of `members` other nodes come to: this node is an aggregator.
+
+        Nothing where the round is over, or was submitted. `root` is of their rows (`wire.proof`).
+        """
+        is_open = round_number == self.version and NodeStep.UPDATE_MADE in LEGAL[self.phase]
+        if self.pending is None and is_open:
+            self.joining.samples = samples
+            self._make_update(add_residual(self.residual, delta), now, members=members, root=root)
+
     def submit(self, round_number: int, delta: Vector | None, now: float) -> None:
         """Submit the result of a round: `delta` is adapter minus global adapter (float32, D).
 
@@ -337,14 +360,27 @@ class NodeProtocol:
         if local_update.is_too_little(corrected, self.model_q24, self.silences, plan, silence):
             self._fall_silent(corrected, now)
             return
+        self._make_update(corrected, now, staleness)
+
+    def _make_update(
+        self,
+        corrected: Vector,
+        now: float,
+        staleness: int = 0,
+        *,
+        members: int = 0,
+        root: bytes = b"",
+    ) -> None:
         self.pending = local_update.make_update(
             corrected,
             self.settings.model_hash,
             self.version,
             self.joining.samples,
-            plan,
+            self._known_plan,
             sign=partial(self.channel.authenticator.sign_update, self.run, self.version),
             evaluation=with_staleness(self.evaluation, staleness),
+            members=members,
+            root=root,
         )
         self.silences = 0
         self._take_step(NodeStep.UPDATE_MADE)
@@ -384,7 +420,7 @@ class NodeProtocol:
         if is_new:
             self._begin_run(message.run, plan)
         self.joining.welcomed(message.address)
-        self._reassembler.expect(plan)
+        self._reassembler.expect(plan, genesis(self.settings.model_hash, self.run, plan))
         self._heard_at = now
         if message.phase != control.GATHERING:
             self.joining.hello_timer.stop()  # else it goes on: the open announce may be lost
@@ -530,7 +566,9 @@ class NodeProtocol:
             self._apply_update(step, link, now)
         elif step.version >= version and step.global_hash != self.global_hash:
             link = ChainLink(step.version, step.global_hash, b"")
-            self._advance(step, link, Learned(step.state, self.residual), now)
+            # A given adapter lists the rows of a host that may be another than this node's.
+            rows = () if self.settings.has_aggregator else step.counted
+            self._advance(step, link, Learned(step.state, self.residual), rows, now)
         if step.version > version:
             self._heard_at = now
 
@@ -542,11 +580,35 @@ class NodeProtocol:
             origin = genesis(model_hash, self.run, plan)
             moved = follow(step, self._bases(step), model_hash, origin, plan)
             if moved is not None:
-                self._advance(step, link, moved, now, read_probe(step, model_hash, plan))
+                rows, proof = self._counted(step)
+                if rows is None:
+                    self.joining.hello_timer.soon(now)  # the answer comes with a proof
+                    return
+                link = replace(link, rows=proof)
+                self._advance(step, link, moved, rows, now, read_probe(step, model_hash, plan))
                 return
             self._take_step(NodeStep.MISFIT)
         self.target = max(self.target, step.version)
         self.joining.hello_timer.soon(now)
+
+    def _counted(self, step: GlobalUpdate) -> tuple[Sequence[Counted] | None, bytes]:
+        """What a global update counts of this node, and the proof; None while a proof is missing.
+
+        A host that lost its disk may have none: the update then stays with this node.
+        """
+        if self.pending is None or not (step.root or self.settings.has_aggregator):
+            return step.counted, b""
+        for proof in tuple(self._reassembler.proofs):
+            if proof.version == step.version:
+                try:
+                    found = proved_rows(step, proof, self.address)
+                except WireError:
+                    continue  # of other addresses, or wrong
+                self._reassembler.proofs.clear()
+                self._unproved.clear()
+                return found, write_proof(proof)
+        self._unproved[step.version] += 1
+        return ((), b"") if self._unproved[step.version] > PROOF_TRIES else (None, b"")
 
     def _bases(self, step: GlobalUpdate) -> tuple[Learned | None, ...]:
         """The adapters to which this step may be added."""
@@ -566,6 +628,7 @@ class NodeProtocol:
         step: GlobalUpdate | GlobalSnapshot,
         link: ChainLink,
         moved: Learned,
+        rows: Sequence[Counted],
         now: float,
         probe: Vector | None = None,
     ) -> None:
@@ -573,9 +636,9 @@ class NodeProtocol:
         pending, model_hash, plan = self.pending, self.settings.model_hash, self._known_plan
         carried = residual = moved.residual if pending is None else pending.corrected
         if pending is not None:
-            residual = local_update.settle_update(
-                pending, step.counted, self.address, model_hash, plan
-            )
+            residual = local_update.settle_update(pending, rows, self.address, model_hash, plan)
+            if residual is carried and read_manifest(pending.bodies[0]).members:
+                residual = zero_residual(residual.size)  # the others keep their updates
         returns = isinstance(step, GlobalUpdate) and step.returns_to is not None
         if isinstance(step, GlobalSnapshot) or returns or self.before is not None:
             self.own_q24 = None  # the adapter did not move by what the fleet has learned
@@ -611,10 +674,11 @@ class NodeProtocol:
             content=link.content,
             oldest=self.chain.oldest,
             counts_own=residual is not carried,
-            counts_nobody=isinstance(step, GlobalSnapshot) or not step.counted,
+            counts_nobody=isinstance(step, GlobalSnapshot) or not (step.counted or step.root),
             probe=probe,
             has_returned=returns and not step.counted,
             own_q24=self.own_q24,
+            rows=link.rows,
         )
         self.channel.events.append(advanced)
 

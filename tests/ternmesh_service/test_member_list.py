@@ -7,7 +7,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from edge.gateway.member_list import ASK_S, MemberListClient
+from ternmesh_service.member_list import ASK_S, MemberListClient
 from host import membership
 from host.enrolment import LIST_MIN_S
 from ternmesh.errors import WireError
