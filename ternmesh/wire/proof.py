@@ -214,4 +214,4 @@ def _read_leaf(content: Any) -> Leaf:
 
 def _read_row(fields: Sequence[Any]) -> Counted:
     *row, root = fields
-    return read_row((*row, root) if root else tuple(row))
+    return read_row(tuple(row) if root == b"" else (*row, root))
