@@ -16,7 +16,6 @@ from ternmesh.wire.control import OPEN
 from ternmesh.wire.frame import UNASSIGNED, Header, open_seal, seal_open
 from ternmesh.wire.update import (
     CHUNK_KIND,
-    CONTRIBUTIONS_KIND,
     MANIFEST_KIND,
     Manifest,
     read_manifest,
@@ -78,7 +77,7 @@ FRAMES: dict[str, tuple[str, Callable[[list[bytes]], bytes]]] = {
     "an unknown coding": ("coding", lambda f: resealed(f[1], 9, b"\x30")),
     "another count": ("coding", lambda f: resealed(f[1], 7, b"\x01\x00")),
     "no samples": ("manifest", lambda f: resealed(f[0], 11, bytes(4))),
-    "a bundle": ("length", lambda f: resealed(f[0], 21, b"\x01")),
+    "an unknown flag": ("length", lambda f: resealed(f[0], 21, b"\x01")),
     "no control message": ("control", lambda f: resealed(f[1], 0, b"\x01")),
     "a refusal": ("kind", lambda f: sealed(control.Refusal(0, "other"))),
     "a silence that the plan does not know": ("kind", lambda f: sealed(control.Silent(0))),
@@ -100,10 +99,10 @@ def test_a_bad_frame_is_counted_by_its_reason_and_loses_no_round(bench: Any, nam
     assert bench.host.refused == {reason: 1}
 
 
-@pytest.mark.parametrize("kind", [MANIFEST_KIND, CHUNK_KIND, CONTRIBUTIONS_KIND])
+@pytest.mark.parametrize("kind", [MANIFEST_KIND, CHUNK_KIND])
 def test_a_body_without_its_round_is_of_no_round(bench: Any, kind: int) -> None:
     with pytest.raises(WireError) as caught:
-        round_of(bytes([kind, 0]), 70_000, bench.plan, takes_partial_aggregates=True)
+        round_of(bytes([kind, 0]), 70_000, bench.plan)
     assert caught.value.reason == "length"
 
 
