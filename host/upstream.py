@@ -27,7 +27,7 @@ from ternmesh.plan import Plan
 from ternmesh.security.membership import HOST
 from ternmesh.types import ModelQ24
 from ternmesh.wire.global_update import Counted, GlobalUpdate, read_object, split_certificate
-from ternmesh.wire.proof import RoundRows, Tree, proved_rows, read_proof
+from ternmesh.wire.proof import Leaf, RoundRows, Tree, proved_rows, read_proof
 from ternmesh_service.keyring import Keyring, NoKeyring
 from ternmesh_service.member_list import MemberListClient
 from ternmesh_service.status import UpstreamStatus
@@ -153,7 +153,8 @@ class Upstream:
     def _rows(self, step: GlobalUpdate, link: ChainLink, host: HostProtocol) -> RoundRows:
         """What proves to the boards which of their updates a global update counts."""
         address = self.node.address
-        via, above = (address,), ()
+        via: tuple[int, ...] = (address,)
+        above: tuple[Leaf, ...] = ()
         own = tuple(row for row in step.counted if row.address == address)
         if link.rows:
             proof = read_proof(link.rows)

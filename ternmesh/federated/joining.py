@@ -292,8 +292,12 @@ class Joining:
         self.hello_timer.again(now)
         if self.revoked:
             self.hello_timer.at = now + REVOKED_HELLO_S
-        elif self._unanswered > QUESTION_AFTER and self._settings.pace is NETWORK_TIMERS:
-            question = self._channel.authenticator.question()  # links would not pass it
+        elif (
+            self._unanswered > QUESTION_AFTER
+            and self._settings.pace is NETWORK_TIMERS  # links would not pass it
+            and not self._settings.has_aggregator  # which could not answer
+        ):
+            question = self._channel.authenticator.question()
             if question is not None:
                 self._channel.send_in_clear(HOST, [question])
 

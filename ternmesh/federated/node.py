@@ -35,7 +35,7 @@ from ternmesh.errors import WireError
 from ternmesh.federated import events, local_update
 from ternmesh.federated.aggregation import follow, older_adapter, read_probe
 from ternmesh.federated.channel import Channel
-from ternmesh.federated.evaluation import Values, with_staleness
+from ternmesh.federated.evaluation import Values, with_staleness, write_values
 from ternmesh.federated.events import NodeEvent
 from ternmesh.federated.global_reassembler import GlobalReassembler
 from ternmesh.federated.joining import Handlers, Joining, NodeSettings
@@ -310,24 +310,14 @@ class NodeProtocol:
         address = self.address if self.joined else UNASSIGNED
         self.channel.outgoing.push(HOST, address, [body])
 
-    def submit_for_others(
-        self,
-        round_number: int,
-        delta: Vector,
-        *,
-        samples: int,
-        members: int,
-        root: bytes,
-        now: float,
-    ) -> None:
-        """Submit what the updates of `members` other nodes come to: this node is an aggregator.
-
-        Nothing where the round is over, or was submitted. `root` is of their rows (`wire.proof`).
-        """
-        is_open = round_number == self.version and NodeStep.UPDATE_MADE in LEGAL[self.phase]
+    def submit_for_others(self, made: events.AddedUp, now: float) -> None:
+        """Submit what an aggregator has added up; nothing while the round is not open here."""
+        is_open = made.round == self.version and NodeStep.UPDATE_MADE in LEGAL[self.phase]
         if self.pending is None and is_open:
-            self.joining.samples = samples
-            self._make_update(add_residual(self.residual, delta), now, members=members, root=root)
+            self.joining.samples = made.samples
+            self.evaluation = write_values(made.evaluation)
+            corrected = add_residual(self.residual, made.vector)
+            self._make_update(corrected, now, members=made.members, root=made.root)
 
     def submit(self, round_number: int, delta: Vector | None, now: float) -> None:
         """Submit the result of a round: `delta` is adapter minus global adapter (float32, D).

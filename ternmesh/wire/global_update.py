@@ -203,7 +203,7 @@ def _read_head(data: bytes) -> tuple[_Head, bytes, int | None]:
     match head:
         case (int(version), bytes(link), bytes(model), 0 | 1 as finished, int(deadline), rows):
             sizes_fit = len(link) == HASH_SIZE and len(model) in (len(NO_MODEL), MODEL_SIZE)
-            root, rows = (rows, ()) if type(rows) is bytes else (b"", rows)
+            root, rows = (rows, ()) if type(rows) is bytes and rows else (b"", rows)
             has_rows = type(rows) is tuple and len(rows) <= COUNTED_MAX
             has_rows = has_rows and len(root) in (0, ROOT_SIZE)
             is_older = type(returns_to) is int and 0 <= returns_to < version - 1
@@ -216,13 +216,15 @@ def _read_head(data: bytes) -> tuple[_Head, bytes, int | None]:
 def read_row(row: object) -> Counted:
     """A row of `plain_row`, as `read_cbor` gives it. Raises WireError."""
     match row:
-        case (int(address), int(number), bytes(digest), bytes(have), *roots) if (
-            len(digest) == DIGEST_SIZE
-            and all(type(root) is bytes and len(root) == ROOT_SIZE for root in roots)
-            and len(roots) <= 1
-        ):
-            return Counted(address, number, digest, have, *map(bytes, roots))
-    raise WireError("reference", "an entry of the list of counted updates is not valid")
+        case (int(address), int(number), bytes(digest), bytes(have)):
+            root = b""
+        case (int(address), int(number), bytes(digest), bytes(have), bytes(root)) if root:
+            pass
+        case _:
+            raise WireError("reference", "an entry of the list of counted updates is not valid")
+    if len(digest) != DIGEST_SIZE or len(root) not in (0, ROOT_SIZE):
+        raise WireError("reference", "an entry of the list of counted updates has another size")
+    return Counted(address, number, digest, have, root)
 
 
 def _read_chunks(data: bytes, at: int) -> tuple[tuple[bytes, ...], int]:
