@@ -76,6 +76,9 @@ def _host(status: HostStatus) -> Iterator[str]:
         took = "" if mean_s is None else f", decisions take {mean_s:.2f} s"
         leader = seat.leader if seat.has_quorum else "nobody"
         yield f"voter {seat.name} of {', '.join(seat.voters)}: {leader} leads{took}"
+    if (above := status.upstream) is not None:
+        where = f"has global adapter {above.version}" if above.joined else "does not answer"
+        yield f"adds up for the host above, which {where}"
     active = sum(board.active for board in status.nodes)
     takes_part = f"{active} active, a round needs {status.min_peers}"
     yield f"{len(status.nodes)} boards, {'the run is over' if is_over(status) else takes_part}"
