@@ -92,9 +92,7 @@ def _check_reassembly(data: bytes) -> None:
 
 
 def _check_host(data: bytes) -> None:
-    settings = HostSettings(
-        min_peers=1, deadline_s=5.0, nodes_max=2, chain_max=2, partial_aggregates=True
-    )
+    settings = HostSettings(min_peers=1, deadline_s=5.0, nodes_max=2, chain_max=2)
     host = HostProtocol(
         plan=_QUIET_PLAN,
         settings=settings,

@@ -67,7 +67,7 @@ FORBIDDEN_MODULES: list[tuple[set[str], tuple[str, ...]]] = [
     (UNPICKLING, PACKAGES),
     ({"yaml", "ruamel", "code", "codeop"}, PACKAGES),  # text that is run as code
     ({"Crypto", "Cryptodome", "nacl", "oqs", "ecdsa", "RNS", "LXMF"}, PACKAGES),
-    # Data sets of a benchmark may be .gz; no packet, message or bundle is.
+    # Data sets of a benchmark may be .gz; no packet or message is.
     (
         {"bz2", "lzma", "zstandard", "brotli", "lz4", "snappy", "gzip"},
         ("ternmesh", "ternmesh_store", "transports", "edge"),
