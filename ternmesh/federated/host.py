@@ -439,15 +439,15 @@ class HostProtocol:
 
     def take_body(self, node: RegisteredNode, body: bytes) -> bool:
         """Add a body to the open round. Return False for a duplicate. Raises WireError."""
-        address = node.address
+        address, authenticator = node.address, self.channel.authenticator
         try:
+            has_members = body[0] == update.MANIFEST_KIND and update.read_manifest(body).members
+            if has_members and not authenticator.may_add_up(node.name):
+                raise WireError("signature", f"{node.name} is no aggregator")
             is_new = self.round.add(address, body)
             whole = self.round.whole_update(address) if is_new else None
             if whole is not None:  # before that, only the frame protection shows the sender
-                check_update = self.channel.authenticator.check_update
-                check_update(node.name, self.run, self.version, *whole)
-                if whole[0].members and not self.channel.authenticator.may_add_up(node.name):
-                    raise WireError("signature", f"{node.name} is no aggregator")
+                authenticator.check_update(node.name, self.run, self.version, *whole)
                 node.samples = whole[0].samples  # more than at its hello, perhaps
                 node.members = whole[0].members
             return is_new

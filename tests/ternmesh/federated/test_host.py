@@ -8,7 +8,8 @@ import pytest
 
 from ternmesh.errors import WireError
 from ternmesh.federated.aggregation import encode_update
-from ternmesh.federated.events import GlobalUpdateMade, Refused, UpdateForgotten
+from ternmesh.federated.evaluation import NOT_EVALUATED
+from ternmesh.federated.events import AddedUp, GlobalUpdateMade, Refused, UpdateForgotten
 from ternmesh.federated.open_round import round_of
 from ternmesh.security.membership import HOST
 from ternmesh.wire import control, update
@@ -284,3 +285,19 @@ def test_the_first_round_waits_for_all_that_are_enrolled_until_its_deadline(
         bench.wait(31)
         bench.exchange()
         assert bench.host.version == 1
+
+
+def test_a_board_is_no_aggregator_not_even_with_a_part_of_an_update(new_bench: New) -> None:
+    # R4.6-5
+    bench = new_bench(keys=("ada", "bo"), min_peers=1, deadline_s=300)
+    for name in ("ada", "bo"):
+        bench.add(name)
+    for _ in range(5):
+        bench.exchange()
+        bench.wait(1.0)
+    made = AddedUp(0, bench.delta(1), 10, 60_000, bytes(16), NOT_EVALUATED)
+    bench.nodes["ada"].submit_for_others(made, bench.now)
+    manifest, *chunks = [frame for _, frame in bench.take("ada")]
+    bench.host.receive_frames("ada", [*chunks[:1], manifest], bench.now)
+    assert bench.host.refused["signature"] == 1
+    assert not bench.host.round.count().updates
