@@ -590,13 +590,13 @@ class HostProtocol:
             return
         self.added_up = count
         vector = self.combiner.sum(count, self.version, self.round.silent, self.model_q24)
-        samples = sum(update.samples for update in count.updates)
+        samples = sum(item.samples for item in count.updates)
         self.channel.events.append(
             events.AddedUp(
                 round=self.version,
                 vector=vector,
                 samples=min(update.SAMPLES_MAX, samples),
-                members=sum(update.members for update in count.updates),
+                members=min(update.MEMBERS_MAX, sum(item.members for item in count.updates)),
                 root=Tree(count.rows.values()).root,
                 evaluation=count.evaluation,
             )

@@ -9,6 +9,7 @@ root, from whoever it has its session with.
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import sha256
 from itertools import chain
 from typing import Any
@@ -100,7 +101,7 @@ class Tree:
         return Leaf(index, self.leaves, tuple(self._rows.get(index, ())), tuple(path))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RoundRows:
     """What a host must know to prove to its nodes which of their updates a global update counts."""
 
@@ -109,12 +110,15 @@ class RoundRows:
     above: tuple[Leaf, ...] = ()  # leaves of the hosts above
     rows: tuple[Counted, ...] | None = None  # None: nothing of this host's region counts
 
+    @cached_property
+    def _tree(self) -> Tree:
+        return Tree(self.rows or ())
+
     def proofs(self, addresses: Iterable[int]) -> list[Proof]:
         """Proofs that together show what is counted of these addresses."""
         if self.rows is None:
             return [Proof(self.version, self.via, self.above)]
-        tree = Tree(self.rows)
-        leaves = {(leaf := tree.leaf_of(address)).index: leaf for address in addresses}
+        leaves = {(leaf := self._tree.leaf_of(address)).index: leaf for address in addresses}
         return [Proof(self.version, self.via, (*self.above, leaf)) for leaf in leaves.values()]
 
     def stored(self) -> bytes:
