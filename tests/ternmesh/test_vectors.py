@@ -160,7 +160,7 @@ def test_objects(case: dict[str, Any]) -> None:
 
 
 @cases("proofs")
-def test_proofs(case: dict[str, Any]) -> None:  # R4.6-1, R4.6-2
+def test_proofs(case: dict[str, Any]) -> None:
     rows = [[r[0], r[1], *map(bytes.fromhex, r[2:])] for r in case["rows"]]
     plain = [row if row[-1] else row[:-1] for row in rows]
     leaves = [[row for row in plain if row[0] // 8 == i] for i in range(plain[-1][0] // 8 + 1)]

@@ -288,7 +288,7 @@ def test_the_first_round_waits_for_all_that_are_enrolled_until_its_deadline(
 
 
 def test_a_board_is_no_aggregator_not_even_with_a_part_of_an_update(new_bench: New) -> None:
-    # R4.6-5
+    # R4.2-6
     bench = new_bench(keys=("ada", "bo"), min_peers=1, deadline_s=300)
     for name in ("ada", "bo"):
         bench.add(name)

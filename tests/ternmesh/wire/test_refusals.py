@@ -287,7 +287,7 @@ def with_leaf(*fields: object, via: object = ()) -> bytes:
 
 
 LEAF_ROW = [8, 1, bytes(4), b"\x01", b""]
-PROOFS: Rows = {  # R4.6-3
+PROOFS: Rows = {  # R4.6-6
     name: (body, "reference")
     for name, body in {
         "nothing": b"",
