@@ -32,6 +32,7 @@ from ternmesh.wire.global_update import (
     write_global_snapshot,
     write_global_update,
 )
+from ternmesh.wire.proof import RoundRows, Tree, proved_rows, read_proof, root_of, write_proof
 
 RUN = b"runrunru"
 _WORK = np.full(wire.DIMENSION, 0.1, np.float32)
@@ -79,6 +80,29 @@ def _global_snapshot() -> list[bytes]:
         GlobalSnapshot(*fields, np.arange(wire.DIMENSION, dtype=np.int32) << 20)
     )
     return fragments.split(certify(content), wire.PLAN.frame_mtu)
+
+
+def _proofs() -> list[bytes]:
+    """Proofs of a host, and of one that is below two others."""
+    rows = tuple(map(_counted, (1, 2, 9, 40)))
+    region = replace(rows[2], root=Tree(rows).root)
+    [above] = RoundRows(1, rows=(*rows[:2], region)).proofs([9])
+    top = [replace(region, root=Tree((*rows[:2], region)).root)]
+    [first] = RoundRows(1, rows=tuple(top)).proofs([9])
+    below = RoundRows(1, (9, 9), first.leaves + above.leaves, rows)
+    proofs = [*RoundRows(1, rows=rows).proofs([1, 9, 99]), *below.proofs([40])]
+    return [write_proof(proof) for proof in (*proofs, *RoundRows(1, (9,)).proofs([1]))]
+
+
+def _check_proof(data: bytes) -> None:
+    proof = read_proof(data)
+    same(write_proof(proof), data, "a proof written again")
+    root = root_of(proof.leaves[0]) if proof.leaves else b""
+    step = GlobalUpdate(proof.version, bytes(16), b"", False, 0, (), (), root=root)
+    for address in {row.address for leaf in proof.leaves for row in leaf.rows}:
+        with suppress(WireError):
+            found = {row.address for row in proved_rows(step, proof, address)}
+            same(found <= {address}, True, "whether a proof shows its own node only")
 
 
 def _check_reassembly(data: bytes) -> None:
@@ -181,6 +205,7 @@ def _to_node() -> Iterator[bytes]:
 
 
 TARGETS = (
+    Target("proof", _proofs, _check_proof),
     Target("intake", lambda: [joined([*wire.manifests(), *wire.chunks()])], _check_reassembly),
     Target("host", _to_host, _check_host),
     Target("node", _to_node, _check_node),
