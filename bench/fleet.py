@@ -158,7 +158,7 @@ class Fleet:
             chunks = variants[index % VARIANTS]
             whole = update_hash(chunks)
             head = Manifest(
-                number, MODEL[:MODEL_SIZE], node.samples, whole[:4], len(chunks), (), values
+                number, MODEL[:MODEL_SIZE], node.samples, whole[:4], len(chunks), values
             )
             signed = ends.authenticator.sign_update(RUN, number, head, whole)
             frames = []
