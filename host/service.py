@@ -28,6 +28,7 @@ from ternmesh.federated.events import (
     AddedUp,
     GlobalUpdateMade,
     HostEvent,
+    LiarCaught,
     Proposed,
     Refused,
     RoundOpened,
@@ -126,6 +127,7 @@ class HostService:
         self._has_closed = False  # a round, since the start
         self._finished_at: float | None = None
         self._refusals = RefusalLog()
+        self.caught: dict[str, str] = {}  # aggregators that have lied since the start, and how
         self._remark = ""  # what failed in the aggregation
         self._gathering_at = clock() + GATHERING_S  # when it says what it waits for, once
 
@@ -213,6 +215,7 @@ class HostService:
             carried_from=self._store.carried_from or None,
             teaching=None if self.teaching is None else self.teaching.status(),
             security=self._keyring.status(),
+            caught=self.caught,
         )
 
     def may_leave(self) -> bool:
@@ -241,6 +244,10 @@ class HostService:
                 self._remark = remark
             case Proposed() if self._council is not None:
                 self._council.propose(event, now)
+            case LiarCaught():
+                self._store.keep_muted(self.protocol.combiner.muted)
+                self.caught[event.name] = event.why
+                self._lines.append((logging.ERROR, f"{event.name} has lied: {event.why}"))
             case AddedUp() if self._upstream is not None:
                 self._upstream.take(event)
             case RoundOpened():

@@ -17,6 +17,7 @@ import numpy as np
 
 from host.config import HostConfig
 from ternmesh.federated.aggregation import older_adapter
+from ternmesh.federated.audit import Shown, is_drawn, write_shown
 from ternmesh.federated.events import AddedUp, NodeEvent
 from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.joining import NodeSettings
@@ -28,6 +29,7 @@ from ternmesh.security.membership import HOST
 from ternmesh.types import ModelQ24
 from ternmesh.wire.global_update import Counted, GlobalUpdate, read_object, split_certificate
 from ternmesh.wire.proof import Leaf, RoundRows, Tree, proved_rows, read_proof
+from ternmesh.wire.update import write_manifest
 from ternmesh_service.keyring import Keyring, NoKeyring
 from ternmesh_service.member_list import MemberListClient
 from ternmesh_service.status import UpstreamStatus
@@ -73,6 +75,7 @@ class Upstream:
         self._list_number = -1  # of the list whose revoked members are shut out
         self._driver: Driver[NodeEvent] = Driver(self, transport, clock)
         self._added_up: AddedUp | None = None
+        self._shown: Shown | None = None  # of the round under way, if the host above asks for it
         self.has_other_run = False  # than its boards have: the program begins anew
 
     # Of its driver
@@ -107,6 +110,8 @@ class Upstream:
             self.node.submit_for_others(made, now)
             if self.node.pending is not None or made.round < self.node.version:
                 self._added_up = None
+            if self.node.pending is not None and self.node.added_to is not None:
+                self._shown = Shown(made.round, self.node.added_to, _bodies_of(host))
         while host.version < self.node.version and self._pass_on(host, now):
             pass
         self._shut_out(host, now)
@@ -139,7 +144,12 @@ class Upstream:
             return False
         step = read_object(split_certificate(link.content)[0], model_q24.size)
         assert isinstance(step, GlobalUpdate)
-        host.take_step(step, link, model_q24, self._rows(step, link, host), now)
+        rows = self._rows(step, link, host)
+        host.take_step(step, link, model_q24, rows, now)
+        shown, self._shown = self._shown, None
+        is_wanted = is_drawn(step.version - 1, self.node.address, link.global_hash)
+        if rows.rows is not None and shown is not None and is_wanted:
+            self.node.show(write_shown(shown))
         return True
 
     def _model_of(self, version: int) -> ModelQ24 | None:
@@ -177,6 +187,18 @@ class Upstream:
             self._list_number = number
             for name in [node.name for node in host.nodes.values() if host.is_excluded(node.name)]:
                 host.exclude(name, now)
+
+
+def _bodies_of(host: HostProtocol) -> dict[int, tuple[str, tuple[bytes, ...]]]:
+    """Names and updates of the boards that were added up, by address."""
+    assert host.added_up is not None
+    found = {}
+    for address in host.added_up.rows:
+        update = host.round.updates[address]
+        assert update.manifest is not None
+        chunks = (body for _, body in sorted(update.bodies.items()))
+        found[address] = host.nodes[address].name, (write_manifest(update.manifest), *chunks)
+    return found
 
 
 @contextmanager

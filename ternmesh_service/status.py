@@ -204,6 +204,7 @@ class HostStatus:
     release: PublishedRelease | None = None
     agreement: AgreementStatus | None = None  # where the fleet has several hosts
     upstream: UpstreamStatus | None = None  # where this host is an aggregator
+    caught: Mapping[str, str] = field(default_factory=dict)  # aggregators that lied, and how
     security: SecurityStatus = SecurityStatus()
     transport: TransportStatus = UNOPENED
     machine: MachineStatus = MachineStatus()

@@ -216,6 +216,14 @@ class AddedUp:
 
 
 @dataclass(frozen=True, slots=True)
+class LiarCaught:
+    """An aggregator was audited, and has lied: nothing of it counts any more."""
+
+    name: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class GlobalUpdateMade:
     """The round is closed, and the next global update was made, or was given back by a node."""
 
@@ -263,6 +271,7 @@ HostEvent = (
     | RoundOpened
     | RoundExtended
     | AddedUp
+    | LiarCaught
     | Proposed
     | GlobalUpdateMade
 )

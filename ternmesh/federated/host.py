@@ -33,7 +33,7 @@ from dataclasses import dataclass, replace
 from ternmesh.codec.encoder import zero_residual
 from ternmesh.deliveries import Delivery
 from ternmesh.errors import WireError
-from ternmesh.federated import events
+from ternmesh.federated import audit, events
 from ternmesh.federated.aggregation import encode_step
 from ternmesh.federated.channel import Channel
 from ternmesh.federated.combiner import Combiner, Proposal
@@ -159,6 +159,7 @@ class HostProtocol:
             may_adopt=state.is_first and not (settings.has_voters or settings.is_aggregator),
         )
         self._catch_up = CatchUp(pace.catch_up_s)
+        self.audits = audit.Audits(plan, model_hash)
         self._announce_at = 0.0
 
     def _new_handlers(self) -> Handlers:
@@ -168,7 +169,7 @@ class HostProtocol:
                 update.MANIFEST_KIND: self._receive_update,
                 update.CHUNK_KIND: self._receive_update,
                 control.KIND: self._receive_update,  # a `Silent`
-                fragments.KIND: self._receive_lost_update,
+                fragments.KIND: self._receive_object,
             },
             of_peer={
                 Hello: self._receive_hello,
@@ -486,7 +487,7 @@ class HostProtocol:
             self._model_hash[: update.MODEL_SIZE],
             self.version,
             all_train=self.plan.rounds == 0 and has_learned,
-            only_whole=self.settings.has_voters,
+            only_whole=self.settings.has_voters or self.settings.is_aggregator,
         )
         for address, body in stored:
             new_round.add(address, body)
@@ -589,14 +590,12 @@ class HostProtocol:
         if not count.updates:
             return
         self.added_up = count
-        vector = self.combiner.sum(count, self.version, self.round.silent, self.model_q24)
-        samples = sum(item.samples for item in count.updates)
         self.channel.events.append(
             events.AddedUp(
                 round=self.version,
-                vector=vector,
-                samples=min(update.SAMPLES_MAX, samples),
-                members=min(update.MEMBERS_MAX, sum(item.members for item in count.updates)),
+                vector=audit.add_up(count.updates, self._model_hash, self.version, self.plan),
+                samples=audit.samples_of(count),
+                members=audit.members_of(count),
                 root=Tree(count.rows.values()).root,
                 evaluation=count.evaluation,
             )
@@ -683,7 +682,43 @@ class HostProtocol:
             rows=link.rows,
         )
         self.channel.events.append(made)
+        self._note_sent(count)
         self.round = self._new_round()
+
+    # Audits of aggregators
+
+    def _receive_object(self, node: RegisteredNode, body: bytes, now: float) -> None:
+        """Take a fragment of what an aggregator shows, or of what this host has lost."""
+        if not node.members:
+            self._receive_lost_update(node, body, now)
+            return
+        authenticator = self.channel.authenticator
+
+        def check(name: str, number: int, item: update.Manifest, whole: bytes) -> None:
+            authenticator.check_update(name, self.run, number, item, whole)
+
+        try:
+            self.audits.add(node.address, body, check)
+        except audit.AuditFailed as error:
+            self._catch(node.name, error)
+
+    def _note_sent(self, count: Count) -> None:
+        """Keep what aggregators have sent for the round that ends, until they have shown how."""
+        for address, row in count.rows.items():
+            sent = self.round.updates.get(address)
+            name = self.nodes[address].name
+            if sent is None or sent.manifest is None or name in self.combiner.muted:
+                continue
+            if sent.manifest.members:
+                try:
+                    self.audits.closed(address, sent, row.have, self.global_hash)
+                except audit.AuditFailed as error:
+                    self._catch(name, error)
+
+    def _catch(self, name: str, error: audit.AuditFailed) -> None:
+        """From now on nothing of an aggregator counts that has lied."""
+        self.combiner.mute({*self.combiner.muted, name})
+        self.channel.events.append(events.LiarCaught(name, str(error)))
 
     # Recovering what this host has lost
 

@@ -1,5 +1,6 @@
 """A node's own update: decide whether to send it, make it, settle it. Pure functions."""
 
+import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
@@ -17,6 +18,7 @@ from ternmesh.wire.global_update import Counted
 from ternmesh.wire.update import (
     DIGEST_SIZE,
     MODEL_SIZE,
+    ROOT_SIZE,
     Manifest,
     read_bitmap,
     read_chunk,
@@ -56,11 +58,12 @@ def make_update(
     evaluation: tuple[tuple[int, int], ...] = (),
     members: int = 0,
     root: bytes = b"",
+    state: bytes = b"",
 ) -> Pending:
     """Make the update that carries as much of `corrected` as the plan allows.
 
-    `evaluation` is that of the global adapter before, `members` and `root` as in `Manifest`. `sign`
-    gets a manifest and the hash of all chunks, and returns the signed manifest.
+    `evaluation` is that of the global adapter before; `members`, `root` and `state` are as in
+    `Manifest`. `sign` gets a manifest and the hash of all chunks, and returns the signed manifest.
     """
     chunks, carried = encode_update(corrected, model_hash, round_number, plan)
     whole = update_hash(chunks)
@@ -73,6 +76,7 @@ def make_update(
         evaluation=evaluation,
         members=members,
         root=root,
+        state=state,
     )
     bodies = (write_manifest(sign(head, whole)), *chunks)
     return Pending(round_number, corrected, head.digest, bodies, carried)
@@ -121,6 +125,11 @@ def settle_update(
 def only_counted(carried: Hypervector, have: bytes) -> Hypervector:
     """Return the slices of an update whose chunks the bitmap `have` names. Raises WireError."""
     return carried.only(np.array(read_bitmap(have, carried.slicing.count).tolist(), dtype=np.bool_))
+
+
+def state_of(residual: Vector) -> bytes:
+    """The hash by which an aggregator's update names the residual that it was added to."""
+    return hashlib.sha256(residual.astype("<f4").tobytes()).digest()[:ROOT_SIZE]
 
 
 def keep_own(

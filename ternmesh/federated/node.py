@@ -197,6 +197,7 @@ class NodeProtocol:
         self._other_runs = RateLimiter(float("inf"), askers_max=OTHER_RUNS_MAX)
         self._given = RateLimiter(GIVEN_MIN_S, askers_max=CHAIN_MAX)  # by version of the host
         # What the program sets
+        self.added_to: Vector | None = None  # an aggregator's residual before its newest update
         self.evaluation: Values = ()  # of the global adapter, for the next update
         self.take_release: TakeBody | None = None  # None: this node takes no releases
         self.take_knowledge: TakeBody | None = None  # None: it learns of its own samples only
@@ -316,8 +317,14 @@ class NodeProtocol:
         if self.pending is None and is_open:
             self.joining.samples = made.samples
             self.evaluation = write_values(made.evaluation)
+            self.added_to = self.residual
             corrected = add_residual(self.residual, made.vector)
-            self._make_update(corrected, now, members=made.members, root=made.root)
+            state = local_update.state_of(self.residual)
+            self._make_update(corrected, now, members=made.members, root=made.root, state=state)
+
+    def show(self, data: bytes) -> None:
+        """Show the host what this aggregator's newest update was made of."""
+        self.channel.outgoing.push_objects(HOST, self.address, [data], self._known_plan.frame_mtu)
 
     def submit(self, round_number: int, delta: Vector | None, now: float) -> None:
         """Submit the result of a round: `delta` is adapter minus global adapter (float32, D).
@@ -360,6 +367,7 @@ class NodeProtocol:
         *,
         members: int = 0,
         root: bytes = b"",
+        state: bytes = b"",
     ) -> None:
         self.pending = local_update.make_update(
             corrected,
@@ -371,6 +379,7 @@ class NodeProtocol:
             evaluation=with_staleness(self.evaluation, staleness),
             members=members,
             root=root,
+            state=state,
         )
         self.silences = 0
         self._take_step(NodeStep.UPDATE_MADE)

@@ -37,7 +37,7 @@ EVALUATION_MAX = 15  # bytes after its length
 _MANIFEST_HEAD = struct.Struct("<BH8sI4sHB")
 _VALUE = struct.Struct("<BH")  # of an evaluation: key and value
 _CHUNK_HEAD = struct.Struct("<BHHHHB")
-_MEMBERS = struct.Struct(f"<H{ROOT_SIZE}s")
+_MEMBERS = struct.Struct(f"<H{ROOT_SIZE}s{ROOT_SIZE}s")
 MANIFEST_SIZE_MIN = _MANIFEST_HEAD.size + SIGNATURE_SIZE  # of a board, without an evaluation
 CHUNK_HEAD_SIZE = _CHUNK_HEAD.size
 _HAS_EVALUATION, _HAS_MEMBERS = 0x80, 0x40  # flags after the number of chunks
@@ -54,12 +54,13 @@ class Manifest:
     chunks: int  # how many
     evaluation: tuple[tuple[int, int], ...] = ()  # by rising key
     members: int = 0  # boards whose updates an aggregator has added up; 0: its own update
-    root: bytes = b""  # of the rows of these updates (`wire.counted`)
+    root: bytes = b""  # of the rows of these updates (`wire.proof`)
+    state: bytes = b""  # a hash of the residual that was added to them
     signature: bytes = NO_SIGNATURE
 
 
 def write_manifest(manifest: Manifest) -> bytes:
-    """The body of a manifest: 86 bytes; two values of an evaluation take 7, members 18."""
+    """The body of a manifest: 86 bytes; two values of an evaluation take 7, members 34."""
     evaluation = write_evaluation(manifest.evaluation)
     flags = (_HAS_EVALUATION if evaluation else 0) | (_HAS_MEMBERS if manifest.members else 0)
     head = _MANIFEST_HEAD.pack(
@@ -80,11 +81,11 @@ def read_manifest(body: bytes) -> Manifest:
     if len(body) < MANIFEST_SIZE_MIN or body[0] != MANIFEST_KIND:
         raise WireError("length", "a manifest is shorter than its header")
     _, low, model, samples, digest, chunks, flags = _MANIFEST_HEAD.unpack_from(body)
-    values, members, root = body[_MANIFEST_HEAD.size : -SIGNATURE_SIZE], 0, b""
+    values, members, root, state = body[_MANIFEST_HEAD.size : -SIGNATURE_SIZE], 0, b"", b""
     if flags & _HAS_MEMBERS:
         if len(values) < _MEMBERS.size:
             raise WireError("length", "a manifest ends inside the number of its members")
-        members, root = _MEMBERS.unpack_from(values)
+        members, root, state = _MEMBERS.unpack_from(values)
         values = values[_MEMBERS.size :]
     is_known = not flags & ~(_HAS_EVALUATION | _HAS_MEMBERS)
     if not is_known or bool(values) != bool(flags & _HAS_EVALUATION):
@@ -93,12 +94,16 @@ def read_manifest(body: bytes) -> Manifest:
     if not 0 < samples <= SAMPLES_MAX or bool(members) != bool(flags & _HAS_MEMBERS):
         raise WireError("manifest", "a manifest's members or samples are out of range")
     signature = body[-SIGNATURE_SIZE:]
-    return Manifest(low, model, samples, digest, chunks, evaluation, members, root, signature)
+    return Manifest(
+        low, model, samples, digest, chunks, evaluation, members, root, state, signature
+    )
 
 
 def write_members(manifest: Manifest) -> bytes:
     """What a manifest says of the updates that were added up, as it is signed; empty for none."""
-    return _MEMBERS.pack(manifest.members, manifest.root) if manifest.members else b""
+    if not manifest.members:
+        return b""
+    return _MEMBERS.pack(manifest.members, manifest.root, manifest.state)
 
 
 def write_evaluation(values: Iterable[tuple[int, int]]) -> bytes:

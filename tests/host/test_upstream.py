@@ -15,8 +15,9 @@ from bench.loopback import LoopbackHub
 from host.runs import continue_or_begin, follow_run
 from host.service import HostService
 from host.upstream import Upstream, settings_below
+from ternmesh.federated.audit import FIRST, Audits
 from ternmesh.federated.evaluation import NOT_EVALUATED
-from ternmesh.federated.events import Advanced, AddedUp, WorkReady
+from ternmesh.federated.events import AddedUp, Advanced, WorkReady
 from ternmesh.federated.joining import NodeSettings
 from ternmesh.federated.node import NodeProtocol
 from ternmesh.federated.state import HostSettings, new_node_state
@@ -24,12 +25,13 @@ from ternmesh.plan import Plan, make_plan
 from ternmesh.wire.control import FINISHED
 from ternmesh.wire.proof import restored
 from ternmesh_cli.keys import enrol_fleet
+from ternmesh_service.alarms import alarms
 from ternmesh_service.keyring import Keyring, SecurityConfig
 from ternmesh_store.host_store import HostStore
 from ternmesh_store.node_store import NodeStore
 from ternmesh_store.state_file import StateFile
-from transports.driver import Driver
 from tests.host.test_service import MODEL, PACKAGE
+from transports.driver import Driver
 
 DIMENSION = 2000
 PLAN = make_plan(DIMENSION, rounds=9, local_steps=1, learning_rate=0.1, announce_s=5)
@@ -193,7 +195,10 @@ def test_boards_behind_aggregators_learn_with_the_others(fleet: Fleet) -> None:
     assert fleet.top.nodes.named(SHED).members == len(BOARDS[SHED])
 
 
-@pytest.mark.parametrize("turns", range(1, 40, 3))
+@pytest.mark.parametrize(
+    "turns",
+    [pytest.param(n, marks=[] if n % 12 == 1 else pytest.mark.nightly) for n in range(1, 40, 3)],
+)
 def test_an_aggregator_that_is_killed_goes_on_from_its_disk(fleet: Fleet, turns: int) -> None:
     fleet.live(15)
     fleet.now += 1.0
@@ -255,3 +260,48 @@ def test_only_a_gateway_may_send_what_others_learned(fleet: Fleet) -> None:
     fleet.live(30)
     assert fleet.top.refused["signature"]
     assert fleet.top.nodes.named("eve").members == 0
+
+
+def test_an_honest_aggregator_passes_each_audit(fleet: Fleet) -> None:  # R6.8-5
+    passed = []
+    check = Audits._check
+    Audits._check = lambda *args: passed.append(1) or check(*args)  # type: ignore[method-assign]
+    try:
+        fleet.live(120)
+    finally:
+        Audits._check = check  # type: ignore[method-assign]
+    fleet.check()
+    assert len(passed) >= 2 * FIRST
+    assert not fleet.hosts[""].caught
+
+
+def lie(made: AddedUp, kind: str, node: NodeProtocol) -> AddedUp:
+    """What a lying aggregator gives in place of what its boards' updates come to."""
+    ones = np.full(DIMENSION, 0.02, np.float32)
+    match kind:
+        case "scaled":
+            return replace(made, vector=-3 * made.vector)
+        case "invented":
+            return replace(made, members=made.members + 5, samples=9 * made.samples)
+        case "other rows":
+            return replace(made, root=bytes(16))
+        case "remainder":
+            node.residual = ones
+            return made
+    return replace(made, vector=ones)
+
+
+@pytest.mark.parametrize("kind", ["scaled", "invented", "other rows", "remainder", "silent", "own"])
+def test_a_lying_aggregator_is_caught_and_muted(fleet: Fleet, kind: str) -> None:  # R6.8-6
+    upstream = fleet.upstreams[SHED]
+    node, take = upstream.node, upstream.take
+    if kind == "silent":
+        node.show = lambda _data: None  # type: ignore[method-assign]
+    else:
+        upstream.take = lambda made: take(lie(made, kind, node))  # type: ignore[method-assign]
+    fleet.live(120)
+    if kind != "other rows":  # its boards lack proofs: they come later
+        fleet.check()
+    assert list(fleet.hosts[""].caught) == [SHED]
+    assert fleet.hosts[""]._store.muted == [SHED]
+    assert any("has lied" in alarm.text for alarm in alarms(fleet.hosts[""].status()))
