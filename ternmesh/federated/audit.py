@@ -7,6 +7,7 @@ aggregator makes its own: then it shows both, and the host makes the update agai
 
 import hashlib
 import struct
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -35,6 +36,10 @@ ONE_IN = 10  # of the later rounds
 MISSED_MAX = 3  # audits in a row that an aggregator may miss: it may have lost its power
 BODY_MAX = 4096
 _START = struct.Struct("<BI")
+
+_MALFORMED = (
+    ValueError, TypeError, OverflowError, struct.error, zlib.error, cbor2.CBORDecodeError
+)  # fmt: skip
 
 # `MessageAuthenticator.check_update` for one run: name, round, manifest, hash; WireError
 CheckUpdate = Callable[[str, int, Manifest, bytes], None]
@@ -85,8 +90,9 @@ def members_of(count: Count) -> int:
 def write_shown(shown: Shown) -> bytes:
     """The bytes of an audit, an object from an aggregator to its host."""
     boards = [[address, name, *bodies] for address, (name, bodies) in sorted(shown.boards.items())]
-    residual = shown.residual.astype("<f4").tobytes()
-    encoded = cbor2.dumps([shown.round, residual, *boards], canonical=True)
+    exponent, steps = local_update.in_steps(shown.residual)
+    residual = zlib.compress(steps.tobytes(), 9)
+    encoded = cbor2.dumps([shown.round, exponent, residual, *boards], canonical=True)
     return _START.pack(AUDIT, len(encoded)) + encoded
 
 
@@ -95,15 +101,16 @@ def read_shown(data: bytes, dimension: int) -> Shown:
     try:
         if _START.unpack_from(data) != (AUDIT, len(data) - _START.size):
             raise ValueError("its length")
-        number, residual, *rows = cbor2.loads(data[_START.size :])
+        number, exponent, residual, *rows = cbor2.loads(data[_START.size :])
         boards = {address: (name, tuple(bodies)) for address, name, *bodies in rows}
-        vector = np.frombuffer(residual, "<f4").astype(np.float32)
+        steps = zlib.decompressobj().decompress(residual, dimension + 1)
+        vector = local_update.of_steps(int(exponent), np.frombuffer(steps, np.int8))
         fit = type(number) is int and vector.shape == (dimension,)
         fit = fit and bool(np.isfinite(vector).all()) and len(boards) == len(rows) <= MEMBERS_MAX
         for address, (name, bodies) in boards.items():
             fit = fit and type(address) is int and address > 0 and bool(NAME.match(name))
             fit = fit and all(type(one) is bytes and 0 < len(one) <= BODY_MAX for one in bodies)
-    except (ValueError, TypeError, struct.error, cbor2.CBORDecodeError) as error:
+    except _MALFORMED as error:
         raise WireError("audit", f"what an aggregator shows is not well formed: {error}") from error
     if not fit:
         raise WireError("audit", "what an aggregator shows has a field of another form")
@@ -189,7 +196,9 @@ class Audits:
         delta_q24 = scattered(
             local_update.only_counted(carried, sent.have), model_hash, shown.round
         )
-        return local_update.state_of(settle_residual(corrected, to_vector(delta_q24)))
+        remainder = settle_residual(corrected, to_vector(delta_q24))
+        kept = local_update.of_steps(*local_update.in_steps(remainder))
+        return local_update.state_of(kept)
 
 
 def _counted(shown: Shown, plan: Plan, model_hash: bytes, check_update: CheckUpdate) -> Count:

@@ -1,10 +1,12 @@
 """A node's own update: decide whether to send it, make it, settle it. Pure functions."""
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ternmesh.codec.encoder import Hypervector, settle_residual
 from ternmesh.codec.scale import Q24_MAX, UNIT, to_float, to_vector
@@ -26,6 +28,8 @@ from ternmesh.wire.update import (
     update_hash,
     write_manifest,
 )
+
+STEPS = 127  # on both sides of zero, in what an aggregator keeps of its remainder
 
 Sign = Callable[[Manifest, bytes], Manifest]
 
@@ -125,6 +129,19 @@ def settle_update(
 def only_counted(carried: Hypervector, have: bytes) -> Hypervector:
     """Return the slices of an update whose chunks the bitmap `have` names. Raises WireError."""
     return carried.only(np.array(read_bitmap(have, carried.slicing.count).tolist(), dtype=np.bool_))
+
+
+def in_steps(residual: Vector) -> tuple[int, NDArray[np.int8]]:
+    """A residual in whole steps of a power of two (its exponent), -127 to 127: it can be shown."""
+    largest = float(np.abs(residual).max())
+    exponent = math.frexp(largest / (STEPS + 1))[1] if largest else 0
+    steps = np.rint(residual / np.float32(2.0**exponent))
+    return exponent, np.clip(steps, -STEPS, STEPS).astype(np.int8)
+
+
+def of_steps(exponent: int, steps: NDArray[np.int8]) -> Vector:
+    """The inverse of `in_steps`, as an aggregator goes on with it (float32)."""
+    return steps.astype(np.float32) * np.float32(2.0**exponent)
 
 
 def state_of(residual: Vector) -> bytes:

@@ -636,8 +636,10 @@ class NodeProtocol:
         carried = residual = moved.residual if pending is None else pending.corrected
         if pending is not None:
             residual = local_update.settle_update(pending, rows, self.address, model_hash, plan)
-            if residual is carried and read_manifest(pending.bodies[0]).members:
-                residual = zero_residual(residual.size)  # the others keep their updates
+            if read_manifest(pending.bodies[0]).members:
+                if residual is carried:
+                    residual = zero_residual(residual.size)  # the others keep their updates
+                residual = local_update.of_steps(*local_update.in_steps(residual))
         returns = isinstance(step, GlobalUpdate) and step.returns_to is not None
         if isinstance(step, GlobalSnapshot) or returns or self.before is not None:
             self.own_q24 = None  # the adapter did not move by what the fleet has learned

@@ -57,8 +57,9 @@ def _hash(kind: bytes, *parts: bytes) -> bytes:
     return sha256(kind + b"".join(parts)).digest()[:ROOT_SIZE]
 
 
-def _leaf_hash(rows: Sequence[Counted]) -> bytes:
-    return _hash(_LEAF, cbor2.dumps([plain_row(row) for row in rows], canonical=True))
+def _leaf_hash(index: int, rows: Sequence[Counted]) -> bytes:
+    """With its index, so that no leaf shows that what another one has was not counted."""
+    return _hash(_LEAF, cbor2.dumps([index, *map(plain_row, rows)], canonical=True))
 
 
 def _joined(hashes: Sequence[bytes]) -> list[bytes]:
@@ -81,7 +82,7 @@ class Tree:
         for row in sorted(rows, key=lambda row: row.address):
             self._rows.setdefault(row.address // LEAF, []).append(row)
         self.leaves = max(self._rows, default=0) + 1
-        level = [_leaf_hash(self._rows.get(index, ())) for index in range(self.leaves)]
+        level = [_leaf_hash(index, self._rows.get(index, ())) for index in range(self.leaves)]
         self._levels = [level]
         while len(level) > 1:
             level = _joined(level)
@@ -137,7 +138,8 @@ def restored(data: bytes) -> RoundRows:
 
 def root_of(leaf: Leaf) -> bytes:
     """The root to which a leaf and its path lead. Raises WireError."""
-    own, at, count, path = _leaf_hash(leaf.rows), leaf.index, leaf.leaves, list(leaf.path)
+    own, at = _leaf_hash(leaf.index, leaf.rows), leaf.index
+    count, path = leaf.leaves, list(leaf.path)
     while count > 1:
         if at ^ 1 < count:
             if not path:
