@@ -164,7 +164,10 @@ def test_proofs(case: dict[str, Any]) -> None:
     rows = [[r[0], r[1], *map(bytes.fromhex, r[2:])] for r in case["rows"]]
     plain = [row if row[-1] else row[:-1] for row in rows]
     leaves = [[row for row in plain if row[0] // 8 == i] for i in range(plain[-1][0] // 8 + 1)]
-    hashes = [hashlib.sha256(b"\0" + cbor2.dumps(leaf)).digest()[:16] for leaf in leaves]
+    hashes = [
+        hashlib.sha256(b"\0" + cbor2.dumps([i, *leaf])).digest()[:16]
+        for i, leaf in enumerate(leaves)
+    ]
     while len(hashes) > 1:
         pairs = [hashes[at : at + 2] for at in range(0, len(hashes), 2)]
         hashes = [
