@@ -49,7 +49,7 @@ def controls() -> list[bytes]:
 def manifests() -> list[bytes]:
     """A board's manifest, and that of an aggregator."""
     own = Manifest(1, MODEL[:8], 10, b"abcd", 3)
-    regional = Manifest(2, MODEL[:8], 10, b"abcd", 3, members=600, root=bytes(16))
+    regional = Manifest(2, MODEL[:8], 10, b"abcd", 3, members=600, root=bytes(16), state=bytes(16))
     return [write_manifest(own), write_manifest(regional)]
 
 

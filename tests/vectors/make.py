@@ -190,7 +190,7 @@ def packets() -> Entries:
     most = update.Manifest(
         65535, MODEL[:8], 1 << 20, b"\x01\x02\x03\x04", 1024, signature=bytes(range(64))
     )
-    region = replace(most, members=0x0201, root=bytes(range(16)))
+    region = replace(most, members=0x0201, root=bytes(range(16)), state=bytes(range(16, 32)))
     evaluated = replace(head, evaluation=((1, 325), (2, 9417)))
     return {
         "update": {"round": 5, "shares": [body.hex() for body in chunks]},
@@ -484,7 +484,7 @@ def _words(texts: list[str]) -> list[int]:
 
 def _manifest(item: update.Manifest) -> dict[str, Any]:
     fields = _plain(asdict(item))
-    for name in ("evaluation", "members", "root"):  # fields that came later
+    for name in ("evaluation", "members", "root", "state"):  # fields that came later
         if not fields[name]:
             del fields[name]
     return {"fields": fields, "bytes": update.write_manifest(item).hex()}

@@ -50,7 +50,8 @@ PACKET = update_hash([b"one", b"two"])
 FOR_ALL, FOR_THEO = group_name(bytes(16)), THEO.public.fingerprint
 HEAD = Manifest(5, PLACE.model_hash[:8], 120, PACKET[:4], 2)
 UPDATE = sign_update(THEO, PLACE, 5, HEAD, PACKET)
-OF_REGION = sign_update(THEO, PLACE, 5, replace(HEAD, members=2, root=bytes(16)), PACKET)
+REGION = replace(HEAD, members=2, root=bytes(16), state=bytes(16))
+OF_REGION = sign_update(THEO, PLACE, 5, REGION, PACKET)
 BODY = sign_body(HOST, PLACE, FOR_THEO, b"content")
 ONE, FLEET, DIGEST = Signers((HOST.public,)), bytes(range(16)), bytes(32)
 VERSION = sign_release(HOST, FLEET, DIGEST, ONE, domain=SOFTWARE)
@@ -93,7 +94,8 @@ CHECKS: dict[str, tuple[Callable[..., object], Sequence[Any], list[tuple[int, An
     "an update of a region": (
         verify_update,
         (THEO.public, PLACE, 5, OF_REGION, PACKET),
-        [(3, replace(OF_REGION, members=3)), (3, replace(OF_REGION, root=b"\1" * 16))],
+        [(3, replace(OF_REGION, **{name: b"\1" * 16})) for name in ("root", "state")]
+        + [(3, replace(OF_REGION, members=3))],
     ),
     "a body for one": (
         open_signed,

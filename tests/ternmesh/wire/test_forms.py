@@ -69,9 +69,10 @@ manifests = st.builds(
     signature=exactly(64),
 )
 of_aggregators = st.builds(
-    lambda item, members, root: replace(item, members=members, root=root),
+    lambda item, members, root, state: replace(item, members=members, root=root, state=state),
     manifests,
     st.integers(1, update.MEMBERS_MAX),
+    exactly(update.ROOT_SIZE),
     exactly(update.ROOT_SIZE),
 )
 coded = st.builds(Coded, st.just(7), st.just(3), st.binary(max_size=50))

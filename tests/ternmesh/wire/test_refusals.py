@@ -132,7 +132,7 @@ CONTROLS: Rows = (
     }
 )
 PLAIN = Manifest(1, b"modelmod", 10, b"abcd", 3)
-SUMMED = write_manifest(replace(PLAIN, members=3, root=bytes(range(16))))
+SUMMED = write_manifest(replace(PLAIN, members=3, root=bytes(range(16)), state=bytes(16)))
 EVALUATED = write_manifest(replace(PLAIN, evaluation=((1, 325), (2, 9417))))
 
 
@@ -147,7 +147,7 @@ MANIFESTS: Rows = {  # R4.2-1, R4.2-5
     "a byte more": (SUMMED + b"\x00", "length"),
     "an unknown flag": (with_bytes(SUMMED, 21, b"\x60"), "length"),
     "members without their flag": (with_bytes(SUMMED, 21, b"\x00"), "length"),
-    "a root cut short": (SUMMED[:39] + SUMMED[40:], "length"),
+    "a state cut short": (SUMMED[:55] + SUMMED[56:], "length"),
     "no samples": (with_bytes(SUMMED, 11, bytes(4)), "manifest"),
     "2**20 + 1 samples": (with_bytes(SUMMED, 11, b"\x01\x00\x10\x00"), "manifest"),
     "no member": (with_bytes(SUMMED, 22, bytes(2)), "manifest"),
