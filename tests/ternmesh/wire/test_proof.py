@@ -62,7 +62,7 @@ def test_a_board_two_aggregators_away_is_proved() -> None:
     boards = tuple(map(row, range(1, 40)))
     shed = row(3, Tree(boards).root)
     house = row(40, Tree((row(1), shed)).root)
-    street = tuple(map(row, range(1, 40))) + (house,)
+    street = (*map(row, range(1, 40)), house)
     [above] = RoundRows(7, rows=street).proofs([40])
     middle = RoundRows(7, (40,), above.leaves, (row(1), shed))
     [through] = middle.proofs([3])
