@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -32,6 +32,8 @@ from ternmesh.federated.joining import NodeSettings
 from ternmesh.federated.node import NodeProtocol
 from ternmesh.federated.state import HostSettings, new_host_state, new_node_state
 from ternmesh.timers import earliest
+from ternmesh.wire import fragments
+from ternmesh.wire.frame import FRAME_OVERHEAD
 from ternmesh_cli.demo.fleet import RUN
 from ternmesh_service.keyring import NoKeyring
 from transports.driver import Driver
@@ -39,6 +41,7 @@ from transports.driver import Driver
 BOARDS, SEEDS, SEEDS_QUICK = 9, 5, 1
 ROUNDS, ROUNDS_QUICK, ROUNDS_BYTES = 20, 5, 50
 SHED, ADDRESS = "shed", 1
+LENGTH = 2  # bytes of a frame's length in a message
 NOTES = (
     f"keyword spotter, {BOARDS} boards of three voices behind one aggregator, or below the host "
     "itself; judged on clips that no board reports on; in memory, without loss and keys",
@@ -52,7 +55,8 @@ class Region:
     """An aggregator below the host `top`, with a hub of its own."""
 
     def __init__(self, top: HostProtocol, above: LoopbackHub, clock: Clock, model: bytes) -> None:
-        self.clock, self.above = clock, LoopbackTransport(above, SHED)
+        self.clock = clock
+        self.above = LoopbackTransport(above, SHED)
         self.node = NodeProtocol(
             NodeSettings(SHED, model, SHED.encode().ljust(8)),
             new_node_state(top.plan.dimension),
@@ -60,11 +64,15 @@ class Region:
             rng=np.random.default_rng(0),
         )
         self.shown: list[int] = []  # bytes of each audit
-        show = self.node.show
-        self.node.show = lambda data: self.shown.append(len(data)) or show(data)  # type: ignore[method-assign, func-returns-value]
+        self._show = self.node.show
+        self.node.show = self._count_shown  # type: ignore[method-assign]
         store: Any = SimpleNamespace(record=lambda _event: None, commit=lambda: None)
         self.upstream = Upstream(
-            node=self.node, store=store, keyring=NoKeyring(), transport=self.above, clock=clock
+            node=self.node,
+            store=store,
+            keyring=NoKeyring(),
+            transport=cast(Any, self.above),
+            clock=clock,
         )
         self.host = HostProtocol(
             plan=top.plan,
@@ -90,6 +98,11 @@ class Region:
         before = self.host.version, self.node.pending is None
         self.upstream.turn(self.host, self.clock.now)
         return moved or before != (self.host.version, self.node.pending is None)
+
+    def _count_shown(self, data: bytes) -> None:
+        parts = fragments.split(data, self.host.plan.frame_mtu)
+        self.shown.append(sum(len(part) + FRAME_OVERHEAD + LENGTH for part in parts))
+        self._show(data)
 
     def _note(self, event: HostEvent) -> None:
         if isinstance(event, AddedUp):

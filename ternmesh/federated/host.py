@@ -159,6 +159,7 @@ class HostProtocol:
             may_adopt=state.is_first and not (settings.has_voters or settings.is_aggregator),
         )
         self._catch_up = CatchUp(pace.catch_up_s)
+        self._is_network = pace is NETWORK_TIMERS  # on air one list is shorter than many proofs
         self.audits = audit.Audits(plan, model_hash)
         self._announce_at = 0.0
 
@@ -607,7 +608,8 @@ class HostProtocol:
         """Publish a global update, or wait until the other voters agree to it."""
         authenticator = self.channel.authenticator
         version, counted = proposal.version, tuple(count.rows.values())
-        rows = RoundRows(version, rows=counted) if len(counted) > LISTED_MAX else None
+        is_long = self._is_network and len(counted) > LISTED_MAX
+        rows = RoundRows(version, rows=counted) if is_long else None
         content = global_update.write_global_update(
             global_update.GlobalUpdate(
                 version=version,
