@@ -13,6 +13,7 @@ from fuzz import wire
 from fuzz.target import Target, is_refusal, joined, parts, same, settle, steps
 from ternmesh.errors import WireError
 from ternmesh.federated.aggregation import encode_step, global_delta_q24
+from ternmesh.federated.audit import Shown, read_shown, write_shown
 from ternmesh.federated.events import GlobalUpdateMade, WorkReady
 from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.joining import NodeSettings
@@ -103,6 +104,12 @@ def _check_proof(data: bytes) -> None:
         with suppress(WireError):
             found = {row.address for row in proved_rows(step, proof, address)}
             same(found <= {address}, True, "whether a proof shows its own node only")
+
+
+def _audit() -> bytes:
+    """What an aggregator shows of two boards."""
+    boards = {1: ("ada", tuple(_update(3))), 2: ("bob", tuple(_update(3, 0.2)))}
+    return write_shown(Shown(3, _WORK, boards))
 
 
 def _check_reassembly(data: bytes) -> None:
@@ -206,6 +213,7 @@ def _to_node() -> Iterator[bytes]:
 
 TARGETS = (
     Target("proof", _proofs, _check_proof),
+    Target("audit", lambda: [_audit()], lambda data: read_shown(data, wire.DIMENSION)),
     Target("intake", lambda: [joined([*wire.manifests(), *wire.chunks()])], _check_reassembly),
     Target("host", _to_host, _check_host),
     Target("node", _to_node, _check_node),

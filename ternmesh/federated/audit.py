@@ -102,11 +102,13 @@ def read_shown(data: bytes, dimension: int) -> Shown:
         if _START.unpack_from(data) != (AUDIT, len(data) - _START.size):
             raise ValueError("its length")
         number, exponent, residual, *rows = cbor2.loads(data[_START.size :])
+        if type(number) is not int or type(exponent) is not int:  # int() of a decimal may not end
+            raise ValueError("its numbers")
         boards = {address: (name, tuple(bodies)) for address, name, *bodies in rows}
         steps = zlib.decompressobj().decompress(residual, dimension + 1)
-        vector = local_update.of_steps(int(exponent), np.frombuffer(steps, np.int8))
-        fit = type(number) is int and vector.shape == (dimension,)
-        fit = fit and bool(np.isfinite(vector).all()) and len(boards) == len(rows) <= MEMBERS_MAX
+        vector = local_update.of_steps(exponent, np.frombuffer(steps, np.int8))
+        fit = vector.shape == (dimension,) and bool(np.isfinite(vector).all())
+        fit = fit and len(boards) == len(rows) <= MEMBERS_MAX
         for address, (name, bodies) in boards.items():
             fit = fit and type(address) is int and address > 0 and bool(NAME.match(name))
             fit = fit and all(type(one) is bytes and 0 < len(one) <= BODY_MAX for one in bodies)
