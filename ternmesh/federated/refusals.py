@@ -90,6 +90,7 @@ _ALIKE = {
             "manifest",
             "coding",
             "trits",
+            "audit",
             "bitmap",
             "piece",
             "knowledge",

@@ -94,8 +94,11 @@ CHECKS: dict[str, tuple[Callable[..., object], Sequence[Any], list[tuple[int, An
     "an update of a region": (
         verify_update,
         (THEO.public, PLACE, 5, OF_REGION, PACKET),
-        [(3, replace(OF_REGION, **{name: b"\1" * 16})) for name in ("root", "state")]
-        + [(3, replace(OF_REGION, members=3))],
+        [
+            (3, replace(OF_REGION, members=3)),
+            (3, replace(OF_REGION, root=b"\1" * 16)),
+            (3, replace(OF_REGION, state=b"\1" * 16)),
+        ],
     ),
     "a body for one": (
         open_signed,
