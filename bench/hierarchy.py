@@ -64,8 +64,6 @@ class Region:
             rng=np.random.default_rng(0),
         )
         self.shown: list[int] = []  # bytes of each audit
-        self._show = self.node.show
-        self.node.show = self._count_shown  # type: ignore[method-assign]
         store: Any = SimpleNamespace(record=lambda _event: None, commit=lambda: None)
         self.upstream = Upstream(
             node=self.node,
@@ -74,6 +72,8 @@ class Region:
             transport=cast(Any, self.above),
             clock=clock,
         )
+        self._show = self.upstream.show
+        self.upstream.show = self._count_shown  # type: ignore[method-assign]
         self.host = HostProtocol(
             plan=top.plan,
             settings=settings_below(HostSettings(BOARDS, DEADLINE_S)),

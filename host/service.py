@@ -41,6 +41,7 @@ from ternmesh.model_package import ModelPackage
 from ternmesh.plan import Plan
 from ternmesh.timers import NETWORK_TIMERS, TimerSettings
 from ternmesh.wire.control import FINISHED, GATHERING, OPEN
+from ternmesh.wire.global_update import COUNTED_MAX
 from ternmesh_service.backup import answer_backup
 from ternmesh_service.config_file import control_path, load_model_package, package_folder
 from ternmesh_service.control_socket import BACKUP, BOARDS, PUBLISHED, RETURN, ControlServer, Relay
@@ -91,9 +92,11 @@ class HostService:
         security = self._keyring.security(
             name, model_hash, stored.state.counter, is_aggregator=upstream is not None
         )
+        # On air, one list is shorter than many proofs.
+        listed = settings.listed_max if pace is NETWORK_TIMERS else COUNTED_MAX
         self.protocol = HostProtocol(
             plan=stored.plan,
-            settings=settings,
+            settings=replace(settings, listed_max=listed),
             model_hash=model_hash,
             run=stored.run,
             state=stored.state,

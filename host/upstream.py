@@ -110,8 +110,8 @@ class Upstream:
             self.node.submit_for_others(made, now)
             if self.node.pending is not None or made.round < self.node.version:
                 self._added_up = None
-            if self.node.pending is not None and self.node.added_to is not None:
-                self._shown = Shown(made.round, self.node.added_to, _bodies_of(host))
+            if self.node.pending is not None and host.added_up is not None:
+                self._shown = Shown(made.round, self.node.residual, _bodies_of(host))
         while host.version < self.node.version and self._pass_on(host, now):
             pass
         self._shut_out(host, now)
@@ -149,7 +149,7 @@ class Upstream:
         shown, self._shown = self._shown, None
         is_wanted = is_drawn(step.version - 1, self.node.address, link.global_hash)
         if rows.rows is not None and shown is not None and is_wanted:
-            self.node.show(write_shown(shown))
+            self.show(write_shown(shown))
         return True
 
     def _model_of(self, version: int) -> ModelQ24 | None:
@@ -159,6 +159,11 @@ class Upstream:
         assert node.plan is not None
         links, model_hash = node.chain.newest_first(), node.settings.model_hash
         return older_adapter(node.model_q24, links, version, model_hash, node.plan)
+
+    def show(self, data: bytes) -> None:
+        """Show the host above what the newest update was made of."""
+        mtu = self.run[1].frame_mtu
+        self.node.channel.outgoing.push_objects(HOST, self.node.address, [data], mtu)
 
     def _rows(self, step: GlobalUpdate, link: ChainLink, host: HostProtocol) -> RoundRows:
         """What proves to the boards which of their updates a global update counts."""

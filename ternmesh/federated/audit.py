@@ -20,6 +20,7 @@ from ternmesh.codec.scale import to_vector
 from ternmesh.errors import WireError
 from ternmesh.federated import local_update
 from ternmesh.federated.aggregation import encode_update, scattered
+from ternmesh.federated.events import AddedUp
 from ternmesh.federated.open_round import Count, OpenRound, UpdateReassembler
 from ternmesh.federated.robust import Update, Weighted, bound, mean_of, norm_max
 from ternmesh.plan import Plan
@@ -41,8 +42,8 @@ _MALFORMED = (
     ValueError, TypeError, OverflowError, struct.error, zlib.error, cbor2.CBORDecodeError
 )  # fmt: skip
 
-# `MessageAuthenticator.check_update` for one run: name, round, manifest, hash; WireError
-CheckUpdate = Callable[[str, int, Manifest, bytes], None]
+# `MessageAuthenticator.check_update` for one run: name, number, item, update; WireError
+CheckUpdate = Callable[..., None]
 
 
 class AuditFailed(WireError):
@@ -87,6 +88,18 @@ def members_of(count: Count) -> int:
     return min(MEMBERS_MAX, sum(update.members for update in count.updates))
 
 
+def added_up(count: Count, model_hash: bytes, round_number: int, plan: Plan) -> AddedUp:
+    """What an aggregator gives the host above, of the updates of its boards."""
+    return AddedUp(
+        round=round_number,
+        vector=add_up(count.updates, model_hash, round_number, plan),
+        samples=samples_of(count),
+        members=members_of(count),
+        root=Tree(count.rows.values()).root,
+        evaluation=count.evaluation,
+    )
+
+
 def write_shown(shown: Shown) -> bytes:
     """The bytes of an audit, an object from an aggregator to its host."""
     boards = [[address, name, *bodies] for address, (name, bodies) in sorted(shown.boards.items())]
@@ -120,7 +133,7 @@ def read_shown(data: bytes, dimension: int) -> Shown:
 
 
 @dataclass(slots=True)
-class Sent:
+class Audited:
     """What an aggregator has sent for a round that is over."""
 
     round: int
@@ -137,33 +150,42 @@ class Audits:
     def __init__(self, plan: Plan, model_hash: bytes) -> None:
         self._plan = plan
         self._model_hash = model_hash
-        self._sent: dict[int, Sent] = {}
+        self._sent: dict[int, Audited] = {}
         self._missed: dict[int, int] = {}  # audits in a row to which no answer came
         self._pieces: dict[int, Reassembler] = {}
 
-    def closed(
-        self, address: int, sent: UpdateReassembler, have: bytes, global_hash: bytes
-    ) -> None:
-        """A round has ended with this update. Raises AuditFailed.
+    def note(
+        self, count: Count, updates: Mapping[int, UpdateReassembler], global_hash: bytes
+    ) -> dict[int, str]:
+        """A round has ended. Return who has lied, and how, by address.
 
         `global_hash` is of the global update that counts it.
         """
-        assert sent.manifest is not None
-        before, manifest = self._sent.get(address), sent.manifest
-        chunks = tuple(body for _, body in sorted(sent.bodies.items()))
-        drawn = is_drawn(sent.round, address, global_hash) and len(chunks) == manifest.chunks
-        self._sent[address] = Sent(sent.round, manifest, chunks, have, drawn)
-        if before is None or before.round != sent.round - 1 or not before.is_drawn:
-            return
-        if not before.after:
-            self._missed[address] = self._missed.get(address, 0) + 1
-            if self._missed[address] >= MISSED_MAX:
-                raise AuditFailed(f"it has not shown its boards' updates {MISSED_MAX} times")
-        elif before.after != manifest.state:
-            raise AuditFailed("what its update could not carry is not what it added to the next")
+        liars = {}
+        for address, row in count.rows.items():
+            sent = updates.get(address)
+            if sent is not None and sent.manifest is not None and sent.manifest.members:
+                before = self._sent.get(address)
+                chunks = tuple(body for _, body in sorted(sent.bodies.items()))
+                drawn = is_drawn(sent.round, address, global_hash) and sent.complete
+                made = Audited(sent.round, sent.manifest, chunks, row.have, drawn)
+                self._sent[address] = made
+                is_next = before is not None and before.round == sent.round - 1
+                if before is not None and before.is_drawn and is_next:
+                    liars[address] = self._compared(address, before, made)
+        return {address: why for address, why in liars.items() if why}
 
-    def add(self, address: int, body: bytes, check_update: CheckUpdate) -> None:
-        """Take a fragment of what an aggregator shows. Raises WireError, or AuditFailed."""
+    def _compared(self, address: int, before: Audited, made: Audited) -> str:
+        """What is wrong with what an aggregator has sent after a round that is audited."""
+        if before.after:
+            is_other = before.after != made.manifest.state
+            return "what an update could not carry is not what it added to the next" * is_other
+        self._missed[address] = self._missed.get(address, 0) + 1
+        is_over = self._missed[address] >= MISSED_MAX
+        return f"it has not shown its boards' updates {MISSED_MAX} times" * is_over
+
+    def receive(self, address: int, body: bytes, check_update: CheckUpdate) -> dict[int, str]:
+        """Take a fragment of what an aggregator shows. Return as `note` does. Raises WireError."""
         sent = self._sent.get(address)
         if sent is None or not sent.is_drawn or sent.after:
             raise WireError("kind", "a fragment that this host did not ask for")
@@ -172,14 +194,18 @@ class Audits:
         pieces = self._pieces.setdefault(address, Reassembler(self._plan.frame_mtu, size, 1))
         data = pieces.add(body)
         if data is None:
-            return
+            return {}
         del self._pieces[address]
         shown = read_shown(data, self._plan.dimension)
-        if shown.round == sent.round:
-            sent.after = self._check(shown, sent, check_update)
-            self._missed.pop(address, None)
+        try:
+            if shown.round == sent.round:
+                sent.after = self._check(shown, sent, check_update)
+                self._missed.pop(address, None)
+        except AuditFailed as error:
+            return {address: str(error)}
+        return {}
 
-    def _check(self, shown: Shown, sent: Sent, check_update: CheckUpdate) -> bytes:
+    def _check(self, shown: Shown, sent: Audited, check_update: CheckUpdate) -> bytes:
         """Make an update again. Return the hash of what it could not carry. Raises AuditFailed."""
         plan, model_hash = self._plan, self._model_hash
         if local_update.state_of(shown.residual) != sent.manifest.state:
@@ -215,7 +241,8 @@ def _counted(shown: Shown, plan: Plan, model_hash: bytes, check_update: CheckUpd
             whole = opened.whole_update(address)
             if whole is None:
                 raise WireError("audit", f"the update of {name} is not whole")
-            check_update(name, shown.round, *whole)
+            item, update = whole
+            check_update(name, number=shown.round, item=item, update=update)
     except WireError as error:
         raise AuditFailed(f"it shows an update that its board never made: {error}") from error
     return opened.count()

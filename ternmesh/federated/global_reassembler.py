@@ -1,6 +1,6 @@
 """Reassembles global updates and global snapshots from fragments, on a node."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
 from ternmesh.errors import WireError
@@ -12,15 +12,17 @@ from ternmesh.wire.fragments import Reassembler
 from ternmesh.wire.global_update import (
     GIVEN,
     Certificate,
+    Counted,
     GlobalSnapshot,
     GlobalUpdate,
     hash_adapter,
     read_given,
 )
-from ternmesh.wire.proof import PROOF, Proof, read_proof
+from ternmesh.wire.proof import PROOF, Proof, proved_rows, read_proof, write_proof
 
 BESIDE_MAX = 4  # signatures that are kept until their object arrives
 PROOFS_MAX = 8  # proofs that are kept for the node
+PROOF_TRIES = 5  # times that a global update comes without a proof, until it counts nothing
 
 
 # `MessageAuthenticator.check_certificate` for one run: content, certificate, objects beside it
@@ -40,7 +42,8 @@ class GlobalReassembler:
         self._origin = b""
         self._assemblies: dict[bool, Reassembler] = {}  # by whether the object is for all nodes
         self._beside: dict[bool, deque[bytes]] = {}  # signatures that came before their object
-        self.proofs: deque[Proof] = deque(maxlen=PROOFS_MAX)  # not checked yet
+        self._proofs: deque[Proof] = deque(maxlen=PROOFS_MAX)  # not checked yet
+        self._unproved: Counter[int] = Counter()  # global updates without a proof, by version
 
     @property
     def forged(self) -> int:
@@ -78,7 +81,7 @@ class GlobalReassembler:
             self._beside[is_for_all].append(content)
             return None
         if content[0] == PROOF:
-            self.proofs.append(read_proof(content))
+            self._proofs.append(read_proof(content))
             return None
         beside = tuple(self._beside[is_for_all])
 
@@ -91,6 +94,23 @@ class GlobalReassembler:
         if is_for_all and isinstance(step, GlobalSnapshot):
             raise WireError("kind", "a snapshot is for one node: it lists that node's rows only")
         return step, ChainLink(step.version, name, content)
+
+    def proved(self, step: GlobalUpdate, address: int) -> tuple[Sequence[Counted] | None, bytes]:
+        """What a global update counts of a node, and the proof; None while a proof is missing.
+
+        A host that lost its disk may have none: then it counts nothing, after some tries.
+        """
+        for proof in tuple(self._proofs):
+            if proof.version == step.version:
+                try:
+                    found = proved_rows(step, proof, address)
+                except WireError:
+                    continue  # of other addresses, or wrong
+                self._proofs.clear()
+                self._unproved.clear()
+                return found, write_proof(proof)
+        self._unproved[step.version] += 1
+        return ((), b"") if self._unproved[step.version] > PROOF_TRIES else (None, b"")
 
     def _take_given(
         self, content: bytes, check: Callable[[bytes, Certificate], None]

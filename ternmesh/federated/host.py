@@ -27,8 +27,9 @@ A host that was restored from an old copy gets what it lacks back from its nodes
 hear of it first, a deadline counts only nodes known since the start to be at the host's version.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ternmesh.codec.encoder import zero_residual
 from ternmesh.deliveries import Delivery
@@ -62,7 +63,7 @@ from ternmesh.wire import control, fragments, global_update, release, update
 from ternmesh.wire.control import Hello, Refusal
 from ternmesh.wire.frame import BROADCAST, DOWN, UNASSIGNED
 from ternmesh.wire.global_update import Certificate, GlobalSnapshot, GlobalUpdate
-from ternmesh.wire.proof import LEAF, RoundRows, Tree, restored, write_proof
+from ternmesh.wire.proof import LEAF, RoundRows, Tree, restored, write_proofs
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,6 @@ class Awaiting:
     rows: bytes  # as in `ChainLink`
 
 
-LISTED_MAX = 32  # rows of a global update; it has the root of more, and nodes get proofs
 PROVED_TO_ALL = 4  # leaves of proofs that go to all nodes
 UNHEARD = "unheard"  # the reason that makes a node say hello to a host that has begun anew
 
@@ -159,7 +159,6 @@ class HostProtocol:
             may_adopt=state.is_first and not (settings.has_voters or settings.is_aggregator),
         )
         self._catch_up = CatchUp(pace.catch_up_s)
-        self._is_network = pace is NETWORK_TIMERS  # on air one list is shorter than many proofs
         self.audits = audit.Audits(plan, model_hash)
         self._announce_at = 0.0
 
@@ -170,7 +169,7 @@ class HostProtocol:
                 update.MANIFEST_KIND: self._receive_update,
                 update.CHUNK_KIND: self._receive_update,
                 control.KIND: self._receive_update,  # a `Silent`
-                fragments.KIND: self._receive_object,
+                fragments.KIND: self._receive_lost_update,
             },
             of_peer={
                 Hello: self._receive_hello,
@@ -388,11 +387,16 @@ class HostProtocol:
             return  # the slowest check, so the last one
         steps = self.chain.between(version, known, self.version)
         is_long = sum(map(len, steps or ())) > 4 * self.plan.dimension
+        authenticator = self.channel.authenticator
+
+        def certified(content: bytes) -> bytes:
+            return global_update.certify(content, authenticator.certify(self.run, content))
+
         is_signer = not (self.settings.has_voters or self.settings.is_aggregator)
         newest = next(self.chain.newest_first(), None)
         objects = []
         if is_signer and (steps is None or is_long):
-            objects = [self._certified(self._snapshot(node))]
+            objects = [certified(self._snapshot(node))]
         elif steps is None:  # this host alone cannot certify
             if newest is not None:
                 objects = [global_update.write_given(newest.content, self.model_q24)]
@@ -401,10 +405,12 @@ class HostProtocol:
         else:
             # Certified once more: the host's key may have changed since.
             contents = [global_update.split_certificate(step)[0] for step in steps]
-            objects = [self._certified(content) for content in contents]
+            objects = [certified(content) for content in contents]
         first = self.chain.link_of(version + 1) if steps else None
         if first is not None and first.rows:
-            self._send_proofs(node.name, node.address | DOWN, restored(first.rows), [node.address])
+            proofs = write_proofs(restored(first.rows), [node.address])
+            outgoing, to = self.channel.outgoing, node.address | DOWN
+            outgoing.push_objects(node.name, to, proofs, self.plan.frame_mtu)
         for data in objects:
             self._send_object(node.name, node.address | DOWN, data)
 
@@ -573,7 +579,10 @@ class HostProtocol:
         for address in self.round.present():
             self.nodes[address].was_on_time(now, self.settings.deadline_s)
         if self.settings.is_aggregator:
-            self._add_up(count)
+            if count.updates:
+                self.added_up = count
+                made = audit.added_up(count, self._model_hash, self.version, self.plan)
+                self.channel.events.append(made)
             return
         combined = self.combiner.combine(
             count,
@@ -586,29 +595,13 @@ class HostProtocol:
         proposal = self.combiner.encode(combined, self.version + 1, self.global_hash)
         self._propose(proposal, count, now)
 
-    def _add_up(self, count: Count) -> None:
-        """Give the host above what the open round comes to."""
-        if not count.updates:
-            return
-        self.added_up = count
-        self.channel.events.append(
-            events.AddedUp(
-                round=self.version,
-                vector=audit.add_up(count.updates, self._model_hash, self.version, self.plan),
-                samples=audit.samples_of(count),
-                members=audit.members_of(count),
-                root=Tree(count.rows.values()).root,
-                evaluation=count.evaluation,
-            )
-        )
-
     def _propose(
         self, proposal: Proposal, count: Count, now: float, *, returns_to: int | None = None
     ) -> None:
         """Publish a global update, or wait until the other voters agree to it."""
         authenticator = self.channel.authenticator
         version, counted = proposal.version, tuple(count.rows.values())
-        is_long = self._is_network and len(counted) > LISTED_MAX
+        is_long = len(counted) > self.settings.listed_max
         rows = RoundRows(version, rows=counted) if is_long else None
         content = global_update.write_global_update(
             global_update.GlobalUpdate(
@@ -632,32 +625,24 @@ class HostProtocol:
         else:
             self.agreed(authenticator.certify(self.run, content), now)
 
-    def _certified(self, content: bytes) -> bytes:
-        signatures = self.channel.authenticator.certify(self.run, content)
-        return global_update.certify(content, signatures)
-
     def _publish(self, link: ChainLink, rows: RoundRows | None, now: float) -> None:
         """Send a certified global update to all nodes, and to each the proof that it may need."""
+        outgoing, mtu = self.channel.outgoing, self.plan.frame_mtu
         if rows is not None and len(self.nodes) <= PROVED_TO_ALL * LEAF:
-            self._send_proofs(ALL, BROADCAST, rows, self.nodes)
+            outgoing.push_objects(ALL, BROADCAST, write_proofs(rows, self.nodes), mtu)
         elif rows is not None:
             for node in self.boards:
-                self._send_proofs(node.name, node.address | DOWN, rows, [node.address])
+                own = write_proofs(rows, [node.address])
+                outgoing.push_objects(node.name, node.address | DOWN, own, mtu)
         self._send_object(ALL, BROADCAST, link.content)
         self._announce_at = now + self.plan.announce_s
-
-    def _send_proofs(
-        self, peer: str, address: int, rows: RoundRows, addresses: Iterable[int]
-    ) -> None:
-        objects = map(write_proof, rows.proofs(addresses))
-        self.channel.outgoing.push_objects(peer, address, objects, self.plan.frame_mtu)
 
     def _take_newest(
         self, link: ChainLink, count: Count, *, returns_to: int | None = None, given_by: str = ""
     ) -> None:
         """Take a global update as the newest, and begin the round after it."""
         known = count.rows.keys() | self.round.silent
-        missing = tuple(address for address in self.nodes if address not in known)
+        missing = tuple(a for a in self.nodes if a not in known and not given_by)
         is_last = link.version >= self.plan.last_version
         self._step(RunStep.RUN_ENDED if is_last else RunStep.ADVANCED)
         self.version, self.global_hash = link.version, link.global_hash
@@ -684,43 +669,16 @@ class HostProtocol:
             rows=link.rows,
         )
         self.channel.events.append(made)
-        self._note_sent(count)
+        self._catch(self.audits.note(count, self.round.updates, self.global_hash))
         self.round = self._new_round()
 
-    # Audits of aggregators
-
-    def _receive_object(self, node: RegisteredNode, body: bytes, now: float) -> None:
-        """Take a fragment of what an aggregator shows, or of what this host has lost."""
-        if not node.members:
-            self._receive_lost_update(node, body, now)
-            return
-        authenticator = self.channel.authenticator
-
-        def check(name: str, number: int, item: update.Manifest, whole: bytes) -> None:
-            authenticator.check_update(name, self.run, number, item, whole)
-
-        try:
-            self.audits.add(node.address, body, check)
-        except audit.AuditFailed as error:
-            self._catch(node.name, error)
-
-    def _note_sent(self, count: Count) -> None:
-        """Keep what aggregators have sent for the round that ends, until they have shown how."""
-        for address, row in count.rows.items():
-            sent = self.round.updates.get(address)
+    def _catch(self, liars: Mapping[int, str]) -> None:
+        """From now on nothing of these aggregators counts, and why."""
+        for address, why in liars.items():
             name = self.nodes[address].name
-            if sent is None or sent.manifest is None or name in self.combiner.muted:
-                continue
-            if sent.manifest.members:
-                try:
-                    self.audits.closed(address, sent, row.have, self.global_hash)
-                except audit.AuditFailed as error:
-                    self._catch(name, error)
-
-    def _catch(self, name: str, error: audit.AuditFailed) -> None:
-        """From now on nothing of an aggregator counts that has lied."""
-        self.combiner.mute({*self.combiner.muted, name})
-        self.channel.events.append(events.LiarCaught(name, str(error)))
+            if name not in self.combiner.muted:
+                self.combiner.mute({*self.combiner.muted, name})
+                self.channel.events.append(events.LiarCaught(name, why))
 
     # Recovering what this host has lost
 
@@ -751,7 +709,11 @@ class HostProtocol:
         self.channel.outgoing.push(node.name, UNASSIGNED, [question])
 
     def _receive_lost_update(self, node: RegisteredNode, body: bytes, now: float) -> None:
-        """Take a fragment of a global update that this host has made, and lost."""
+        """Take a fragment of what an aggregator shows, or of what this host has lost."""
+        if node.members:
+            check = partial(self.channel.authenticator.check_update, run=self.run)
+            self._catch(self.audits.receive(node.address, body, check))
+            return
         if node.name not in self.recovery.givers:
             raise WireError("kind", "a fragment that this host did not ask for")
         if node.name != self.recovery.source:

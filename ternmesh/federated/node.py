@@ -53,14 +53,12 @@ from ternmesh.wire import control, fragments
 from ternmesh.wire.frame import BROADCAST, UNASSIGNED
 from ternmesh.wire.global_update import NO_GLOBAL_HASH, Counted, GlobalSnapshot, GlobalUpdate
 from ternmesh.wire.knowledge import KIND as KNOWLEDGE
-from ternmesh.wire.proof import proved_rows, write_proof
 from ternmesh.wire.release import OFFER, SYMBOL
 from ternmesh.wire.update import read_manifest
 
 OTHER_RUNS_MAX = 16  # other runs whose announces are stored
 CHAIN_MAX = 64  # global updates that a node keeps for a host that loses them
 ANNOUNCES_SAME = 20  # of a round since the last hello, before a node asks for its receipt again
-PROOF_TRIES = 5  # times that a global update comes without a proof, until it counts nothing
 GIVEN_MIN_S = 2.0  # at most one answer for the same version in this time
 
 TakeBody = Callable[[bytes, float], None]  # a body of a release or knowledge packet, and the time
@@ -193,11 +191,9 @@ class NodeProtocol:
         self.host_phase = control.GATHERING  # the highest that the host has told
         self.target = state.version  # the newest version that this node knows of
         self._heard_at = 0.0  # when the last frame of the host came
-        self._unproved: Counter[int] = Counter()  # global updates without a proof, by version
         self._other_runs = RateLimiter(float("inf"), askers_max=OTHER_RUNS_MAX)
         self._given = RateLimiter(GIVEN_MIN_S, askers_max=CHAIN_MAX)  # by version of the host
         # What the program sets
-        self.added_to: Vector | None = None  # an aggregator's residual before its newest update
         self.evaluation: Values = ()  # of the global adapter, for the next update
         self.take_release: TakeBody | None = None  # None: this node takes no releases
         self.take_knowledge: TakeBody | None = None  # None: it learns of its own samples only
@@ -317,14 +313,9 @@ class NodeProtocol:
         if self.pending is None and is_open:
             self.joining.samples = made.samples
             self.evaluation = write_values(made.evaluation)
-            self.added_to = self.residual
             corrected = add_residual(self.residual, made.vector)
             state = local_update.state_of(self.residual)
             self._make_update(corrected, now, members=made.members, root=made.root, state=state)
-
-    def show(self, data: bytes) -> None:
-        """Show the host what this aggregator's newest update was made of."""
-        self.channel.outgoing.push_objects(HOST, self.address, [data], self._known_plan.frame_mtu)
 
     def submit(self, round_number: int, delta: Vector | None, now: float) -> None:
         """Submit the result of a round: `delta` is adapter minus global adapter (float32, D).
@@ -577,9 +568,17 @@ class NodeProtocol:
         plan, model_hash = self._known_plan, self.settings.model_hash
         if step.version == self.version + 1:
             origin = genesis(model_hash, self.run, plan)
-            moved = follow(step, self._bases(step), model_hash, origin, plan)
+            bases: tuple[Learned | None, ...] = Learned(self.model_q24, self.residual), self.before
+            if step.returns_to is not None:
+                links, to = self.chain.newest_first(), step.returns_to
+                older = older_adapter(self.model_q24, links, to, model_hash, plan)
+                bases = () if older is None else (Learned(older, self.residual),)
+            moved = follow(step, bases, model_hash, origin, plan)
             if moved is not None:
-                rows, proof = self._counted(step)
+                rows: Sequence[Counted] | None = step.counted
+                proof = b""
+                if self.pending is not None and (step.root or self.settings.has_aggregator):
+                    rows, proof = self._reassembler.proved(step, self.address)
                 if rows is None:
                     self.joining.hello_timer.soon(now)  # the answer comes with a proof
                     return
@@ -589,38 +588,6 @@ class NodeProtocol:
             self._take_step(NodeStep.MISFIT)
         self.target = max(self.target, step.version)
         self.joining.hello_timer.soon(now)
-
-    def _counted(self, step: GlobalUpdate) -> tuple[Sequence[Counted] | None, bytes]:
-        """What a global update counts of this node, and the proof; None while a proof is missing.
-
-        A host that lost its disk may have none: the update then stays with this node.
-        """
-        if self.pending is None or not (step.root or self.settings.has_aggregator):
-            return step.counted, b""
-        for proof in tuple(self._reassembler.proofs):
-            if proof.version == step.version:
-                try:
-                    found = proved_rows(step, proof, self.address)
-                except WireError:
-                    continue  # of other addresses, or wrong
-                self._reassembler.proofs.clear()
-                self._unproved.clear()
-                return found, write_proof(proof)
-        self._unproved[step.version] += 1
-        return ((), b"") if self._unproved[step.version] > PROOF_TRIES else (None, b"")
-
-    def _bases(self, step: GlobalUpdate) -> tuple[Learned | None, ...]:
-        """The adapters to which this step may be added."""
-        if step.returns_to is None:
-            return Learned(self.model_q24, self.residual), self.before
-        older = older_adapter(
-            self.model_q24,
-            self.chain.newest_first(),
-            step.returns_to,
-            self.settings.model_hash,
-            self._known_plan,
-        )
-        return () if older is None else (Learned(older, self.residual),)
 
     def _advance(
         self,

@@ -167,6 +167,7 @@ class HostSettings:
     aggregation: AggregationSettings = field(default_factory=AggregationSettings)
     has_voters: bool = False
     is_aggregator: bool = False
+    listed_max: int = 32  # rows of a global update; of more it has the root, and nodes get proofs
 
     @property
     def deadline_ms(self) -> int:

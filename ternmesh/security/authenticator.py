@@ -150,7 +150,9 @@ class KeyedAuthenticator:
     def check_update(
         self, node: str, run: bytes, number: int, item: Manifest, update: bytes
     ) -> None:
-        """On the host: check that the node has signed this complete update."""
+        """On the host: check that the node has signed this complete update, and may add up."""
+        if item.members and not self.may_add_up(node):
+            raise WireError("signature", f"{node} is no aggregator")
         verify_update(self._member_list.find(node), self._context(run), number, item, update)
 
     def certify(self, run: bytes, content: bytes) -> Certificate:

@@ -181,6 +181,11 @@ def write_proof(proof: Proof) -> bytes:
     return _START.pack(PROOF, len(encoded)) + encoded
 
 
+def write_proofs(rows: RoundRows, addresses: Iterable[int]) -> list[bytes]:
+    """The objects that prove to these addresses what is counted of them."""
+    return [write_proof(proof) for proof in rows.proofs(addresses)]
+
+
 def read_proof(data: bytes) -> Proof:
     """The proof in these bytes, not checked yet (`proved_rows`). Raises WireError."""
     if len(data) < _START.size or _START.unpack_from(data) != (PROOF, len(data) - _START.size):

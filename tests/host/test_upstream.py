@@ -293,11 +293,12 @@ def lie(made: AddedUp, kind: str, node: NodeProtocol) -> AddedUp:
 
 
 @pytest.mark.parametrize("kind", ["scaled", "invented", "other rows", "remainder", "silent", "own"])
-def test_a_lying_aggregator_is_caught_and_muted(fleet: Fleet, kind: str) -> None:  # R6.8-32, R6.8-33
+def test_a_lying_aggregator_is_caught_and_muted(fleet: Fleet, kind: str) -> None:
+    # R6.8-32, R6.8-33
     upstream = fleet.upstreams[SHED]
     node, take = upstream.node, upstream.take
     if kind == "silent":
-        node.show = lambda _data: None  # type: ignore[method-assign]
+        upstream.show = lambda _data: None  # type: ignore[method-assign]
     else:
         upstream.take = lambda made: take(lie(made, kind, node))  # type: ignore[method-assign]
     fleet.live(120)
