@@ -24,14 +24,19 @@ def continue_or_begin(
     *,
     new_run: bool = False,
     after_end: bool = False,
+    followed: tuple[bytes, Plan] | None = None,
 ) -> StoredRun:
     """The stored run if it has this model and plan; otherwise a new one takes its place, durably.
 
+    On an aggregator, it is the run that is `followed`: of the host above, with its plan.
     The new one takes along what was learned, where it can (ConfigError, and nothing is changed), or
     with `new_run` begins from nothing. With `after_end`, a new one also follows a finished run.
     """
     model, key = package.model_hash(), package.adapter_key()
     stored = store.load(model)
+    if followed is not None:
+        is_stored = stored is not None and (stored.run, stored.plan) == followed
+        return stored if stored and is_stored else store.begin(*followed, model, key)
     if stored is not None and stored.plan == plan and not (after_end and stored.state.finished):
         _log.info("run %s goes on at global update %d", stored.run.hex(), stored.state.version)
         if new_run:
@@ -50,14 +55,6 @@ def continue_or_begin(
     begun = store.begin(os.urandom(RUN_SIZE), plan, model, key, is_first=is_first, carried=carried)
     _log.info("run %s begins: %s", begun.run.hex(), run_length(plan.rounds))
     return begun
-
-
-def follow_run(store: HostStore, run: tuple[bytes, Plan], package: ModelPackage) -> StoredRun:
-    """On an aggregator: the stored run if it is that of the host above, which takes its place."""
-    stored = store.load(package.model_hash())
-    if stored is not None and (stored.run, stored.plan) == run:
-        return stored
-    return store.begin(*run, package.model_hash(), package.adapter_key())
 
 
 def can_carry(run: LearnedRun | None, package: ModelPackage) -> bool:

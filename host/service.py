@@ -19,7 +19,7 @@ from host.enrolment import EnrolmentService
 from host.knowledge import Teaching
 from host.releases import FOLDER, Publisher, active_model, signed_here
 from host.report import HISTORY_MAX, RoundCosts, answer_boards, describe, status, summary
-from host.runs import can_carry, continue_or_begin, follow_run
+from host.runs import can_carry, continue_or_begin
 from host.upstream import Upstream, opened_upstream, settings_below
 from host.voting import TERM_COUNTERS, Voting, as_leader, read_own
 from ternmesh.config import ConfigError
@@ -355,6 +355,21 @@ def _own_training(
     return open_samples(model, config.own_samples, plan)
 
 
+def _settings(config: HostConfig, root: Root | None) -> HostSettings:
+    settings = replace(settings_of(config.run, root), has_voters=bool(config.agreement.voters))
+    return settings_below(settings) if config.upstream.url else settings
+
+
+def _publisher(
+    config: HostConfig, model: Path, name: str, keyring: Keyring | NoKeyring, longest_s: float
+) -> Publisher:
+    folder = Path(config.state_dir, FOLDER)
+    made = Publisher(folder, model, name, signed_here(keyring), config.releases, longest_s)
+    if config.publishes:
+        made.open()
+    return made
+
+
 def _keyring(config: HostConfig, state: StateFile, *, insecure: bool) -> Keyring | NoKeyring:
     """The keys of this host, not opened yet; ConfigError."""
     keyring = choose_keyring(state, config.security, config.link, insecure=insecure)
@@ -382,40 +397,29 @@ def _host_model(
     model = _model_folder(config, folder := Path(config.state_dir, FOLDER))
     package = load_model_package(str(model))
     plan = plan_of(config.run, package.dimension, profile_of(config.link))
-    settings = settings_of(config.run, _own_training(config, model, plan, open_samples))
-    settings = replace(settings, has_voters=bool(config.agreement.voters))
-    settings = settings_below(settings) if config.upstream.url else settings
+    settings = _settings(config, _own_training(config, model, plan, open_samples))
     teaching = make_teaching(model) if make_teaching else None
     state = StateFile(Path(config.state_dir))
     keyring = _keyring(config, state, insecure=insecure)
     store = HostStore(state, settings.chain_max)
-    # A damaged run is given up only with --new-run: all nodes would follow the new one.
-    needed = () if new_run else (HOST_TABLES,)
+    needed = () if new_run else (HOST_TABLES,)  # all nodes would follow another run
     with opened(state, keyring, config.link.fleet, *needed), ExitStack() as stack:
         name = config.link.aggregator or HOST
         keyring.security(name, package.model_hash(), 0)  # refuses wrong keys before a run begins
         new_run |= model.parent == folder and not can_carry(store.learned(), package)
-        upstream = None
-        if config.upstream.url:
-            manager.ready()
-            session = opened_upstream(config, package, keyring, time.monotonic, stop, manager.beat)
-            upstream = stack.enter_context(session)
-            if upstream is None:
-                return False
-            stored = follow_run(store, upstream.run, package)
-        else:
-            stored = continue_or_begin(store, plan, package, new_run=new_run, after_end=after_end)
+        above = opened_upstream(config, package, keyring, time.monotonic, stop, manager)
+        upstream = stack.enter_context(above)
+        if upstream is None and config.upstream.url:
+            return False  # it was stopped before it had heard of a run
+        begin = partial(continue_or_begin, store, plan, package, followed=upstream and upstream.run)
+        stored = begin(new_run=new_run, after_end=after_end)
         council = None
         if isinstance(keyring, Keyring) and keyring.has_voters:
             voting = Voting(keyring, settings, package.model_hash(), store)
             council = stack.enter_context(voting.seated(config, stored))
-        longest_s, signer = float(plan.announce_s), signed_here(keyring)
-        releases = Publisher(folder, model, package.name, signer, config.releases, longest_s)
-        if config.publishes:
-            releases.open()
-        path = control_path(config.state_dir, config.control_socket)
+        releases = _publisher(config, model, package.name, keyring, float(plan.announce_s))
+        path, relay = control_path(config.state_dir, config.control_socket), Relay()
         servers = servers_of(config.page, config.metrics, path, state.folder)
-        relay = Relay()
         stack.enter_context(servers)
         stack.enter_context(served_health(config.health, path, config.link.fleet, HOST))
         stack.enter_context(ControlServer(path, relay.ask))

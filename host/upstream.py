@@ -32,6 +32,7 @@ from ternmesh.wire.proof import Leaf, RoundRows, Tree, proved_rows, read_proof
 from ternmesh.wire.update import write_manifest
 from ternmesh_service.keyring import Keyring, NoKeyring
 from ternmesh_service.member_list import MemberListClient
+from ternmesh_service.notify import ServiceManager
 from ternmesh_service.status import UpstreamStatus
 from ternmesh_store.node_store import NodeStore
 from ternmesh_store.state_file import StateFile
@@ -213,9 +214,13 @@ def opened_upstream(
     keyring: Keyring | NoKeyring,
     clock: Callable[[], float],
     stop: threading.Event,
-    beat: Callable[[], None],
+    manager: ServiceManager,
 ) -> Iterator[Upstream | None]:
-    """The session with the host above, once it has a run; None where `stop` was set before."""
+    """The session with the host above, once it has a run; None where there is none, or `stop`."""
+    if not config.upstream.url:
+        yield None
+        return
+    manager.ready()
     state = StateFile(Path(config.state_dir, FOLDER))
     state.open(keep=())
     try:
@@ -245,7 +250,7 @@ def opened_upstream(
             _log.info("%s waits for the run of the host above", name)
             while node.plan is None and not stop.is_set():
                 made.poll(POLL_S)
-                beat()
+                manager.beat()
             yield None if node.plan is None else made
         finally:
             transport.close()

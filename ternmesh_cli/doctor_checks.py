@@ -64,7 +64,7 @@ class Subject:
     @property
     def kind(self) -> str:
         """What the program is; also the name of its settings and unit."""
-        return self.end.program
+        return str(self.end.program)
 
     @property
     def is_unit(self) -> bool:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ternmesh.config import ConfigError
-from ternmesh.security.identity import Role
 from ternmesh_cli import keys
 from ternmesh_cli.process import add_config, path
 from ternmesh_cli.programs import read_program

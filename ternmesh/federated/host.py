@@ -126,8 +126,7 @@ class HostProtocol:
         )
         self.handlers = self._new_handlers()
         # The run, which the program keeps on disk as `HostState`
-        origin = genesis(model_hash, run, plan)
-        self.run = run
+        self.run, origin = run, genesis(model_hash, run, plan)
         self.state = state.run_state
         self.version = state.version  # of the newest global update
         self.global_hash = state.global_hash or origin
@@ -150,13 +149,12 @@ class HostProtocol:
             standings=state.standings,
             kept=state.kept,
         )
-        # Who is behind: nodes, or this host
         self.recovery = Recovery(
             plan=plan,
             model_hash=model_hash,
             authenticator=security.authenticator,
             pause_s=pace.catch_up_s,
-            may_adopt=state.is_first and not (settings.has_voters or settings.is_aggregator),
+            may_adopt=state.is_first and settings.decides_alone,
         )
         self._catch_up = CatchUp(pace.catch_up_s)
         self.audits = audit.Audits(plan, model_hash)
@@ -347,12 +345,12 @@ class HostProtocol:
             node.samples = hello.samples
             self.channel.events.append(events.NodeJoined(node.address, node.name, node.samples))
         is_lost = self.version == 0 < hello.version <= self.plan.last_version
-        decides = not (self.settings.has_voters or self.settings.is_aggregator)
         if is_lost and self.recovery.may_adopt and hello.run != self.run:
             self._adopt(hello)
         if hello.run == self.run and hello.version > self.version:
             # Other hosts give this one what it lacks: a leader of voters has heard of all.
-            is_possible = hello.version <= self.plan.last_version and decides
+            is_possible = hello.version <= self.plan.last_version
+            is_possible = is_possible and self.settings.decides_alone
             if not (is_possible and self.recovery.claim(hello.name, hello.version, now)):
                 raise WireError("ahead", f"{peer} has a global update that this host never made")
             self._step(RunStep.CLAIM_HEARD)
@@ -389,30 +387,28 @@ class HostProtocol:
         is_long = sum(map(len, steps or ())) > 4 * self.plan.dimension
         authenticator = self.channel.authenticator
 
-        def certified(content: bytes) -> bytes:
-            return global_update.certify(content, authenticator.certify(self.run, content))
+        def certified(content: bytes) -> list[bytes]:
+            data = global_update.certify(content, authenticator.certify(self.run, content))
+            return authenticator.objects_to_send(self.run, data)
 
-        is_signer = not (self.settings.has_voters or self.settings.is_aggregator)
-        newest = next(self.chain.newest_first(), None)
-        objects = []
+        is_signer = self.settings.decides_alone
+        newest, first = self.chain.link_of(self.version), self.chain.link_of(version + 1)
+        objects: list[bytes] = []
         if is_signer and (steps is None or is_long):
-            objects = [certified(self._snapshot(node))]
-        elif steps is None:  # this host alone cannot certify
-            if newest is not None:
-                objects = [global_update.write_given(newest.content, self.model_q24)]
-        elif not is_signer:
-            objects = list(steps)
-        else:
-            # Certified once more: the host's key may have changed since.
-            contents = [global_update.split_certificate(step)[0] for step in steps]
-            objects = [certified(content) for content in contents]
-        first = self.chain.link_of(version + 1) if steps else None
-        if first is not None and first.rows:
-            proofs = write_proofs(restored(first.rows), [node.address])
-            outgoing, to = self.channel.outgoing, node.address | DOWN
-            outgoing.push_objects(node.name, to, proofs, self.plan.frame_mtu)
-        for data in objects:
-            self._send_object(node.name, node.address | DOWN, data)
+            objects = certified(self._snapshot(node))
+        elif steps is None and newest is not None:  # this host alone cannot certify
+            beside = authenticator.objects_to_send(self.run, newest.content)[:-1]
+            objects = [*beside, global_update.write_given(newest.content, self.model_q24)]
+        elif steps is not None:
+            if first is not None and first.rows:
+                objects = write_proofs(restored(first.rows), [node.address])
+            for step in steps:
+                # Certified once more, where this can be: the host's key may have changed since.
+                content, _ = global_update.split_certificate(step)
+                again = certified(content) if is_signer else None
+                objects += again or authenticator.objects_to_send(self.run, step)
+        outgoing, mtu = self.channel.outgoing, self.plan.frame_mtu
+        outgoing.push_objects(node.name, node.address | DOWN, objects, mtu)
 
     def _snapshot(self, node: RegisteredNode) -> bytes:
         """The newest global adapter, for one node."""
@@ -634,7 +630,8 @@ class HostProtocol:
             for node in self.boards:
                 own = write_proofs(rows, [node.address])
                 outgoing.push_objects(node.name, node.address | DOWN, own, mtu)
-        self._send_object(ALL, BROADCAST, link.content)
+        objects = self.channel.authenticator.objects_to_send(self.run, link.content)
+        outgoing.push_objects(ALL, BROADCAST, objects, mtu)
         self._announce_at = now + self.plan.announce_s
 
     def _take_newest(
@@ -765,10 +762,6 @@ class HostProtocol:
         body = authenticator.sign_announce(control.write_control(message))
         outgoing.push(ALL, BROADCAST, [body])
         self._announce_at = now + self.plan.announce_s
-
-    def _send_object(self, peer: str, address: int, content: bytes) -> None:
-        objects = self.channel.authenticator.objects_to_send(self.run, content)
-        self.channel.outgoing.push_objects(peer, address, objects, self.plan.frame_mtu)
 
     def _deadline_ms(self, now: float) -> int:
         left_ms = round(1000 * (self.deadline - now)) if self.phase == control.OPEN else 0

@@ -170,6 +170,11 @@ class HostSettings:
     listed_max: int = 32  # rows of a global update; of more it has the root, and nodes get proofs
 
     @property
+    def decides_alone(self) -> bool:
+        """Whether this host makes and signs the global updates by itself."""
+        return not (self.has_voters or self.is_aggregator)
+
+    @property
     def deadline_ms(self) -> int:
         """The time of a round, as nodes are told."""
         return min(INTEGER_MAX, round(1000 * self.deadline_s))

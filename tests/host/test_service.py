@@ -55,7 +55,7 @@ class Bench:
         self.transport: Transport | None = None
         self.boot()
 
-    def boot(self, plan=PLAN, *, package=PACKAGE, **options: bool) -> None:
+    def boot(self, plan=PLAN, *, package=PACKAGE, **options: Any) -> None:
         """Start the host, or start it again after a kill."""
         if self.service is not None:
             self.state.close()

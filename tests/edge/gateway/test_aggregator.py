@@ -1,5 +1,6 @@
 """Real programs: boards behind an aggregator, whose broker is bridged to that of the host."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def test_a_region_behind_a_bridge_loses_nothing_when_its_aggregator_is_killed(
                 shed.kill9()
                 shed.start()
                 for process in (host, *boards):
-                    eventually(lambda process=process: reached(process, ROUNDS), PATIENCE_S)
+                    eventually(partial(reached, process, ROUNDS), PATIENCE_S)
                 adapters = {(folders[n] / "current.onnx_adapter").read_bytes() for n in names}
                 assert len(adapters) == 1
                 assert host.status()["caught"] == {}
