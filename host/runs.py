@@ -21,10 +21,10 @@ def continue_or_begin(
     store: HostStore,
     plan: Plan,
     package: ModelPackage,
+    followed: tuple[bytes, Plan] | None = None,
     *,
     new_run: bool = False,
     after_end: bool = False,
-    followed: tuple[bytes, Plan] | None = None,
 ) -> StoredRun:
     """The stored run if it has this model and plan; otherwise a new one takes its place, durably.
 

@@ -394,7 +394,7 @@ def _host_model(
     manager: ServiceManager,
 ) -> bool:
     """Host a fleet with one model; True where a release has replaced it."""
-    model = _model_folder(config, folder := Path(config.state_dir, FOLDER))
+    model = _model_folder(config, Path(config.state_dir, FOLDER))
     package = load_model_package(str(model))
     plan = plan_of(config.run, package.dimension, profile_of(config.link))
     settings = _settings(config, _own_training(config, model, plan, open_samples))
@@ -404,14 +404,14 @@ def _host_model(
     store = HostStore(state, settings.chain_max)
     needed = () if new_run else (HOST_TABLES,)  # all nodes would follow another run
     with opened(state, keyring, config.link.fleet, *needed), ExitStack() as stack:
-        name = config.link.aggregator or HOST
-        keyring.security(name, package.model_hash(), 0)  # refuses wrong keys before a run begins
-        new_run |= model.parent == folder and not can_carry(store.learned(), package)
-        above = opened_upstream(config, package, keyring, time.monotonic, stop, manager)
-        upstream = stack.enter_context(above)
+        keyring.security(config.link.aggregator or HOST, package.model_hash(), 0)  # or refuses
+        new_run |= model.parent == Path(config.state_dir, FOLDER) and not can_carry(
+            store.learned(), package
+        )
+        upstream = stack.enter_context(opened_upstream(config, package, keyring, stop, manager))
         if upstream is None and config.upstream.url:
             return False  # it was stopped before it had heard of a run
-        begin = partial(continue_or_begin, store, plan, package, followed=upstream and upstream.run)
+        begin = partial(continue_or_begin, store, plan, package, upstream.run if upstream else None)
         stored = begin(new_run=new_run, after_end=after_end)
         council = None
         if isinstance(keyring, Keyring) and keyring.has_voters:

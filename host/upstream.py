@@ -8,6 +8,7 @@ of its own, in the folder `upstream` of the state folder: a program that starts 
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -212,7 +213,6 @@ def opened_upstream(
     config: HostConfig,
     package: ModelPackage,
     keyring: Keyring | NoKeyring,
-    clock: Callable[[], float],
     stop: threading.Event,
     manager: ServiceManager,
 ) -> Iterator[Upstream | None]:
@@ -243,10 +243,12 @@ def opened_upstream(
             rng=np.random.default_rng(),
             security=keys.security(name, model_hash, stored.counter, aggregator=link.aggregator),
         )
-        made = Upstream(node=node, store=store, keyring=keys, transport=transport, clock=clock)
+        made = Upstream(
+            node=node, store=store, keyring=keys, transport=transport, clock=time.monotonic
+        )
         transport.open()
         try:
-            node.start(clock())
+            node.start(time.monotonic())
             _log.info("%s waits for the run of the host above", name)
             while node.plan is None and not stop.is_set():
                 made.poll(POLL_S)
