@@ -92,7 +92,6 @@ class HostService:
         security = self._keyring.security(
             name, model_hash, stored.state.counter, is_aggregator=upstream is not None
         )
-        # On air, one list is shorter than many proofs.
         listed = settings.listed_max if pace is NETWORK_TIMERS else COUNTED_MAX
         self.protocol = HostProtocol(
             plan=stored.plan,
@@ -360,6 +359,12 @@ def _settings(config: HostConfig, root: Root | None) -> HostSettings:
     return settings_below(settings) if config.upstream.url else settings
 
 
+def _is_strange(config: HostConfig, model: Path, package: ModelPackage, store: HostStore) -> bool:
+    """Whether a release brings a model that cannot take along what was learned."""
+    is_released = model.parent == Path(config.state_dir, FOLDER)
+    return is_released and not can_carry(store.learned(), package)
+
+
 def _publisher(
     config: HostConfig, model: Path, name: str, keyring: Keyring | NoKeyring, longest_s: float
 ) -> Publisher:
@@ -405,14 +410,12 @@ def _host_model(
     needed = () if new_run else (HOST_TABLES,)  # all nodes would follow another run
     with opened(state, keyring, config.link.fleet, *needed), ExitStack() as stack:
         keyring.security(config.link.aggregator or HOST, package.model_hash(), 0)  # or refuses
-        new_run |= model.parent == Path(config.state_dir, FOLDER) and not can_carry(
-            store.learned(), package
-        )
+        new_run |= _is_strange(config, model, package, store)
         upstream = stack.enter_context(opened_upstream(config, package, keyring, stop, manager))
         if upstream is None and config.upstream.url:
             return False  # it was stopped before it had heard of a run
-        begin = partial(continue_or_begin, store, plan, package, upstream.run if upstream else None)
-        stored = begin(new_run=new_run, after_end=after_end)
+        run = upstream.run if upstream else None
+        stored = continue_or_begin(store, plan, package, run, new_run=new_run, after_end=after_end)
         council = None
         if isinstance(keyring, Keyring) and keyring.has_voters:
             voting = Voting(keyring, settings, package.model_hash(), store)
