@@ -2,7 +2,9 @@
 
 Each fleet is a process of its own with the real hosts, boards and packets, in memory:
 
-    python -m bench.hierarchy star|aggregator SEED ROUNDS
+    python -m bench.hierarchy star|aggregator|LIE SEED ROUNDS
+
+LIE is how an aggregator lies, in each round (`LIES`).
 """
 
 import json
@@ -25,6 +27,7 @@ from host.config import RunConfig, plan_of
 from host.upstream import Upstream, settings_below
 from models.zoo import package_path
 from ternmesh.codec.scale import to_float
+from ternmesh.federated import audit
 from ternmesh.federated.audit import FIRST, is_drawn
 from ternmesh.federated.events import AddedUp, HostEvent, LiarCaught
 from ternmesh.federated.host import HostProtocol
@@ -42,19 +45,30 @@ BOARDS, SEEDS, SEEDS_QUICK = 9, 5, 1
 ROUNDS, ROUNDS_QUICK, ROUNDS_BYTES = 20, 5, 50
 SHED, ADDRESS = "shed", 1
 LENGTH = 2  # bytes of a frame's length in a message
+Lie = Callable[[AddedUp, HostProtocol], AddedUp]
+LIES: dict[str, Lie] = {
+    "scaled": lambda made, _: replace(made, vector=-3 * made.vector),
+    "dropped": lambda made, host: replace(made, vector=_without_first(host)),
+    "invented": lambda made, _: replace(made, members=9 * made.members, samples=9 * made.samples),
+}
 NOTES = (
     f"keyword spotter, {BOARDS} boards of three voices behind one aggregator, or below the host "
     "itself; judged on clips that no board reports on; in memory, without loss and keys",
     "uplink: bytes of MQTT payloads to the host a round; audits: those of the rounds that the hash "
     f"of the next global update draws in a run of {ROUNDS_BYTES} rounds, at the bytes of a shown "
     "round here",
+    "liars lie in each round; with the only aggregator muted nothing is learned any more, so the "
+    "points that a liar costs are those below the untrained model",
 )
 
 
 class Region:
     """An aggregator below the host `top`, with a hub of its own."""
 
-    def __init__(self, top: HostProtocol, above: LoopbackHub, clock: Clock, model: bytes) -> None:
+    def __init__(
+        self, top: HostProtocol, above: LoopbackHub, clock: Clock, model: bytes, arm: str
+    ) -> None:
+        self.lie: Lie = LIES.get(arm, lambda made, _: made)
         self.clock = clock
         self.above = LoopbackTransport(above, SHED)
         self.node = NodeProtocol(
@@ -106,7 +120,12 @@ class Region:
 
     def _note(self, event: HostEvent) -> None:
         if isinstance(event, AddedUp):
-            self.upstream.take(event)
+            self.upstream.take(self.lie(event, self.host))
+
+
+def _without_first(host: HostProtocol) -> Any:
+    """What comes of the updates of a region without those of one board."""
+    return audit.add_up(host.round.count().updates[1:], host._model_hash, host.version, host.plan)
 
 
 def run(arm: str, seed: int, rounds: int) -> dict[str, Any]:
@@ -118,11 +137,11 @@ def run(arm: str, seed: int, rounds: int) -> dict[str, Any]:
     own = HostSettings(BOARDS if arm == "star" else 1, 4 * DEADLINE_S)
     top = make_host(loaded, plan, seed, own)
     driver: Driver[HostEvent] = Driver(top, hub.host(), clock)
-    caught: list[str] = []
+    caught: list[int] = []  # rounds
 
     def note(event: HostEvent) -> None:
         if isinstance(event, LiarCaught):
-            caught.append(event.why)
+            caught.append(top.version)
 
     def serve() -> bool:
         return driver.poll(0.0, note, lambda: None)
@@ -131,7 +150,7 @@ def run(arm: str, seed: int, rounds: int) -> dict[str, Any]:
     driver.transport.open()
     region = None
     if arm != "star":
-        region = Region(top, hub, clock, loaded.package.model_hash())
+        region = Region(top, hub, clock, loaded.package.model_hash(), arm)
         region.start(serve)
     fleet = []
     for index, (clips, held_out) in enumerate(split):
@@ -155,6 +174,7 @@ def run(arm: str, seed: int, rounds: int) -> dict[str, Any]:
     total = sum(one.bytes_in for one in driver.traffic.values())
     return {
         "accuracy": 100 * judge(to_float(top.model_q24), claimed)[1],
+        "untrained": 100 * judge(np.zeros(plan.dimension, np.float32), claimed)[1],
         "bytes_up": (total - sum(shown)) / rounds,
         "bytes_shown": float(np.mean(shown)) if shown else 0.0,
         "caught": caught,
@@ -179,6 +199,10 @@ def measure(*, quick: bool, resume: Path | None = None) -> Result:
         for seed in range(200)
     ]
     share = float(np.mean(audits))
+    jobs = [Job(lie, ("bench.hierarchy", lie, "0", str(rounds))) for lie in LIES]
+    finish(finished, jobs, lambda value: f"caught after {value['caught']} rounds")
+    liars = [finished.values[lie] for lie in LIES]
+    untrained = star[0]["untrained"]
     figures = {
         "points_lost": mean_figure([s["accuracy"] - b["accuracy"] for s, b in pairs], "<=1"),
         "uplink_ratio": mean_figure([b["bytes_up"] / s["bytes_up"] for s, b in pairs], "<=0.2"),
@@ -187,6 +211,11 @@ def measure(*, quick: bool, resume: Path | None = None) -> Result:
         ),
         "bytes_up": mean_figure([b["bytes_up"] for b in below]),
         "bytes_of_an_audit": mean_figure([b["bytes_shown"] for b in below]),
+        "liars_caught": Figure(sum(bool(one["caught"]) for one in liars), f">={len(LIES)}"),
+        "rounds_to_exclusion": Figure(
+            max(max(one["caught"], default=rounds) for one in liars), "<=10"
+        ),
+        "liar_points_lost": Figure(max(untrained - one["accuracy"] for one in liars), "<=2"),
         "honest_caught": Figure(sum(len(b["caught"]) for b in below), "<=0"),
     }
     notes = (*NOTES, f"the first {FIRST} rounds of a run are audited, {share:.0%} of 50")
