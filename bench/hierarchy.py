@@ -83,6 +83,7 @@ class Region:
             node=self.node,
             store=store,
             keyring=NoKeyring(),
+            members=None,
             transport=cast(Any, self.above),
             clock=clock,
         )

@@ -63,6 +63,7 @@ class Upstream:
         node: NodeProtocol,
         store: NodeStore,
         keyring: Keyring | NoKeyring,
+        members: MemberListClient | None,
         transport: StatusTransport,
         clock: Callable[[], float],
     ) -> None:
@@ -73,7 +74,7 @@ class Upstream:
         self.next_timeout = node.next_timeout
         self._store = store
         self._keyring = keyring
-        self._members = MemberListClient(keyring) if isinstance(keyring, Keyring) else None
+        self._members = members
         self._list_number = -1  # of the list whose revoked members are shut out
         self._driver: Driver[NodeEvent] = Driver(self, transport, clock)
         self._added_up: AddedUp | None = None
@@ -244,7 +245,13 @@ def opened_upstream(
             security=keys.security(name, model_hash, stored.counter, aggregator=link.aggregator),
         )
         made = Upstream(
-            node=node, store=store, keyring=keys, transport=transport, clock=time.monotonic
+            node=node,
+            store=store,
+            keyring=keys,
+            # A newer list is for the boards' session, too.
+            members=MemberListClient(keyring) if isinstance(keyring, Keyring) else None,
+            transport=transport,
+            clock=time.monotonic,
         )
         transport.open()
         try:

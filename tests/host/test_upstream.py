@@ -27,6 +27,7 @@ from ternmesh.wire.proof import restored
 from ternmesh_cli.keys import enrol_fleet
 from ternmesh_service.alarms import alarms
 from ternmesh_service.keyring import Keyring, SecurityConfig
+from ternmesh_service.member_list import MemberListClient
 from ternmesh_store.host_store import HostStore
 from ternmesh_store.node_store import NodeStore
 from ternmesh_store.state_file import StateFile
@@ -103,7 +104,12 @@ class Fleet:
         )
         clock = lambda: self.now  # noqa: E731
         upstream = Upstream(
-            node=node, store=store, keyring=keys, transport=cast(Any, end), clock=clock
+            node=node,
+            store=store,
+            keyring=keys,
+            members=MemberListClient(ring),
+            transport=cast(Any, end),
+            clock=clock,
         )
         node.start(self.now)
         while node.plan is None:
@@ -314,3 +320,23 @@ def test_a_lying_aggregator_is_caught_and_muted(fleet: Fleet, kind: str) -> None
     assert list(fleet.hosts[""].caught) == [SHED]
     assert fleet.hosts[""]._store.muted == [SHED]
     assert any("has lied" in alarm.text for alarm in alarms(fleet.hosts[""].status()))
+
+
+def test_a_board_that_is_revoked_above_is_shut_out_below(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        fleet = Fleet(tmp_path, stack, LONG)
+        fleet.live(25)
+        ring = fleet.rings["host"]
+        ring.member_list.revoke("ada")
+        ring.keep_member_list()
+        ring.rekey()
+        fleet.live(62)  # an aggregator asks once a minute
+        shed = fleet.hosts[SHED].protocol
+        assert shed.is_excluded("ada")
+        assert "ada" not in fleet.rings[SHED].store.member_list().boards()  # on disk
+        counted = [restored(link.rows).rows or () for link in shed.chain.newest_first()]
+        names = {shed.nodes[row.address].name for row in counted[0]}
+        assert names == {"bob", "cyd"}
+        ada: Any = fleet.boards["ada"].endpoint
+        bob: Any = fleet.boards["bob"].endpoint
+        assert ada.version < bob.version  # its key opens no broadcast any more
