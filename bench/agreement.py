@@ -78,7 +78,7 @@ NOTES = (
     "was taken back or differs between hosts, boards that differ from the hosts at the end",
     "rounds lost a kill: updates of boards that no global update of their round counts, by the "
     "number of boards and kills",
-    f"failover: the leader of three (crash) killed {FAILOVERS} times, and started again 1 s later",
+    f"failover: the leader of three (crash) killed {FAILOVERS} times, and started again 12 s later",
     "bytes_n*: messages of the agreement for a decision without faults, sealed, of all voters; "
     "airtime: the same in radio frames, computed: voters talk over brokers alone",
 )
@@ -218,7 +218,7 @@ ARMS = {
     "kills_4": Arm(4, kills=KILLS),
     "both_7": Arm(7, lies=True, kills=KILLS),
 }
-FAILOVER = Arm(3, kills=FAILOVERS, away_s=1.0, rounds=400)
+FAILOVER = Arm(3, kills=FAILOVERS, away_s=12.0, rounds=400)
 
 
 class Fleet:

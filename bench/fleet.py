@@ -54,8 +54,8 @@ NOTES = (
     "taken",
     "no bearer and no disk: events are taken and dropped",
     "peak_mb: the whole process (VmHWM), with the prepared frames of all rounds",
-    "bytes down: of one board and round, all frames with seals: the global update, whose list "
-    "names every board, and a receipt",
+    "bytes down: of one board and round, all frames with seals: the global update, "
+    "its list or the proof for this board, and a receipt",
     f"peer: {PEER} FedAvg.aggregate_fit on N results in memory, the fastest of {PEER_ROUNDS}: it "
     "reads float32 arrays, averages them and writes the mean; no network, seals, signatures, "
     "memories or receipts, so it is a floor and not the same work",
@@ -158,7 +158,7 @@ class Fleet:
             chunks = variants[index % VARIANTS]
             whole = update_hash(chunks)
             head = Manifest(
-                number, MODEL[:MODEL_SIZE], node.samples, whole[:4], len(chunks), (), values
+                number, MODEL[:MODEL_SIZE], node.samples, whole[:4], len(chunks), values
             )
             signed = ends.authenticator.sign_update(RUN, number, head, whole)
             frames = []

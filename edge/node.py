@@ -97,7 +97,9 @@ class Node:
             state,
             samples=_weight(data),
             rng=np.random.default_rng(),
-            security=self._keyring.security(config.name, package.model_hash(), state.counter),
+            security=self._keyring.security(
+                config.name, package.model_hash(), state.counter, aggregator=config.link.aggregator
+            ),
             management=self.management,
         )
         self.driver: Driver[NodeEvent] = Driver(self.protocol, transport, clock)
@@ -397,6 +399,7 @@ def _settings(
         instance=os.urandom(INSTANCE_SIZE),
         pace=pace,
         frame_max=partial(frame_max, transport),
+        has_aggregator=bool(config.link.aggregator),
     )
 
 

@@ -138,7 +138,7 @@ def _serve(
 ) -> None:
     """Run a node with one model, until `stop` is set or a new release is installed."""
     package, reload = loaded.package, threading.Event()
-    keys = hop_keys(keyring, config.name, config.link.gateway)
+    keys = hop_keys(keyring, config.name, config.link.gateway or config.link.aggregator)
     transport = make_transport(config.link, config.name, state, keys)
     store, relay = NodeStore(state), Relay()
     try:

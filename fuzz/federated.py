@@ -13,6 +13,7 @@ from fuzz import wire
 from fuzz.target import Target, is_refusal, joined, parts, same, settle, steps
 from ternmesh.errors import WireError
 from ternmesh.federated.aggregation import encode_step, global_delta_q24
+from ternmesh.federated.audit import Shown, read_shown, write_shown
 from ternmesh.federated.events import GlobalUpdateMade, WorkReady
 from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.joining import NodeSettings
@@ -32,6 +33,7 @@ from ternmesh.wire.global_update import (
     write_global_snapshot,
     write_global_update,
 )
+from ternmesh.wire.proof import RoundRows, Tree, proved_rows, read_proof, root_of, write_proof
 
 RUN = b"runrunru"
 _WORK = np.full(wire.DIMENSION, 0.1, np.float32)
@@ -81,6 +83,35 @@ def _global_snapshot() -> list[bytes]:
     return fragments.split(certify(content), wire.PLAN.frame_mtu)
 
 
+def _proofs() -> list[bytes]:
+    """Proofs of a host, and of one that is below two others."""
+    rows = tuple(map(_counted, (1, 2, 9, 40)))
+    region = replace(rows[2], root=Tree(rows).root)
+    [above] = RoundRows(1, rows=(*rows[:2], region)).proofs([9])
+    top = [replace(region, root=Tree((*rows[:2], region)).root)]
+    [first] = RoundRows(1, rows=tuple(top)).proofs([9])
+    below = RoundRows(1, (9, 9), first.leaves + above.leaves, rows)
+    proofs = [*RoundRows(1, rows=rows).proofs([1, 9, 99]), *below.proofs([40])]
+    return [write_proof(proof) for proof in (*proofs, *RoundRows(1, (9,)).proofs([1]))]
+
+
+def _check_proof(data: bytes) -> None:
+    proof = read_proof(data)
+    same(write_proof(proof), data, "a proof written again")
+    root = root_of(proof.leaves[0]) if proof.leaves else b""
+    step = GlobalUpdate(proof.version, bytes(16), b"", False, 0, (), (), root=root)
+    for address in {row.address for leaf in proof.leaves for row in leaf.rows}:
+        with suppress(WireError):
+            found = {row.address for row in proved_rows(step, proof, address)}
+            same(found <= {address}, True, "whether a proof shows its own node only")
+
+
+def _audit() -> bytes:
+    """What an aggregator shows of two boards."""
+    boards = {1: ("ada", tuple(_update(3))), 2: ("bob", tuple(_update(3, 0.2)))}
+    return write_shown(Shown(3, _WORK, boards))
+
+
 def _check_reassembly(data: bytes) -> None:
     """The chunks of one update."""
     reassembler = UpdateReassembler(wire.PLAN, wire.MODEL[:8], 0)
@@ -92,9 +123,7 @@ def _check_reassembly(data: bytes) -> None:
 
 
 def _check_host(data: bytes) -> None:
-    settings = HostSettings(
-        min_peers=1, deadline_s=5.0, nodes_max=2, chain_max=2, partial_aggregates=True
-    )
+    settings = HostSettings(min_peers=1, deadline_s=5.0, nodes_max=2, chain_max=2)
     host = HostProtocol(
         plan=_QUIET_PLAN,
         settings=settings,
@@ -183,6 +212,8 @@ def _to_node() -> Iterator[bytes]:
 
 
 TARGETS = (
+    Target("proof", _proofs, _check_proof),
+    Target("audit", lambda: [_audit()], lambda data: read_shown(data, wire.DIMENSION)),
     Target("intake", lambda: [joined([*wire.manifests(), *wire.chunks()])], _check_reassembly),
     Target("host", _to_host, _check_host),
     Target("node", _to_node, _check_node),

@@ -42,7 +42,7 @@ def _proposal() -> bytes:
     joined_boards = ((0, "ada", 9), (1, "bob", 7))
     return write_proposal(
         ProposedUpdate(
-            RUN_ID, 1, bytes(16), 3, ("ada",), None, joined_boards, bodies, _DIGEST, bytes(16)
+            RUN_ID, 1, bytes(16), 3, ("ada",), None, joined_boards, bodies, _DIGEST, _DIGEST
         )
     )
 

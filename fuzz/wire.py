@@ -47,10 +47,10 @@ def controls() -> list[bytes]:
 
 
 def manifests() -> list[bytes]:
-    """A node's manifest, and one with contributors."""
+    """A board's manifest, and that of an aggregator."""
     own = Manifest(1, MODEL[:8], 10, b"abcd", 3)
-    with_contributors = Manifest(2, MODEL[:8], 10, b"abcd", 3, (4, 5, 600))
-    return [write_manifest(own), write_manifest(with_contributors)]
+    regional = Manifest(2, MODEL[:8], 10, b"abcd", 3, members=600, root=bytes(16), state=bytes(16))
+    return [write_manifest(own), write_manifest(regional)]
 
 
 def bodies() -> list[bytes]:

@@ -8,11 +8,18 @@ from ternmesh.config import LOG_LEVELS, ConfigError, Table, choices, limits, nee
 from ternmesh.errors import RuleError, SecurityError, WireError
 from ternmesh.federated import rules
 from ternmesh.federated.agreement.voters import BFT, make_voters
-from ternmesh.federated.state import NODES_AGGREGATED_MAX, HostSettings
+from ternmesh.federated.state import HostSettings
 from ternmesh.plan import FRAME_MTU_MAX, MANIFEST_REPEATS_MAX, Plan, make_plan
 from ternmesh.security.identity import PublicIdentity, parse_identity
 from ternmesh.wire.global_update import COUNTED_MAX
-from ternmesh_service.config_file import MODEL, PATH, anchored, load_model_package, read_config_file
+from ternmesh_service.config_file import (
+    MODEL,
+    PATH,
+    anchored,
+    check_name,
+    load_model_package,
+    read_config_file,
+)
 from ternmesh_service.keyring import SecurityConfig
 from ternmesh_service.metrics import MetricsConfig
 from ternmesh_service.mqtt_health import HealthConfig
@@ -37,8 +44,7 @@ class RunConfig:
     the global adapter (0: never). At a global update, the adapter that a board uses moves by the
     share `cooperation` towards the global one. An update may come `staleness_rounds` after the
     round for which its training began, and then weighs less. `chain_max` global updates are kept
-    for nodes that catch up. `partial_aggregates`: whether updates that a gateway has added up are
-    accepted.
+    for nodes that catch up.
 
     With `rounds` 0 the run has no end. A board trains in `news_rounds` rounds for new samples, and
     its learning rate falls as it does over a run with an end; then only while others have news.
@@ -79,7 +85,6 @@ class RunConfig:
     deadline_s: float = field(default=60.0, metadata=limits(1.0, 2_592_000.0))
     nodes_max: int = field(default=1024, metadata=limits(1, COUNTED_MAX))
     chain_max: int = field(default=256, metadata=limits(1, 65_536))
-    partial_aggregates: bool = False
     aggregation: str = "weighted_mean"
     aggregation_file: str = field(default="", metadata=PATH)
     byzantine: int = field(default=0, metadata=limits(0, 1000))
@@ -159,6 +164,8 @@ class HostConfig:
     state_dir: str = field(metadata=PATH)
     model: str = field(metadata=MODEL)  # the name of a shipped one, or the folder of a package
     link: LinkConfig
+    # Of an aggregator: the link to the host above, with the fleet of `link`
+    upstream: LinkConfig = field(default_factory=LinkConfig)
     run: RunConfig = field(default_factory=RunConfig)
     own_samples: OwnSamplesConfig = field(default_factory=OwnSamplesConfig)
     knowledge: HostKnowledgeConfig = field(default_factory=HostKnowledgeConfig)
@@ -204,6 +211,8 @@ def read_host_config(path: Path) -> HostConfig:
 
 def _check(config: HostConfig) -> HostConfig:
     check_link(config.link, HOST)
+    if config.upstream != LinkConfig() or config.link.aggregator:
+        _check_upstream(config)
     check_page(config.page)
     load_rule(config.run.aggregation, config.run.aggregation_file)
     if rules.is_rooted(config.run.aggregation) and config.own_samples.path is None:
@@ -230,12 +239,21 @@ def _check(config: HostConfig) -> HostConfig:
         raise ConfigError(f"run.pinned and run.muted both name {min(both)!r}: take it out of one")
     config.security.check(has_radio=config.link.has_radio)
     plan_of(config.run, load_model_package(config.model).dimension, profile_of(config.link))
-    if config.run.partial_aggregates and config.run.nodes_max > NODES_AGGREGATED_MAX:
-        raise ConfigError(
-            f"run.nodes_max is {config.run.nodes_max}: with partial_aggregates it must be at most "
-            f"{NODES_AGGREGATED_MAX}"
-        )
     return config
+
+
+def _check_upstream(config: HostConfig) -> None:
+    if not (config.upstream.url and config.link.aggregator):
+        raise ConfigError(
+            "an aggregator needs its own name as link.aggregator, and a url in [upstream]"
+        )
+    check_name(config.link.aggregator)
+    try:
+        check_link(config.upstream, config.link.aggregator)
+    except ConfigError as error:  # it speaks of [link], as a board has it
+        raise ConfigError(f"in [upstream]: {error}") from error
+    if config.agreement.voters or config.own_samples.path or config.run.groups:
+        raise ConfigError("an aggregator has no [agreement], no [own_samples] and no run.groups")
 
 
 def _check_agreement(config: HostConfig) -> None:
@@ -305,7 +323,6 @@ def settings_of(run: RunConfig, root: rules.Root | None = None) -> HostSettings:
         run.deadline_s,
         run.nodes_max,
         run.chain_max,
-        run.partial_aggregates,
         rules.AggregationSettings(
             run.aggregation,
             rule,

@@ -9,7 +9,6 @@ from ternmesh import __version__
 from ternmesh.federated import events
 from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.management import LIMITS, VALUES, BoardRecord, are_allowed, readable, unpack
-from ternmesh.federated.open_round import PARTIAL_AGGREGATE
 from ternmesh.federated.refusals import AHEAD, shortened, why
 from ternmesh.federated.state import RegisteredNode
 from ternmesh.plan import of_rounds
@@ -61,7 +60,7 @@ def describe(event: events.HostEvent, host: HostProtocol, now: float) -> str | N
         case events.RoundExtended():
             return f"round {event.round + 1} goes on: too few updates by its deadline"
         case events.UpdateForgotten():
-            name = _names(host, [event.address % PARTIAL_AGGREGATE])
+            name = _names(host, [event.address])
             if host.is_excluded(name):
                 return f"{name} is revoked: its update does not count"
             return f"the update of {name} is not consistent: it must be sent again"
@@ -167,7 +166,7 @@ def _behind(host: HostProtocol) -> str | None:
 def _board(
     node: RegisteredNode, tally: Tally, host: HostProtocol, unlike: Collection[int], now: float
 ) -> HostedBoard:
-    revoked, aggregate = host.is_excluded(node.name), node.partial_aggregate
+    revoked = host.is_excluded(node.name)
     trust = host.combiner.aggregation.reputations
     cosine = trust.cosines.get(node.address)
     is_awaited = node.is_awaited(host.version, now) and host.phase != FINISHED
@@ -179,7 +178,7 @@ def _board(
         active=is_awaited and not revoked,
         heard_s_ago=None if node.heard_at is None else round(now - node.heard_at, 1),
         delivered=host.round.delivered(node.address),
-        partial_aggregate=None if aggregate is None else aggregate.address,
+        members=node.members,
         refused=events.refusals(node.refused),
         **asdict(tally),
         weight=round(trust.weight(node.address), 3),

@@ -21,17 +21,22 @@ def continue_or_begin(
     store: HostStore,
     plan: Plan,
     package: ModelPackage,
+    followed: tuple[bytes, Plan] | None = None,
     *,
     new_run: bool = False,
     after_end: bool = False,
 ) -> StoredRun:
     """The stored run if it has this model and plan; otherwise a new one takes its place, durably.
 
+    On an aggregator, it is the run that is `followed`: of the host above, with its plan.
     The new one takes along what was learned, where it can (ConfigError, and nothing is changed), or
     with `new_run` begins from nothing. With `after_end`, a new one also follows a finished run.
     """
     model, key = package.model_hash(), package.adapter_key()
     stored = store.load(model)
+    if followed is not None:
+        is_stored = stored is not None and (stored.run, stored.plan) == followed
+        return stored if stored and is_stored else store.begin(*followed, model, key)
     if stored is not None and stored.plan == plan and not (after_end and stored.state.finished):
         _log.info("run %s goes on at global update %d", stored.run.hex(), stored.state.version)
         if new_run:

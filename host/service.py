@@ -20,12 +20,15 @@ from host.knowledge import Teaching
 from host.releases import FOLDER, Publisher, active_model, signed_here
 from host.report import HISTORY_MAX, RoundCosts, answer_boards, describe, status, summary
 from host.runs import can_carry, continue_or_begin
+from host.upstream import Upstream, opened_upstream, settings_below
 from host.voting import TERM_COUNTERS, Voting, as_leader, read_own
 from ternmesh.config import ConfigError
 from ternmesh.federated.events import (
     OLD_MEMBERS,
+    AddedUp,
     GlobalUpdateMade,
     HostEvent,
+    LiarCaught,
     Proposed,
     Refused,
     RoundOpened,
@@ -33,11 +36,12 @@ from ternmesh.federated.events import (
 from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.refusals import RefusalLog
 from ternmesh.federated.rules import Root
-from ternmesh.federated.state import NODES_AGGREGATED_MAX, HostSettings
+from ternmesh.federated.state import HostSettings
 from ternmesh.model_package import ModelPackage
 from ternmesh.plan import Plan
 from ternmesh.timers import NETWORK_TIMERS, TimerSettings
 from ternmesh.wire.control import FINISHED, GATHERING, OPEN
+from ternmesh.wire.global_update import COUNTED_MAX
 from ternmesh_service.backup import answer_backup
 from ternmesh_service.config_file import control_path, load_model_package, package_folder
 from ternmesh_service.control_socket import BACKUP, BOARDS, PUBLISHED, RETURN, ControlServer, Relay
@@ -66,10 +70,7 @@ _log = logging.getLogger(__name__)
 
 
 class HostService:
-    """One run while it is hosted. The store is open, and all calls come from one thread.
-
-    ConfigError where the run has too many nodes for partial aggregates.
-    """
+    """One run while it is hosted. The store is open, and all calls come from one thread."""
 
     def __init__(
         self,
@@ -84,17 +85,17 @@ class HostService:
         releases: Publisher | None = None,
         teaching: Teaching | None = None,
         council: Council | None = None,
+        upstream: Upstream | None = None,
     ) -> None:
-        if settings.partial_aggregates and len(stored.state.nodes) > NODES_AGGREGATED_MAX:
-            raise ConfigError(
-                f"run.partial_aggregates is for at most {NODES_AGGREGATED_MAX} nodes, and this run "
-                f"has {len(stored.state.nodes)}: switch it off, or begin another run"
-            )
         self._keyring = keyring or NoKeyring()
-        security = self._keyring.security(HOST, model_hash, stored.state.counter)
+        name = HOST if upstream is None else upstream.node.settings.name
+        security = self._keyring.security(
+            name, model_hash, stored.state.counter, is_aggregator=upstream is not None
+        )
+        listed = settings.listed_max if pace is NETWORK_TIMERS else COUNTED_MAX
         self.protocol = HostProtocol(
             plan=stored.plan,
-            settings=settings,
+            settings=replace(settings, listed_max=listed),
             model_hash=model_hash,
             run=stored.run,
             state=stored.state,
@@ -104,13 +105,14 @@ class HostService:
         self.protocol.session.management.restore(store.boards(clock()))
         self.protocol.combiner.mute(store.muted)
         self.enrolment: EnrolmentService | None = None
-        if isinstance(self._keyring, Keyring):
+        if isinstance(self._keyring, Keyring) and upstream is None:
             self.enrolment = EnrolmentService(self._keyring, self.protocol.channel)
             self.enrolment.register(self.protocol.handlers)
         self.driver: Driver[HostEvent] = Driver(self.protocol, transport, clock)
         self.releases = releases
         self.teaching = teaching
         self._council = council
+        self._upstream = upstream
         self._store = store
         standings = self.protocol.combiner.aggregation.reputations.standings
         # The addresses of nodes that are trusted little
@@ -127,6 +129,7 @@ class HostService:
         self._has_closed = False  # a round, since the start
         self._finished_at: float | None = None
         self._refusals = RefusalLog()
+        self.caught: dict[str, str] = {}  # aggregators that have lied since the start, and how
         self._remark = ""  # what failed in the aggregation
         self._gathering_at = clock() + GATHERING_S  # when it says what it waits for, once
 
@@ -152,6 +155,8 @@ class HostService:
         now = self._clock()
         if self._council is not None:
             self._council.turn(now)
+        if self._upstream is not None:
+            self._upstream.turn(self.protocol, now)
         if self.releases is not None:
             known = (node.name for node in self.protocol.nodes.values())
             boards = (name for name in known if not self.protocol.is_excluded(name))
@@ -212,6 +217,7 @@ class HostService:
             carried_from=self._store.carried_from or None,
             teaching=None if self.teaching is None else self.teaching.status(),
             security=self._keyring.status(),
+            caught=self.caught,
         )
 
     def may_leave(self) -> bool:
@@ -240,6 +246,12 @@ class HostService:
                 self._remark = remark
             case Proposed() if self._council is not None:
                 self._council.propose(event, now)
+            case LiarCaught():
+                self._store.keep_muted(self.protocol.combiner.muted)
+                self.caught[event.name] = event.why
+                self._lines.append((logging.ERROR, f"{event.name} has lied: {event.why}"))
+            case AddedUp() if self._upstream is not None:
+                self._upstream.take(event)
             case RoundOpened():
                 self._costs.take_seconds(now)  # the time before belongs to no round
         line = describe(event, self.protocol, now)
@@ -342,12 +354,29 @@ def _own_training(
     return open_samples(model, config.own_samples, plan)
 
 
+def _settings(config: HostConfig, root: Root | None) -> HostSettings:
+    settings = replace(settings_of(config.run, root), has_voters=bool(config.agreement.voters))
+    return settings_below(settings) if config.upstream.url else settings
+
+
+def _is_strange(config: HostConfig, model: Path, package: ModelPackage, store: HostStore) -> bool:
+    """Whether a release brings a model that cannot take along what was learned."""
+    is_released = model.parent == Path(config.state_dir, FOLDER)
+    return is_released and not can_carry(store.learned(), package)
+
+
+def _publisher(
+    config: HostConfig, model: Path, name: str, keyring: Keyring | NoKeyring, longest_s: float
+) -> Publisher:
+    folder = Path(config.state_dir, FOLDER)
+    made = Publisher(folder, model, name, signed_here(keyring), config.releases, longest_s)
+    if config.publishes:
+        made.open()
+    return made
+
+
 def _keyring(config: HostConfig, state: StateFile, *, insecure: bool) -> Keyring | NoKeyring:
     """The keys of this host, not opened yet; ConfigError."""
-    if config.run.partial_aggregates and not insecure:
-        raise ConfigError(
-            "run.partial_aggregates needs --insecure: sealed updates cannot be added up yet"
-        )
     keyring = choose_keyring(state, config.security, config.link, insecure=insecure)
     if config.agreement.voters:
         if isinstance(keyring, NoKeyring):
@@ -370,32 +399,30 @@ def _host_model(
     manager: ServiceManager,
 ) -> bool:
     """Host a fleet with one model; True where a release has replaced it."""
-    model = _model_folder(config, folder := Path(config.state_dir, FOLDER))
+    model = _model_folder(config, Path(config.state_dir, FOLDER))
     package = load_model_package(str(model))
     plan = plan_of(config.run, package.dimension, profile_of(config.link))
-    settings = settings_of(config.run, _own_training(config, model, plan, open_samples))
-    settings = replace(settings, has_voters=bool(config.agreement.voters))
+    settings = _settings(config, _own_training(config, model, plan, open_samples))
     teaching = make_teaching(model) if make_teaching else None
     state = StateFile(Path(config.state_dir))
     keyring = _keyring(config, state, insecure=insecure)
     store = HostStore(state, settings.chain_max)
-    # A damaged run is given up only with --new-run: all nodes would follow the new one.
-    needed = () if new_run else (HOST_TABLES,)
+    needed = () if new_run else (HOST_TABLES,)  # all nodes would follow another run
     with opened(state, keyring, config.link.fleet, *needed), ExitStack() as stack:
-        keyring.security(HOST, package.model_hash(), 0)  # refuses wrong keys before a run begins
-        new_run |= model.parent == folder and not can_carry(store.learned(), package)
-        stored = continue_or_begin(store, plan, package, new_run=new_run, after_end=after_end)
+        keyring.security(config.link.aggregator or HOST, package.model_hash(), 0)  # or refuses
+        new_run |= _is_strange(config, model, package, store)
+        upstream = stack.enter_context(opened_upstream(config, package, keyring, stop, manager))
+        if upstream is None and config.upstream.url:
+            return False  # it was stopped before it had heard of a run
+        run = upstream.run if upstream else None
+        stored = continue_or_begin(store, plan, package, run, new_run=new_run, after_end=after_end)
         council = None
         if isinstance(keyring, Keyring) and keyring.has_voters:
             voting = Voting(keyring, settings, package.model_hash(), store)
             council = stack.enter_context(voting.seated(config, stored))
-        longest_s, signer = float(plan.announce_s), signed_here(keyring)
-        releases = Publisher(folder, model, package.name, signer, config.releases, longest_s)
-        if config.publishes:
-            releases.open()
-        path = control_path(config.state_dir, config.control_socket)
+        releases = _publisher(config, model, package.name, keyring, float(plan.announce_s))
+        path, relay = control_path(config.state_dir, config.control_socket), Relay()
         servers = servers_of(config.page, config.metrics, path, state.folder)
-        relay = Relay()
         stack.enter_context(servers)
         stack.enter_context(served_health(config.health, path, config.link.fleet, HOST))
         stack.enter_context(ControlServer(path, relay.ask))
@@ -409,6 +436,7 @@ def _host_model(
             releases=releases,
             teaching=teaching,
             council=council,
+            upstream=upstream,
             servers=servers,
             machine=Machine(state, config.page, config.link, servers),
             relay=relay,
@@ -432,6 +460,7 @@ class Program:
     releases: Publisher
     teaching: Teaching | None
     council: Council | None  # with the other voters
+    upstream: Upstream | None  # of an aggregator
     servers: Servers
     machine: Machine
     relay: Relay
@@ -445,14 +474,14 @@ class Program:
         while not (is_over or self.stop.is_set()):
             if self.council is not None:  # boards have seen the counters of the voter that led
                 self.store.pass_hop_counters(self.council.voter.term * TERM_COUNTERS)
-            hops = hop_keys(self.keyring, HOST)
+            hops = hop_keys(self.keyring, self.config.link.aggregator or HOST)
             transport = make_transport(self.config.link, HOST, self.state, hops)
             with closing(transport):
                 if self.council is not None and not self.council.can_lead(time.monotonic()):
                     self._follow(self.council, transport)
                     continue
                 is_over = self._lead(transport) or self.council is None
-        if self.releases.has_switched and not self.stop.is_set():
+        if (self.releases.has_switched or self._is_other_run) and not self.stop.is_set():
             return True
         self.manager.stopping()
         return False
@@ -467,7 +496,12 @@ class Program:
         service.start()
         self.servers.turn(time.monotonic())
         self.manager.ready()
-        while not (self.stop.is_set() or self.releases.has_switched or service.is_deposed):
+        while not (
+            self.stop.is_set()
+            or self.releases.has_switched
+            or service.is_deposed
+            or self._is_other_run
+        ):
             if self.until_finished and service.may_leave():
                 return True
             service.poll(POLL_S)
@@ -502,10 +536,20 @@ class Program:
             keyring=self.keyring,
             pace=pace_of(transport),
             # Another model would be another run, of which the other voters know nothing.
-            releases=self.releases if self.config.publishes and not self.council else None,
+            releases=self.releases if self.config.publishes and not self.is_shared else None,
             teaching=self.teaching,
             council=self.council,
+            upstream=self.upstream,
         )
+
+    @property
+    def _is_other_run(self) -> bool:
+        return self.upstream is not None and self.upstream.has_other_run
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other hosts decide what the run is."""
+        return bool(self.council or self.upstream)
 
     def _answer_others(self, service: HostService) -> None:
         """Answer what owners have asked at voters that follow."""
@@ -541,6 +585,7 @@ class Program:
             transport=follows.bus.status() if follows else transport.status(),
             release=self.releases.status(),
             agreement=self.council.status(time.monotonic()) if self.council else None,
+            upstream=self.upstream.status() if self.upstream else None,
             machine=self.machine.status(),
         )
         return to_json(found)

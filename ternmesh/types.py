@@ -10,7 +10,7 @@ Vector = NDArray[np.float32]
 """Trained numbers, a delta or a residual: float32 [D]."""
 
 Trits = NDArray[np.int8]
-"""A ternary vector: int8 in -1, 0, 1 (in a partial aggregate: votes from -127 to 127)."""
+"""A ternary vector: int8 in -1, 0, 1."""
 
 ModelQ24 = NDArray[np.int32]
 """A global adapter, relative to the initial one: int32 [D] in units of 2**-24."""

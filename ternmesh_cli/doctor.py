@@ -63,7 +63,7 @@ def look(path: Path, now: float) -> Subject:
     error = silence = ""
     try:
         end = keys.read(path)
-        config = read_program(end.role.name.lower(), path)
+        config = read_program(end.program, path)
     except ConfigError as failure:
         error = str(failure)
     try:

@@ -64,7 +64,7 @@ class Subject:
     @property
     def kind(self) -> str:
         """What the program is; also the name of its settings and unit."""
-        return str(self.end.role.name.lower())
+        return str(self.end.program)
 
     @property
     def is_unit(self) -> bool:
@@ -73,7 +73,11 @@ class Subject:
 
     def bearers(self) -> Iterator[tuple[str, LinkConfig]]:
         """Each bearer with the role of this end on it."""
-        if self.end.role is Role.GATEWAY:
+        if self.kind == "host":
+            yield from ((HOST, one) for one in self.config.link.bearers().values())
+            if self.config.upstream.url:
+                yield self.end.name, replace(self.config.upstream, fleet=self.config.link.fleet)
+        elif self.kind == "gateway":
             yield from ((HOST, one) for one in self.config.radio.bearers().values())
             yield from ((board, self.config.network) for board in self.config.boards[:1])
         else:
@@ -146,7 +150,7 @@ def state(subject: Subject) -> Iterator[Result]:
 
 def keys(subject: Subject) -> Iterator[Result]:
     end = subject.end
-    if end.role is Role.GATEWAY and subject.config and not _ports(subject):
+    if subject.kind == "gateway" and subject.config and not _ports(subject):
         return  # a gateway of BLE has no keys
     security = subject.status and subject.status.security
     if end.security.insecure or (security and security.is_insecure):

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ternmesh.config import ConfigError
-from ternmesh.security.identity import Role
 from ternmesh_cli import keys
 from ternmesh_cli.process import add_config, path
 from ternmesh_cli.programs import read_program
@@ -40,9 +39,9 @@ def run(arguments: argparse.Namespace) -> int:
     end = keys.read(arguments.config)
     if arguments.from_peft is not None:
         return _from_peft(arguments, end)
-    if end.role is Role.GATEWAY:
+    if end.program == "gateway":
         raise ConfigError(f"{arguments.config} is of a gateway, which learns nothing")
-    if end.role is Role.NODE:
+    if end.program == "node":
         learned = learned_on(read_program("node", arguments.config))
     else:
         learned = learned_on_host(arguments.config, end)
@@ -64,9 +63,9 @@ def _from_peft(arguments: argparse.Namespace, end: keys.End) -> int:
     from models.peft import read_peft
     from ternmesh_service.config_file import package_folder
 
-    if end.role is Role.GATEWAY:
+    if end.program == "gateway":
         raise ConfigError("--from-peft needs the settings of a host or board")
-    program = "host" if end.role is Role.HOST else "node"
+    program = end.program
     loaded = load_model(package_folder(read_program(program, arguments.config).model))
     vector = read_peft(arguments.from_peft, loaded.package, loaded.folder)
     made = export_learned(arguments.out, loaded, vector, 0)[0]

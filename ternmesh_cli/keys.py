@@ -35,6 +35,12 @@ class End:
     folder: Path  # its state_dir
     socket: Path  # of the running process
     security: SecurityConfig
+    is_aggregator: bool = False  # a host with the keys of a gateway
+
+    @property
+    def program(self) -> str:
+        """What runs with these settings."""
+        return "host" if self.is_aggregator else str(self.role.name.lower())
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any] | None:
         """The answer of the running process; None where it does not run."""
@@ -85,10 +91,11 @@ def read(path: Path) -> End:
     security = content.get("security", {})
     if not isinstance(link, dict) or not isinstance(security, dict):
         raise ConfigError(f"{path}: [link], [network] and [security] must be tables")
-    name = content.get("name")
+    is_aggregator = "upstream" in content
+    name = link.get("aggregator") if is_aggregator else content.get("name")
     fleet = link.get("fleet")
     if not isinstance(name, str | None) or not isinstance(fleet, str | None):
-        raise ConfigError(f"{path}: name and link.fleet must be texts")
+        raise ConfigError(f"{path}: name, link.fleet and link.aggregator must be texts")
     try:
         if name is not None:
             check_node(name)
@@ -97,7 +104,7 @@ def read(path: Path) -> End:
     except ValueError as error:
         raise ConfigError(f"{path}: {error}") from error
     role = Role.HOST if name is None else Role.NODE
-    if is_gateway:
+    if is_gateway or is_aggregator:
         role = Role.GATEWAY
     return End(
         name=name or (Role.GATEWAY.name.lower() if is_gateway else HOST),
@@ -106,6 +113,7 @@ def read(path: Path) -> End:
         socket=socket_of(path, content),  # checks state_dir too
         folder=path.resolve().parent / content["state_dir"],
         security=read_table(SecurityConfig, security, "security"),
+        is_aggregator=is_aggregator,
     )
 
 

@@ -8,7 +8,6 @@ from ternmesh.plan import of_rounds
 from ternmesh_cli.predict import figures_text
 from ternmesh_service.alarms import BAD, PAUSED, alarms, board_state, is_over
 from ternmesh_service.status import (
-    AggregatorStatus,
     BoardStatus,
     GatewayStatus,
     HostedBoard,
@@ -77,6 +76,9 @@ def _host(status: HostStatus) -> Iterator[str]:
         took = "" if mean_s is None else f", decisions take {mean_s:.2f} s"
         leader = seat.leader if seat.has_quorum else "nobody"
         yield f"voter {seat.name} of {', '.join(seat.voters)}: {leader} leads{took}"
+    if (above := status.upstream) is not None:
+        where = f"has global adapter {above.version}" if above.joined else "does not answer"
+        yield f"adds up for the host above, which {where}"
     active = sum(board.active for board in status.nodes)
     takes_part = f"{active} active, a round needs {status.min_peers}"
     yield f"{len(status.nodes)} boards, {'the run is over' if is_over(status) else takes_part}"
@@ -123,14 +125,14 @@ def _remarks(boards: Sequence[HostedBoard], software: str) -> Iterator[str]:
     ]
     silent = [board.name for board in boards if board.board.software is None]
     others = [b.name for b in boards if b.board.software not in (None, software)]
-    added = [board.name for board in boards if board.partial_aggregate is not None]
+    regions = [f"{board.name} of {board.members} boards" for board in boards if board.members]
     for sentence, names in (
         ("longer than updates usually are, and cut", clipped),
         (f"other versions than this host's {software}", others),
         (NO_REPORT, silent),
         ("settings not taken yet", [board.name for board in boards if board.board.behind]),
         ("unlike the others", [board.name for board in boards if board.unlike]),
-        ("counted last in a gateway's partial aggregate", added),
+        ("aggregators", regions),
     ):
         if names:
             yield f"{sentence}: {shortened(names)}"
@@ -276,19 +278,6 @@ def _gateway(status: GatewayStatus) -> Iterator[str]:
     lost = f", {status.frames_refused} too long" if status.frames_refused else ""
     lost += f", {status.frames_lost} lost before the login" if status.frames_lost else ""
     yield f"{status.frames_up} frames up, {status.frames_down} down{lost}"
-    if status.partial_aggregates is not None:
-        yield _partial_aggregates(status.partial_aggregates)
-
-
-def _partial_aggregates(counts: AggregatorStatus) -> str:
-    if counts.refused:
-        return "this host takes no partial aggregates ([run]): updates pass as they are"
-    if counts.run is None:
-        return "no partial aggregates yet: no board has joined a run since the gateway started"
-    return (
-        f"{counts.made} partial aggregates of {counts.updates} updates, {counts.counted} counted "
-        "so far"
-    )
 
 
 def _split_host(status: SplitHostStatus) -> Iterator[str]:

@@ -227,6 +227,12 @@ def _fleet(status: HostStatus) -> Iterator[Alarm]:
         yield Alarm(BAD, "", status.behind, "keep this host running until it has caught up")
     if status.remark:
         yield Alarm(WARN, "", status.remark, "see [run] aggregation")
+    for name, how in status.caught.items():
+        text = f"the aggregator {name} has lied: {how}"
+        yield Alarm(BAD, "", text, "it is muted: let its boards join this host, and look at it")
+    if (above := status.upstream) is not None and not (above.transport.connected and above.joined):
+        text = "the host above is not reached: nothing of this region counts meanwhile"
+        yield Alarm(WARN, "", text, above.transport.last_error or "see [upstream], and that host")
     if (seat := status.agreement) is not None and seat.missing:
         names = ", ".join(seat.missing)
         if seat.has_quorum:

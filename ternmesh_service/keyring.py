@@ -170,8 +170,22 @@ class Keyring:
         chosen = choose_signers(hosts.present, config.signers, config.threshold, config.quantum)
         return chosen.seated(hosts.present, hosts.before)
 
-    def security(self, name: str, model_hash: bytes, counter: int) -> SecurityLayer:
-        """Return the security layer of the host or node `name`.
+    def twin(self, state: StateFile) -> "Keyring":
+        """The same keys and members for another session, whose state is in another open file."""
+        twin = Keyring(state, self._config)
+        twin._path, twin._own, twin._member_list = self._path, self._own, self._member_list
+        return twin
+
+    def security(
+        self,
+        name: str,
+        model_hash: bytes,
+        counter: int,
+        *,
+        aggregator: str = "",
+        is_aggregator: bool = False,
+    ) -> SecurityLayer:
+        """Return the security layer of the host or node `name`; see `make_security_layer`.
 
         Raises SecurityError if the keys belong to another name.
         """
@@ -187,6 +201,8 @@ class Keyring:
             self.signers,
             self._cosigners(),
             others_sign=self.has_voters,
+            aggregator=aggregator,
+            is_aggregator=is_aggregator,
         )
         assert isinstance(security.sealing, KeyedSealing)
         self._sealings[END] = security.sealing
@@ -364,7 +380,10 @@ class NoKeyring:
     def check_fleet(self, name: str) -> None:
         """Do nothing: every fleet is accepted."""
 
-    def security(self, name: str, model_hash: bytes, counter: int) -> SecurityLayer:  # noqa: ARG002
+    def twin(self, _state: StateFile) -> "NoKeyring":
+        return self
+
+    def security(self, name: str, model_hash: bytes, counter: int, **_: object) -> SecurityLayer:  # noqa: ARG002
         return OPEN
 
     def record(self, event: object) -> None:

@@ -78,7 +78,7 @@ class HostedBoard:
     active: bool  # whether a round waits for it: none does once the run is over
     heard_s_ago: float | None
     delivered: str
-    partial_aggregate: int | None  # the gateway whose partial aggregate counted it last
+    members: int  # boards of an aggregator, whose updates it adds up; 0: it is a board
     refused: Mapping[str, int]
     rounds_counted: int
     rounds_missed: int
@@ -165,6 +165,15 @@ class AgreementStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UpstreamStatus:
+    """An aggregator's session with the host above it; `version` is the newest that came."""
+
+    transport: TransportStatus
+    joined: bool
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HostStatus:
     """A host and its run. Refusals are counted since the program began."""
 
@@ -194,6 +203,8 @@ class HostStatus:
     teaching: TeachingStatus | None = None
     release: PublishedRelease | None = None
     agreement: AgreementStatus | None = None  # where the fleet has several hosts
+    upstream: UpstreamStatus | None = None  # where this host is an aggregator
+    caught: Mapping[str, str] = field(default_factory=dict)  # aggregators that lied, and how
     security: SecurityStatus = SecurityStatus()
     transport: TransportStatus = UNOPENED
     machine: MachineStatus = MachineStatus()
@@ -390,17 +401,6 @@ class BoardStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AggregatorStatus:
-    """Partial aggregates of a gateway; `refused`: its host takes none."""
-
-    run: str | None
-    refused: bool
-    made: int
-    counted: int
-    updates: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayStatus:
     """A gateway: its radio, and its connection to the broker for each board."""
 
@@ -411,7 +411,6 @@ class GatewayStatus:
     frames_lost: int
     transport: TransportStatus
     network: Mapping[str, TransportStatus]
-    partial_aggregates: AggregatorStatus | None = None
     security: SecurityStatus | None = None  # None over BLE, where the link is not sealed
 
 

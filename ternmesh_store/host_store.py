@@ -358,23 +358,22 @@ class HostStore(Store):
         self._database.update("host_run", reached | {"finished": event.finished})
         previous = event.version - 1  # not there if a node has given the host a newer adapter
         write("DELETE FROM host_chain WHERE ? NOT IN (SELECT version FROM host_chain)", previous)
-        self._database.insert("host_chain", event.version, event.global_hash, event.content)
+        if event.content:
+            kept = event.version, event.global_hash, event.content, event.rows
+            self._database.insert("host_chain", *kept)
         write("DELETE FROM host_chain WHERE version <= ?", event.version - self._chain_max)
         self._close_round(event)
         self._database.clear("host_body")
         for entry in event.counted:
             write(
                 "UPDATE host_node SET rounds_counted = rounds_counted + 1, counted_round = ?, "
-                "counted_digest = ?, counted_have = ?, aggregate_address = NULL, "
-                "aggregate_digest = NULL WHERE address = ?",
+                "counted_digest = ?, counted_have = ?, counted_root = ? WHERE address = ?",
                 entry.round,
                 entry.digest,
                 entry.have,
+                entry.root,
                 entry.address,
             )
-        for address, row in event.partial_aggregates:
-            lead = {"aggregate_address": row.address, "aggregate_digest": row.digest}
-            self._database.update("host_node", lead, "address = ?", address)
         for address in event.missing:
             write(
                 "UPDATE host_node SET rounds_missed = rounds_missed + 1 WHERE address = ?", address
@@ -408,15 +407,11 @@ class HostStore(Store):
     def _nodes(self) -> Iterable[RegisteredNode]:
         rows = self._database.rows(
             "SELECT address, name, samples, counted_round, counted_digest, counted_have, "
-            "aggregate_address, aggregate_digest FROM host_node ORDER BY address"
+            "counted_root FROM host_node ORDER BY address"
         )
-        for address, name, samples, round_number, digest, have, lead, lead_digest in rows:
-            counted = aggregate = None
-            if round_number is not None:
-                counted = Counted(address, round_number, digest, have)
-            if lead is not None:
-                aggregate = Counted(lead, round_number, lead_digest, have)
-            yield RegisteredNode(address, name, samples, counted, aggregate)
+        for address, name, samples, round_number, *row in rows:
+            counted = None if round_number is None else Counted(address, round_number, *row)
+            yield RegisteredNode(address, name, samples, counted)
 
 
 def read_copy(data: bytes, model_hash: bytes, base: int) -> StoredRun:

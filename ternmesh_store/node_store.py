@@ -140,7 +140,8 @@ class NodeStore(Store):
         reached = {"version": event.version, "global_hash": event.global_hash}
         self._database.update("node_run", reached | {"finished": event.finished, "silent": 0})
         if event.content:
-            self._database.insert("node_chain", event.version, event.global_hash, event.content)
+            kept = event.version, event.global_hash, event.content, event.rows
+            self._database.insert("node_chain", *kept)
         oldest = event.version + 1 if event.oldest is None else event.oldest
         self._database.write("DELETE FROM node_chain WHERE version < ?", oldest)
 

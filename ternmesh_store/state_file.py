@@ -60,7 +60,9 @@ _NODE = (
     )""",
     "CREATE TABLE node_pending (round INTEGER NOT NULL, digest BLOB NOT NULL, received INTEGER)",
     "CREATE TABLE node_pending_body (position INTEGER PRIMARY KEY, body BLOB NOT NULL)",
-    "CREATE TABLE node_chain (version INTEGER PRIMARY KEY, global_hash BLOB, content BLOB)",
+    """CREATE TABLE node_chain (
+        version INTEGER PRIMARY KEY, global_hash BLOB, content BLOB, rows BLOB
+    )""",
     "CREATE TABLE node_value (key TEXT PRIMARY KEY, value BLOB NOT NULL)",
     "CREATE TABLE node_settings (number INTEGER NOT NULL, settings TEXT NOT NULL)",
 )
@@ -75,15 +77,6 @@ _REPLAY = (
     )""",
     "CREATE TABLE replay_value (key TEXT PRIMARY KEY, value BLOB NOT NULL)",
 )
-_GATEWAY = (
-    """CREATE TABLE gateway_run (
-        model BLOB NOT NULL, dimension INTEGER NOT NULL,
-        run BLOB NOT NULL, plan TEXT NOT NULL, version INTEGER NOT NULL
-    )""",
-    "CREATE TABLE gateway_pending (round INTEGER NOT NULL, board TEXT NOT NULL)",
-    "CREATE TABLE gateway_pending_body (position INTEGER PRIMARY KEY, body BLOB NOT NULL)",
-    "CREATE TABLE gateway_value (key TEXT PRIMARY KEY, value BLOB NOT NULL)",
-)
 _HOST = (
     """CREATE TABLE host_run (
         model BLOB NOT NULL, run BLOB NOT NULL, plan TEXT NOT NULL,
@@ -91,16 +84,16 @@ _HOST = (
         started INTEGER NOT NULL DEFAULT 0, finished INTEGER NOT NULL DEFAULT 0,
         is_first INTEGER NOT NULL DEFAULT 0
     )""",
-    # counted_*: the node's update that was counted last; aggregate_*: the partial aggregate that
-    # it was part of, if it was.
+    # counted_*: the node's update that was counted last
     """CREATE TABLE host_node (
         address INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, samples INTEGER NOT NULL,
-        counted_round INTEGER, counted_digest BLOB, counted_have BLOB,
-        aggregate_address INTEGER, aggregate_digest BLOB,
+        counted_round INTEGER, counted_digest BLOB, counted_have BLOB, counted_root BLOB,
         rounds_counted INTEGER NOT NULL DEFAULT 0, rounds_missed INTEGER NOT NULL DEFAULT 0,
         bytes_up INTEGER NOT NULL DEFAULT 0, bytes_down INTEGER NOT NULL DEFAULT 0
     )""",
-    "CREATE TABLE host_chain (version INTEGER PRIMARY KEY, global_hash BLOB, content BLOB)",
+    """CREATE TABLE host_chain (
+        version INTEGER PRIMARY KEY, global_hash BLOB, content BLOB, rows BLOB
+    )""",
     "CREATE TABLE host_body (position INTEGER PRIMARY KEY, address INTEGER, body BLOB)",
     """CREATE TABLE host_round (
         version INTEGER PRIMARY KEY, counted TEXT, missing TEXT, seconds REAL NOT NULL DEFAULT 0,
@@ -129,7 +122,7 @@ _SPLIT = (
 SCHEMA = Schema(
     application=0x544D5354,  # "TMST"
     version=10,
-    statements=(*_SECURITY, *_LINK, *_NODE, *_REPLAY, *_GATEWAY, *_HOST, *_SPLIT),
+    statements=(*_SECURITY, *_LINK, *_NODE, *_REPLAY, *_HOST, *_SPLIT),
     advice="bring back a backup of this format (`ternmesh restore --force`), or rename that file "
     "and enrol again",
 )

@@ -43,7 +43,7 @@ class Store:
 
     def _chain(self, table: str) -> tuple[ChainLink, ...]:
         """The global updates in a table, oldest first."""
-        sql = f"SELECT version, global_hash, content FROM {table} ORDER BY version"
+        sql = f"SELECT version, global_hash, content, rows FROM {table} ORDER BY version"
         return tuple(ChainLink(*row) for row in self._database.rows(sql))
 
     def _reserve_counters(self, layer: str, limit: int) -> None:

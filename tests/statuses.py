@@ -42,7 +42,7 @@ def board(name: str, managed: Any = None, **changes: Any) -> HostedBoard:
     """A board that its host sees do well; `managed` are changes of what it reported."""
     known: dict[str, Any] = {
         "address": 1, "samples": 400, "revoked": False, "active": True, "heard_s_ago": 2.0,
-        "delivered": "none", "partial_aggregate": None, "refused": {}, "rounds_counted": 7,
+        "delivered": "none", "members": 0, "refused": {}, "rounds_counted": 7,
         "rounds_missed": 1, "bytes_up": 9000, "bytes_down": 4000, "influence": None,
         "weight": 1.0, "reason": "", "since": 0, "agreement": 0.4, "uptime": 1.0, "harm": 0.0,
         "unlike": False,

@@ -23,8 +23,9 @@ class LinkConfig:
     (`transports.mqtt.credentials`). `serial` is checked by `transports.serial_lora.settings`, `ble`
     by `transports.ble.config`. `also` holds further bearers by name, each a table like this one;
     `multipath` says that the other end has several. `gateway` is the name of the gateway that a
-    board's radio reaches in place of the host: its keys seal the link. `radios` says that boards
-    of this host have radios, behind gateways. `relay` is the radio setting of boards that a relay
+    board's radio reaches in place of the host: its keys seal the link. `aggregator`, the same on
+    both, is the one that a board has in place of the host. `radios` says that boards of this host
+    have radios, behind gateways or aggregators. `relay` is the radio setting of boards that a relay
     connects to a BLE bridge. `service`, the same on host and boards, is how updates travel over
     radios: whole, with retransmissions, or each frame once.
     For TLS: PEM files of the authorities to trust in place of the system's, and of a certificate
@@ -49,6 +50,7 @@ class LinkConfig:
     also: Table = field(default_factory=dict)
     multipath: bool = False
     gateway: str = ""
+    aggregator: str = ""
     radios: bool = False
     relay: Table = field(default_factory=dict)
     service: str = field(default=COMPLETE, metadata=choices(COMPLETE, UNRELIABLE))
@@ -66,10 +68,13 @@ class LinkConfig:
                 raise ConfigError(f"{where} is {table!r}: it must be a table, written [{where}]")
             if name == MAIN or not name.replace("-", "").isalnum():
                 raise ConfigError(f"{where}: call it something else, of letters, digits and -")
-            for key in ("also", "multipath", "gateway", "radios", "relay", "service"):
+            for key in (
+                "also", "multipath", "gateway", "aggregator", "radios", "relay", "service"
+            ):  # fmt: skip
                 if key in table:
                     raise ConfigError(f"{where}.{key} is not a setting: it belongs into [link]")
-            bearers[name] = read_table(LinkConfig, table, where)
+            own = read_table(LinkConfig, table, where)
+            bearers[name] = replace(own, aggregator=self.aggregator)
         return bearers
 
     @property
@@ -108,7 +113,7 @@ def link_settings(link: LinkConfig, role: str, table: str = "link") -> MqttSetti
             own = read_credentials(Path(link.credentials_file), role)
         settings = MqttSettings(
             url=link.url,
-            fleet=link.fleet,
+            fleet=f"{link.fleet}.{link.aggregator}" if link.aggregator else link.fleet,
             role=role,
             username=own.username,
             password=own.password,

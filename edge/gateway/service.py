@@ -4,8 +4,7 @@ It forwards sealed frames unchanged and can neither read nor forge them; the lin
 sealed separately. It has one connection to the broker for each board, under that board's name.
 Frames from the radio stay in the link's inbox on disk until the broker has them. While the broker
 is away the gateway accepts nothing from the radio, and the boards keep their updates. If the broker
-refuses the login of one board, the others are still served. A trusted gateway may add up the
-updates of its boards (aggregation.py).
+refuses the login of one board, the others are still served.
 """
 
 import logging
@@ -18,22 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from edge.gateway.aggregation import AggregateConfig, GatewayAggregation
-from edge.gateway.member_list import MemberListClient
 from ternmesh.config import LOG_LEVELS, ConfigError, choices
 from ternmesh.errors import SecurityError
 from ternmesh.security.keyed_sealing import HUBS
 from ternmesh.wire.frame import BROADCAST
 from ternmesh_service.backup import answer_backup
-from ternmesh_service.config_file import (
-    PATH,
-    check_name,
-    control_path,
-    load_model_package,
-    read_config_file,
-)
+from ternmesh_service.config_file import PATH, check_name, control_path, read_config_file
 from ternmesh_service.control_socket import BACKUP, ControlServer, Relay
 from ternmesh_service.keyring import (
     Keyring,
@@ -43,9 +32,9 @@ from ternmesh_service.keyring import (
     hop_keys,
     opened,
 )
+from ternmesh_service.member_list import MemberListClient
 from ternmesh_service.notify import ServiceManager
 from ternmesh_service.status import GatewayStatus, to_json
-from ternmesh_store.gateway_store import GatewayStore
 from ternmesh_store.state_file import StateFile
 from transports.base import ALL, HOST, Busy, FrameTooLarge, NotConnected, Transport
 from transports.factory import boards_of, check_link, is_linked, make_transport
@@ -54,7 +43,6 @@ from transports.link_config import LinkConfig
 POLL_S = 0.05  # longest wait for the radio before the broker is polled
 UP_MAX = 256  # arrivals that wait for one board's connection
 UP_BYTES_MAX = 1 << 20  # their bytes
-AGGREGATED_MODEL = "aggregate.model"  # the setting
 
 _log = logging.getLogger(__name__)
 
@@ -71,7 +59,6 @@ class GatewayConfig:
     network: LinkConfig
     name: str = "gateway"
     security: SecurityConfig = field(default_factory=SecurityConfig)
-    aggregate: AggregateConfig = field(default_factory=AggregateConfig)
     control_socket: str | None = field(default=None, metadata=PATH)
     log_level: str = field(default="INFO", metadata=choices(*LOG_LEVELS))
 
@@ -101,22 +88,16 @@ def _check(config: GatewayConfig) -> GatewayConfig:
             check_link(config.network, board)
         except ConfigError as error:  # it speaks of [link], as a host or board has it
             raise ConfigError(f"in [network]: {error}") from error
-    if config.aggregate.model is not None:
-        load_model_package(config.aggregate.model, AGGREGATED_MODEL)
     return config
 
 
 class Gateway:
-    """Forwards between `radio`, where it is the host, and `network`, a transport for each board.
-
-    With an `aggregation`, all frames pass through it.
-    """
+    """Forwards between `radio`, where it is the host, and `network`, a transport for each board."""
 
     def __init__(
         self,
         radio: Transport,
         network: Mapping[str, Transport],
-        aggregation: GatewayAggregation | None = None,
         member_list: MemberListClient | None = None,
     ) -> None:
         self.frames_up = 0
@@ -125,7 +106,6 @@ class Gateway:
         self.frames_lost = 0  # no room to wait for the network: the board sends them again
         self._radio = radio
         self._network = network
-        self._aggregation = aggregation
         self._member_list = member_list
         self._up: dict[str, deque[Sequence[bytes]]] = {board: deque() for board in network}
         self._down: deque[tuple[str, Sequence[bytes]]] = deque()  # by peer
@@ -144,30 +124,18 @@ class Gateway:
         if self._may_listen():
             arrival = self._radio.receive(wait_s)
             if arrival is not None and arrival.peer in self._network:
-                take = self._queue_up if self._aggregation is None else self._aggregation.receive_up
-                take(arrival.peer, arrival.frames)
-            if self._aggregation is not None:
-                self._aggregation.handle_timeouts()  # not without a network: frames would pile up
-                self._settle(self._aggregation)
+                self._queue_up(arrival.peer, arrival.frames)
         else:
             time.sleep(wait_s)  # else the loop would spin while the network is down
         moved = self._forward_up() or arrival is not None
         self._ask_for_list()
         if not self._down:
             self._receive_down()
-            if self._aggregation is not None:
-                self._settle(self._aggregation)
         return self._forward_down() or moved
 
     def summary(self) -> str:
         """The line of `systemctl status`."""
         return f"{self.frames_up} frames up, {self.frames_down} down, {self.frames_lost} lost"
-
-    def _settle(self, aggregation: GatewayAggregation) -> None:
-        up, down = aggregation.settle()
-        for board, frames in up:
-            self._queue_up(board, frames)
-        self._down.extend(down)
 
     def _may_listen(self) -> bool:
         """Whether to receive from the radio: nothing waits, except for boards that are cut off
@@ -218,10 +186,7 @@ class Gateway:
             for peer, frames in _by_peer(board, arrived):
                 if not frames or (peer == ALL and board != listener):
                     continue
-                if self._aggregation is None:
-                    self._down.append((peer, frames))
-                else:
-                    self._aggregation.receive_down(peer, frames)
+                self._down.append((peer, frames))
 
     def _forward_down(self) -> bool:
         moved = False
@@ -270,8 +235,7 @@ def run_gateway(config: GatewayConfig, stop: threading.Event, *, insecure: bool 
     relay, manager = Relay(), ServiceManager()
     with opened(state, keyring, config.network.fleet):
         _check_members(keyring, config)
-        aggregation = _aggregation(config, state)
-        gateway = Gateway(radio, network, aggregation, member_list)
+        gateway = Gateway(radio, network, member_list)
 
         def answer(request: Mapping[str, Any]) -> dict[str, Any]:
             if BACKUP in request:
@@ -284,7 +248,6 @@ def run_gateway(config: GatewayConfig, stop: threading.Event, *, insecure: bool 
                     frames_lost=gateway.frames_lost,
                     transport=radio.status(),
                     network={board: end.status() for board, end in network.items()},
-                    partial_aggregates=None if aggregation is None else aggregation.status(),
                     security=keyring.status() if is_linked(config.radio) else None,
                 )
             )
@@ -317,16 +280,3 @@ def _check_members(keyring: Keyring | NoKeyring, config: GatewayConfig) -> None:
             "sent its list of members: enrol them there",
             ", ".join(strangers),
         )
-
-
-def _aggregation(config: GatewayConfig, state: StateFile) -> GatewayAggregation | None:
-    if config.aggregate.model is None:
-        return None
-    return GatewayAggregation(
-        load_model_package(config.aggregate.model, AGGREGATED_MODEL),
-        config.boards,
-        config.aggregate.wait_s,
-        GatewayStore(state),
-        time.monotonic,
-        np.random.default_rng(),
-    )

@@ -1,12 +1,11 @@
-"""The entropy coder of one chunk: small integers, most of them zero, to bytes and back.
+"""The entropy coder of one chunk: trits, most of them zero, to bytes and back.
 
 A chunk takes one of three forms, which its `coding` byte names.
 
 - Sparse: the gaps between nonzeros in Golomb-Rice code (Rice and Plaunt 1971), split into three
   streams: unary quotients, remainders, signs. Each direction is a few array operations here and
   three bit pointers on a microcontroller. The code stays within 1.3 % of the entropy of ternary
-  vectors from 50 % to 99.5 % zeros. A partial aggregate's votes add a fourth stream: the magnitudes
-  minus 1, in unary.
+  vectors from 50 % to 99.5 % zeros.
 - Dense: five trits to a byte, for chunks with more than about 60 % nonzeros.
 - Codebook: indices of dense codewords, for low rates (codebook.py).
 
@@ -19,14 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ternmesh.codec import codebook
-from ternmesh.errors import CodecError, WireError
+from ternmesh.errors import WireError
 from ternmesh.types import Trits
 
 RICE_MAX = 15  # the low four bits of `coding` hold the Rice parameter of the sparse form
-MAGNITUDES = 0x40  # flag of the sparse form: a fourth stream holds magnitudes - 1
 DENSE = 0x80
 CODEBOOK = 0xC0
-VOTE_MAX = 127
 
 Bits = NDArray[np.uint8]  # one bit an element
 Integers = NDArray[np.int32] | NDArray[np.int64]
@@ -40,29 +37,18 @@ class Coded:
     coding: int  # the form and its parameter
     data: bytes
 
-    @property
-    def has_votes(self) -> bool:
-        """Whether a value may be other than -1, 0 or 1; once decoded, one is."""
-        return self.coding & CODEBOOK == MAGNITUDES
-
 
 def encode_trits(values: Trits) -> Coded:
-    """The shorter of the sparse and the dense code of a chunk; CodecError for a vote over 127."""
+    """The shorter of the sparse and the dense code of a chunk."""
     where = np.flatnonzero(values != 0)
     nonzeros = values[where]
-    largest = max(int(nonzeros.max()), -int(nonzeros.min())) if nonzeros.size else 0
-    if largest > VOTE_MAX:
-        raise CodecError(f"a vote is at most {VOTE_MAX}")
-    has_votes = largest > 1
     gaps = np.diff(where, prepend=-1).astype(np.int32) - 1
     rice = best_parameter(gaps)
     streams = [unary(gaps >> rice), _low_bits(gaps, rice), (nonzeros < 0).view(np.uint8)]
-    if has_votes:
-        streams.append(unary(np.abs(nonzeros.astype(np.int32)) - 1))
     data = np.packbits(np.concatenate(streams), bitorder="little").tobytes()
-    if not has_votes and -(-values.size // 5) < len(data):
+    if -(-values.size // 5) < len(data):
         return Coded(where.size, DENSE, pack_trits(values))
-    return Coded(where.size, rice | (MAGNITUDES if has_votes else 0), data)
+    return Coded(where.size, rice, data)
 
 
 def decode_trits(coded: Coded, size: int) -> Trits:
@@ -78,7 +64,7 @@ def decode_trits(coded: Coded, size: int) -> Trits:
         if coded.count != size:
             raise WireError("coding", "codewords have no zeros: the count must be the size")
         return codebook.decode(coded.data, size)
-    if coded.coding & ~(MAGNITUDES | RICE_MAX):
+    if coded.coding & ~RICE_MAX:
         raise WireError("coding", f"0x{coded.coding:02x} is not a coding")
     return _decode_sparse(coded, size)
 
@@ -99,17 +85,10 @@ def _decode_sparse(coded: Coded, size: int) -> Trits:
         where += low.cumsum()
     if count and where[-1] >= size:
         raise WireError("coding", "a nonzero lies beyond the end of the chunk")
-    nonzeros = 1 - 2 * signs.view(np.int8)
-    if coded.coding & MAGNITUDES:
-        ends, at = read_unary(bits, at, count)
-        magnitudes = np.diff(ends, prepend=-1)
-        if not 1 < magnitudes.max(initial=0) <= VOTE_MAX:
-            raise WireError("coding", f"the largest vote must be 2 to {VOTE_MAX}")
-        nonzeros = (nonzeros * magnitudes).astype(np.int8)
     if len(coded.data) != -(-at // 8) or np.count_nonzero(bits[at:]):
         raise WireError("coding", "bytes or bits are left over after the last code")
     values = np.zeros(size, dtype=np.int8)
-    values[where] = nonzeros
+    values[where] = 1 - 2 * signs.view(np.int8)
     return values
 
 

@@ -98,6 +98,7 @@ class Advanced:
     probe: Vector | None = None  # to evaluate with the adapter (`reputation`), float32 [D]
     has_returned: bool = False  # to an older version, and what was learned since is dropped
     own_q24: ModelQ24 | None = None  # as in `NodeState`
+    rows: bytes = b""  # the proof of what it counts of this node, where it needed one
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +171,7 @@ class NodeJoined:
 class BodyAccepted:
     """A new, well-formed body of the open round: a manifest, a chunk or a silence.
 
-    Save it before you send the answer. `address` is its place: the node's address, with the flag
-    `open_round.PARTIAL_AGGREGATE` if it belongs to a partial aggregate in the node's name.
+    Save it before you send the answer.
     """
 
     address: int
@@ -181,7 +181,7 @@ class BodyAccepted:
 
 @dataclass(frozen=True, slots=True)
 class UpdateForgotten:
-    """The bodies of a place contradict each other: delete all; the node sends them again."""
+    """The bodies of a node contradict each other: delete all; the node sends them again."""
 
     address: int
     round: int
@@ -204,6 +204,26 @@ class RoundExtended:
 
 
 @dataclass(frozen=True, slots=True)
+class AddedUp:
+    """On an aggregator: what the open round comes to, for the host above."""
+
+    round: int
+    vector: Vector  # the combined update (float32, D)
+    samples: int
+    members: int  # boards whose updates it holds
+    root: bytes  # of their rows
+    evaluation: Evaluation
+
+
+@dataclass(frozen=True, slots=True)
+class LiarCaught:
+    """An aggregator was audited, and has lied: nothing of it counts any more."""
+
+    name: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class GlobalUpdateMade:
     """The round is closed, and the next global update was made, or was given back by a node."""
 
@@ -215,7 +235,6 @@ class GlobalUpdateMade:
     counted: tuple[Counted, ...]
     missing: tuple[int, ...]  # addresses of nodes that were neither counted nor silent
     finished: bool
-    partial_aggregates: tuple[tuple[int, Counted], ...] = ()  # by node
     standings: bytes = b""  # of the nodes (`Reputations.stored`)
     kept: bytes = b""  # of the round, for the guard; nothing where that is off (`Guard.stored`)
     returns_to: int | None = None  # the older version from which it goes on
@@ -223,6 +242,7 @@ class GlobalUpdateMade:
     mean: bytes = b""  # of the adapters, if it has changed (`Consolidation.stored`)
     evaluation: Evaluation = NOT_EVALUATED  # by the nodes, of the global adapter before
     evaluations: tuple[tuple[int, Evaluation], ...] = ()  # by the address of the node
+    rows: bytes = b""  # as in `ChainLink`
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +270,8 @@ HostEvent = (
     | UpdateForgotten
     | RoundOpened
     | RoundExtended
+    | AddedUp
+    | LiarCaught
     | Proposed
     | GlobalUpdateMade
 )

@@ -1,6 +1,6 @@
 """Reassembles global updates and global snapshots from fragments, on a node."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
 from ternmesh.errors import WireError
@@ -9,9 +9,20 @@ from ternmesh.federated.state import ChainLink
 from ternmesh.plan import Plan
 from ternmesh.security.signatures import QUANTUM
 from ternmesh.wire.fragments import Reassembler
-from ternmesh.wire.global_update import Certificate, GlobalSnapshot, GlobalUpdate
+from ternmesh.wire.global_update import (
+    GIVEN,
+    Certificate,
+    Counted,
+    GlobalSnapshot,
+    GlobalUpdate,
+    hash_adapter,
+    read_given,
+)
+from ternmesh.wire.proof import PROOF, Proof, proved_rows, read_proof, write_proof
 
 BESIDE_MAX = 4  # signatures that are kept until their object arrives
+PROOFS_MAX = 8  # proofs that are kept for the node
+PROOF_TRIES = 5  # times that a global update comes without a proof, until it counts nothing
 
 
 # `MessageAuthenticator.check_certificate` for one run: content, certificate, objects beside it
@@ -28,16 +39,23 @@ class GlobalReassembler:
     def __init__(self, dimension: int, model_hash: bytes) -> None:
         self._dimension = dimension
         self._model_hash = model_hash
+        self._origin = b""
         self._assemblies: dict[bool, Reassembler] = {}  # by whether the object is for all nodes
         self._beside: dict[bool, deque[bytes]] = {}  # signatures that came before their object
+        self._proofs: deque[Proof] = deque(maxlen=PROOFS_MAX)  # not checked yet
+        self._unproved: Counter[int] = Counter()  # global updates without a proof, by version
 
     @property
     def forged(self) -> int:
         """The number of fragments that contradict others; only a member can have sealed these."""
         return sum(assembly.forged for assembly in self._assemblies.values())
 
-    def expect(self, plan: Plan) -> None:
-        """Prepare for the objects of a run with this plan; unfinished objects are kept."""
+    def expect(self, plan: Plan, origin: bytes) -> None:
+        """Prepare for the objects of a run with this plan; unfinished objects are kept.
+
+        `origin` is the genesis hash of the run.
+        """
+        self._origin = origin
         if not self._assemblies:
             self._assemblies = {
                 i: Reassembler(plan.frame_mtu, plan.object_max) for i in (False, True)
@@ -62,12 +80,55 @@ class GlobalReassembler:
         if content[0] == QUANTUM:
             self._beside[is_for_all].append(content)
             return None
+        if content[0] == PROOF:
+            self._proofs.append(read_proof(content))
+            return None
         beside = tuple(self._beside[is_for_all])
 
         def check_all(content: bytes, certificate: Certificate) -> None:
             check(content, certificate, beside)
 
+        if content[0] == GIVEN:
+            return self._take_given(content, check_all)
         step, name = read_step(content, self._dimension, self._model_hash, check_all)
         if is_for_all and isinstance(step, GlobalSnapshot):
             raise WireError("kind", "a snapshot is for one node: it lists that node's rows only")
         return step, ChainLink(step.version, name, content)
+
+    def proved(self, step: GlobalUpdate, address: int) -> tuple[Sequence[Counted] | None, bytes]:
+        """What a global update counts of a node, and the proof; None while a proof is missing.
+
+        A host that lost its disk may have none: then it counts nothing, after some tries.
+        """
+        for proof in tuple(self._proofs):
+            if proof.version == step.version:
+                try:
+                    found = proved_rows(step, proof, address)
+                except WireError:
+                    continue  # of other addresses, or wrong
+                self._proofs.clear()
+                self._unproved.clear()
+                return found, write_proof(proof)
+        self._unproved[step.version] += 1
+        return ((), b"") if self._unproved[step.version] > PROOF_TRIES else (None, b"")
+
+    def _take_given(
+        self, content: bytes, check: Callable[[bytes, Certificate], None]
+    ) -> tuple[GlobalSnapshot, ChainLink]:
+        """A snapshot that no signer had to make: a global update, and the adapter of its hash."""
+        data, model_q24 = read_given(content, self._dimension)
+        step, name = read_step(data, self._dimension, self._model_hash, check)
+        if not isinstance(step, GlobalUpdate):
+            raise WireError("reference", "a given adapter comes with a global update")
+        if hash_adapter(self._origin, step.version, model_q24) != step.adapter_hash:
+            raise WireError("reference", "a given adapter is not that of its global update")
+        snapshot = GlobalSnapshot(
+            version=step.version,
+            global_hash=name,
+            model=step.model,
+            finished=step.finished,
+            deadline_ms=step.deadline_ms,
+            counted=step.counted,
+            state=model_q24,
+        )
+        return snapshot, ChainLink(step.version, name, data)

@@ -220,7 +220,7 @@ class Guard:
         )
 
     def _vector(self, item: KeptUpdate) -> Hypervector:
-        return read_chunks((read_chunk(body, body[0]) for body in item.bodies), self._plan.up)
+        return read_chunks(map(read_chunk, item.bodies), self._plan.up)
 
     def _trim(self) -> None:
         while sum(kept.size() for kept in self._rounds) > BYTES_MAX:

@@ -27,19 +27,20 @@ A host that was restored from an old copy gets what it lacks back from its nodes
 hear of it first, a deadline counts only nodes known since the start to be at the host's version.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 from ternmesh.codec.encoder import zero_residual
 from ternmesh.deliveries import Delivery
 from ternmesh.errors import WireError
-from ternmesh.federated import events
+from ternmesh.federated import audit, events
 from ternmesh.federated.aggregation import encode_step
 from ternmesh.federated.channel import Channel
 from ternmesh.federated.combiner import Combiner, Proposal
 from ternmesh.federated.events import HostEvent
 from ternmesh.federated.fleet_session import FleetSession, Handlers
-from ternmesh.federated.open_round import PARTIAL_AGGREGATE, Count, OpenRound, check_round, round_of
+from ternmesh.federated.open_round import Count, OpenRound, check_round, round_of
 from ternmesh.federated.recovery import ASKS_MAX, Recovery, own_rows
 from ternmesh.federated.registry import CatchUp, NodeRegistry, UpdateChain
 from ternmesh.federated.state import (
@@ -57,10 +58,12 @@ from ternmesh.plan import Plan, genesis, to_numbers
 from ternmesh.security.authenticator import OPEN, SecurityLayer
 from ternmesh.security.membership import ALL
 from ternmesh.timers import NETWORK_TIMERS, TimerSettings, earliest
+from ternmesh.types import ModelQ24
 from ternmesh.wire import control, fragments, global_update, release, update
 from ternmesh.wire.control import Hello, Refusal
 from ternmesh.wire.frame import BROADCAST, DOWN, UNASSIGNED
-from ternmesh.wire.global_update import Certificate
+from ternmesh.wire.global_update import Certificate, GlobalSnapshot, GlobalUpdate
+from ternmesh.wire.proof import LEAF, RoundRows, Tree, restored, write_proofs
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +73,10 @@ class Awaiting:
     proposal: Proposal
     count: Count
     content: bytes
+    rows: bytes  # as in `ChainLink`
 
 
+PROVED_TO_ALL = 4  # leaves of proofs that go to all nodes
 UNHEARD = "unheard"  # the reason that makes a node say hello to a host that has begun anew
 
 
@@ -121,8 +126,7 @@ class HostProtocol:
         )
         self.handlers = self._new_handlers()
         # The run, which the program keeps on disk as `HostState`
-        origin = genesis(model_hash, run, plan)
-        self.run = run
+        self.run, origin = run, genesis(model_hash, run, plan)
         self.state = state.run_state
         self.version = state.version  # of the newest global update
         self.global_hash = state.global_hash or origin
@@ -134,6 +138,7 @@ class HostProtocol:
         self.deadline = 0.0  # the caller's clock
         self.is_held = False  # it stays open until its deadline, whatever is here
         self.awaiting: Awaiting | None = None  # with other voters: what they are to agree to
+        self.added_up: Count | None = None  # on an aggregator: what the host above has of it
         self.combiner = Combiner(
             plan=plan,
             settings=settings.aggregation,
@@ -144,15 +149,15 @@ class HostProtocol:
             standings=state.standings,
             kept=state.kept,
         )
-        # Who is behind: nodes, or this host
         self.recovery = Recovery(
             plan=plan,
             model_hash=model_hash,
             authenticator=security.authenticator,
             pause_s=pace.catch_up_s,
-            may_adopt=state.is_first and not settings.has_voters,
+            may_adopt=state.is_first and settings.decides_alone,
         )
         self._catch_up = CatchUp(pace.catch_up_s)
+        self.audits = audit.Audits(plan, model_hash)
         self._announce_at = 0.0
 
     def _new_handlers(self) -> Handlers:
@@ -161,8 +166,6 @@ class HostProtocol:
             of_node={
                 update.MANIFEST_KIND: self._receive_update,
                 update.CHUNK_KIND: self._receive_update,
-                update.VOTE_CHUNK_KIND: self._receive_update,
-                update.CONTRIBUTIONS_KIND: self._receive_update,
                 control.KIND: self._receive_update,  # a `Silent`
                 fragments.KIND: self._receive_lost_update,
             },
@@ -260,7 +263,7 @@ class HostProtocol:
     @property
     def is_collecting(self) -> bool:
         """Whether a round is open, and takes updates."""
-        return self.state is RunState.OPEN and self.awaiting is None
+        return self.state is RunState.OPEN and self.awaiting is None and self.added_up is None
 
     def agreed(self, certificate: Certificate, now: float) -> None:
         """The voters agree to what is `awaiting`: publish it."""
@@ -269,8 +272,40 @@ class HostProtocol:
         content = awaiting.content
         name = global_update.hash_global_update(content)
         data = global_update.certify(content, certificate)
-        link = ChainLink(awaiting.proposal.version, name, data)
-        self._publish(awaiting.proposal, link, awaiting.count, now)
+        link = ChainLink(awaiting.proposal.version, name, data, awaiting.rows)
+        self.model_q24, self.residual = awaiting.proposal.model_q24, awaiting.proposal.residual
+        self._take_newest(link, awaiting.count, returns_to=awaiting.proposal.returns_to)
+        self._publish(link, restored(link.rows) if link.rows else None, now)
+        if self.state is RunState.OPEN:
+            self._open_round(now)
+
+    # Below another host
+
+    def take_step(
+        self,
+        step: GlobalUpdate | GlobalSnapshot,
+        link: ChainLink,
+        model_q24: ModelQ24,
+        rows: RoundRows,
+        now: float,
+    ) -> None:
+        """Take the next global update of the host above, or its newest adapter, and pass it on.
+
+        `rows` proves what it counts of this region; nothing of an open round counts otherwise.
+        """
+        counted = {} if rows.rows is None else {row.address: row for row in rows.rows}
+        count = Count(rows=counted) if self.added_up is None else self.added_up
+        count = replace(count, rows=counted)
+        self.added_up = None
+        if self.state is RunState.GATHERING:
+            self._step(RunStep.ENOUGH_JOINED)
+        if step.version != self.version + 1:
+            self.chain.clear()
+        self.model_q24 = model_q24
+        link = replace(link, rows=rows.stored())
+        self._take_newest(link, count)
+        if link.content:
+            self._publish(link, rows, now)
         if self.state is RunState.OPEN:
             self._open_round(now)
 
@@ -313,8 +348,9 @@ class HostProtocol:
         if is_lost and self.recovery.may_adopt and hello.run != self.run:
             self._adopt(hello)
         if hello.run == self.run and hello.version > self.version:
-            # A leader has heard of all that was decided: other voters give it what it lacks.
-            is_possible = hello.version <= self.plan.last_version and not self.settings.has_voters
+            # Other hosts give this one what it lacks: a leader of voters has heard of all.
+            is_possible = hello.version <= self.plan.last_version
+            is_possible = is_possible and self.settings.decides_alone
             if not (is_possible and self.recovery.claim(hello.name, hello.version, now)):
                 raise WireError("ahead", f"{peer} has a global update that this host never made")
             self._step(RunStep.CLAIM_HEARD)
@@ -349,16 +385,30 @@ class HostProtocol:
             return  # the slowest check, so the last one
         steps = self.chain.between(version, known, self.version)
         is_long = sum(map(len, steps or ())) > 4 * self.plan.dimension
-        if steps is None or (is_long and not self.settings.has_voters):
-            objects = [self._certified(self._snapshot(node))]
-        elif self.settings.has_voters:
-            objects = list(steps)  # a voter alone cannot certify
-        else:
-            # Certified once more: the host's key may have changed since.
-            contents = [global_update.split_certificate(step)[0] for step in steps]
-            objects = [self._certified(content) for content in contents]
-        for data in objects:
-            self._send_object(node.name, node.address | DOWN, data)
+        authenticator = self.channel.authenticator
+
+        def certified(content: bytes) -> list[bytes]:
+            data = global_update.certify(content, authenticator.certify(self.run, content))
+            return authenticator.objects_to_send(self.run, data)
+
+        is_signer = self.settings.decides_alone
+        newest, first = self.chain.link_of(self.version), self.chain.link_of(version + 1)
+        objects: list[bytes] = []
+        if is_signer and (steps is None or is_long):
+            objects = certified(self._snapshot(node))
+        elif steps is None and newest is not None:  # this host alone cannot certify
+            beside = authenticator.objects_to_send(self.run, newest.content)[:-1]
+            objects = [*beside, global_update.write_given(newest.content, self.model_q24)]
+        elif steps is not None:
+            if first is not None and first.rows:
+                objects = write_proofs(restored(first.rows), [node.address])
+            for step in steps:
+                # Certified once more, where this can be: the host's key may have changed since.
+                content, _ = global_update.split_certificate(step)
+                again = certified(content) if is_signer else None
+                objects += again or authenticator.objects_to_send(self.run, step)
+        outgoing, mtu = self.channel.outgoing, self.plan.frame_mtu
+        outgoing.push_objects(node.name, node.address | DOWN, objects, mtu)
 
     def _snapshot(self, node: RegisteredNode) -> bytes:
         """The newest global adapter, for one node."""
@@ -370,7 +420,7 @@ class HostProtocol:
                 finished=self.state is RunState.FINISHED,
                 # Not the time left: the bytes must not depend on the time.
                 deadline_ms=self.settings.deadline_ms,
-                counted=tuple(filter(None, (node.counted, node.partial_aggregate))),
+                counted=tuple(filter(None, (node.counted,))),
                 state=self.model_q24,
             )
         )
@@ -379,49 +429,46 @@ class HostProtocol:
 
     def _receive_update(self, node: RegisteredNode, body: bytes, now: float) -> None:
         """Take a body of an update, or a `Silent`, for the open round."""
-        number = round_of(body, self.version, self.plan, self.settings.partial_aggregates)
+        number = round_of(body, self.version, self.plan)
         check_round(number, self.version, is_open=self.is_collecting)
-        place = self.round.place(node.address, body)
-        if place & PARTIAL_AGGREGATE and not self.settings.partial_aggregates:
-            raise WireError("bundle", "this host takes no partial aggregates any more")
-        try:
-            is_new = self.take_body(node, place, body)
-        finally:
-            self.round.unanswered.update(self.round.contributors(place))
-        for address in self.round.contributors(place):
-            self.nodes[address].heard(now)
-            self.nodes[address].in_step = True
+        self.round.unanswered.add(node.address)
+        is_new = self.take_body(node, body)
+        node.heard(now)
+        node.in_step = True
         if is_new:
-            self.channel.events.append(events.BodyAccepted(place, self.version, body))
+            self.channel.events.append(events.BodyAccepted(node.address, self.version, body))
         else:
             self.channel.refused["duplicate"] += 1
             node.refused["duplicate"] += 1
 
-    def take_body(self, node: RegisteredNode, place: int, body: bytes) -> bool:
+    def take_body(self, node: RegisteredNode, body: bytes) -> bool:
         """Add a body to the open round. Return False for a duplicate. Raises WireError."""
+        address, authenticator = node.address, self.channel.authenticator
         try:
-            is_new = self.round.add(place, body)
-            whole = self.round.whole_update(place) if is_new else None
+            has_members = body[0] == update.MANIFEST_KIND and update.read_manifest(body).members
+            if has_members and not authenticator.may_add_up(node.name):
+                raise WireError("signature", f"{node.name} is no aggregator")
+            is_new = self.round.add(address, body)
+            whole = self.round.whole_update(address) if is_new else None
             if whole is not None:  # before that, only the frame protection shows the sender
-                check_update = self.channel.authenticator.check_update
-                check_update(node.name, self.run, self.version, *whole)
-                if not place & PARTIAL_AGGREGATE:
-                    node.samples = whole[0].samples  # more than at its hello, perhaps
+                authenticator.check_update(node.name, self.run, self.version, *whole)
+                node.samples = whole[0].samples  # more than at its hello, perhaps
+                node.members = whole[0].members
             return is_new
         except WireError as error:
             # A node that has lost its disk makes another update. Its chunks must not mix with the
             # chunks of the first one that are here.
             is_other = error.reason == "conflict" and body[0] == update.MANIFEST_KIND
-            is_other = is_other and not self.round.is_whole(place)
+            is_other = is_other and not self.round.is_whole(address)
             if is_other or error.reason in ("digest", "signature"):
-                self._forget(place)
+                self._forget(address)
             if is_other:
-                return self.round.add(place, body)
+                return self.round.add(address, body)
             raise
 
-    def _forget(self, place: int) -> None:
-        self.round.forget(place)
-        self.channel.events.append(events.UpdateForgotten(place, self.version))
+    def _forget(self, address: int) -> None:
+        self.round.forget(address)
+        self.channel.events.append(events.UpdateForgotten(address, self.version))
 
     # A round: when it opens and ends
 
@@ -436,20 +483,17 @@ class HostProtocol:
 
     def _new_round(self, stored: Sequence[tuple[int, bytes]] = ()) -> OpenRound:
         """The round of the newest version, with the bodies that are on disk."""
-        # These have a receipt: they count, even if partial aggregates are disabled now.
-        is_aggregated = any(place & PARTIAL_AGGREGATE for place, _ in stored)
         counted = (node.counted for node in self.nodes.values())
         has_learned = any(row is not None and row.round == self.version - 1 for row in counted)
         new_round = OpenRound(
             self.plan,
             self._model_hash[: update.MODEL_SIZE],
             self.version,
-            self.nodes if is_aggregated or self.settings.partial_aggregates else None,
             all_train=self.plan.rounds == 0 and has_learned,
-            only_whole=self.settings.has_voters,
+            only_whole=self.settings.has_voters or self.settings.is_aggregator,
         )
-        for place, body in stored:
-            new_round.add(place, body)
+        for address, body in stored:
+            new_round.add(address, body)
         return new_round
 
     def _open_round(self, now: float) -> None:
@@ -530,6 +574,12 @@ class HostProtocol:
             count = Count()
         for address in self.round.present():
             self.nodes[address].was_on_time(now, self.settings.deadline_s)
+        if self.settings.is_aggregator:
+            if count.updates:
+                self.added_up = count
+                made = audit.added_up(count, self._model_hash, self.version, self.plan)
+                self.channel.events.append(made)
+            return
         combined = self.combiner.combine(
             count,
             silent=self.round.silent,
@@ -546,7 +596,9 @@ class HostProtocol:
     ) -> None:
         """Publish a global update, or wait until the other voters agree to it."""
         authenticator = self.channel.authenticator
-        version = proposal.version
+        version, counted = proposal.version, tuple(count.rows.values())
+        is_long = len(counted) > self.settings.listed_max
+        rows = RoundRows(version, rows=counted) if is_long else None
         content = global_update.write_global_update(
             global_update.GlobalUpdate(
                 version=version,
@@ -556,42 +608,38 @@ class HostProtocol:
                 model=self._model_hash[: update.MODEL_SIZE] if authenticator.names_model else b"",
                 finished=version >= self.plan.last_version,
                 deadline_ms=self.settings.deadline_ms,
-                counted=(*count.rows.values(), *dict.fromkeys(count.partial_aggregates.values())),
+                counted=() if rows else counted,
+                root=Tree(counted).root if rows else b"",
                 chunks=proposal.chunks,
                 probe=proposal.probe,
                 returns_to=proposal.returns_to,
             )
         )
-        self.awaiting = Awaiting(proposal, count, content)
+        self.awaiting = Awaiting(proposal, count, content, rows.stored() if rows else b"")
         if self.settings.has_voters:
             self.channel.events.append(events.Proposed(version, content, returns_to))
         else:
             self.agreed(authenticator.certify(self.run, content), now)
 
-    def _certified(self, content: bytes) -> bytes:
-        signatures = self.channel.authenticator.certify(self.run, content)
-        return global_update.certify(content, signatures)
-
-    def _publish(self, proposal: Proposal, link: ChainLink, count: Count, now: float) -> None:
-        """Take a certified global update as the newest, and send it to all nodes."""
-        self.model_q24 = proposal.model_q24
-        self.residual = proposal.residual
-        known = count.rows.keys() | self.round.silent
-        missing = tuple(address for address in self.nodes if address not in known)
-        self._take_newest(link, count, missing, returns_to=proposal.returns_to)
-        self._send_object(ALL, BROADCAST, link.content)
+    def _publish(self, link: ChainLink, rows: RoundRows | None, now: float) -> None:
+        """Send a certified global update to all nodes, and to each the proof that it may need."""
+        outgoing, mtu = self.channel.outgoing, self.plan.frame_mtu
+        if rows is not None and len(self.nodes) <= PROVED_TO_ALL * LEAF:
+            outgoing.push_objects(ALL, BROADCAST, write_proofs(rows, self.nodes), mtu)
+        elif rows is not None:
+            for node in self.boards:
+                own = write_proofs(rows, [node.address])
+                outgoing.push_objects(node.name, node.address | DOWN, own, mtu)
+        objects = self.channel.authenticator.objects_to_send(self.run, link.content)
+        outgoing.push_objects(ALL, BROADCAST, objects, mtu)
         self._announce_at = now + self.plan.announce_s
 
     def _take_newest(
-        self,
-        link: ChainLink,
-        count: Count,
-        missing: tuple[int, ...] = (),
-        *,
-        returns_to: int | None = None,
-        given_by: str = "",
+        self, link: ChainLink, count: Count, *, returns_to: int | None = None, given_by: str = ""
     ) -> None:
         """Take a global update as the newest, and begin the round after it."""
+        known = count.rows.keys() | self.round.silent
+        missing = tuple(a for a in self.nodes if a not in known and not given_by)
         is_last = link.version >= self.plan.last_version
         self._step(RunStep.RUN_ENDED if is_last else RunStep.ADVANCED)
         self.version, self.global_hash = link.version, link.global_hash
@@ -599,7 +647,6 @@ class HostProtocol:
         for address, row in count.rows.items():
             node = self.nodes[address]
             node.counted = row
-            node.partial_aggregate = count.partial_aggregates.get(address)
         made = events.GlobalUpdateMade(
             version=link.version,
             global_hash=link.global_hash,
@@ -609,7 +656,6 @@ class HostProtocol:
             counted=tuple(count.rows.values()),
             missing=missing,
             finished=is_last,
-            partial_aggregates=tuple(count.partial_aggregates.items()),
             given_by=given_by,
             mean=b"" if count.rows or self.plan.rounds else self.combiner.consolidation.stored(),
             evaluation=count.evaluation,
@@ -617,9 +663,19 @@ class HostProtocol:
             standings=self.combiner.aggregation.stored(),
             kept=self.combiner.guard.stored(link.version - 1),
             returns_to=returns_to,
+            rows=link.rows,
         )
         self.channel.events.append(made)
+        self._catch(self.audits.note(count, self.round.updates, self.global_hash))
         self.round = self._new_round()
+
+    def _catch(self, liars: Mapping[int, str]) -> None:
+        """From now on nothing of these aggregators counts, and why."""
+        for address, why in liars.items():
+            name = self.nodes[address].name
+            if name not in self.combiner.muted:
+                self.combiner.mute({*self.combiner.muted, name})
+                self.channel.events.append(events.LiarCaught(name, why))
 
     # Recovering what this host has lost
 
@@ -650,7 +706,11 @@ class HostProtocol:
         self.channel.outgoing.push(node.name, UNASSIGNED, [question])
 
     def _receive_lost_update(self, node: RegisteredNode, body: bytes, now: float) -> None:
-        """Take a fragment of a global update that this host has made, and lost."""
+        """Take a fragment of what an aggregator shows, or of what this host has lost."""
+        if node.members:
+            check = partial(self.channel.authenticator.check_update, run=self.run)
+            self._catch(self.audits.receive(node.address, body, check))
+            return
         if node.name not in self.recovery.givers:
             raise WireError("kind", "a fragment that this host did not ask for")
         if node.name != self.recovery.source:
@@ -702,10 +762,6 @@ class HostProtocol:
         body = authenticator.sign_announce(control.write_control(message))
         outgoing.push(ALL, BROADCAST, [body])
         self._announce_at = now + self.plan.announce_s
-
-    def _send_object(self, peer: str, address: int, content: bytes) -> None:
-        objects = self.channel.authenticator.objects_to_send(self.run, content)
-        self.channel.outgoing.push_objects(peer, address, objects, self.plan.frame_mtu)
 
     def _deadline_ms(self, now: float) -> int:
         left_ms = round(1000 * (self.deadline - now)) if self.phase == control.OPEN else 0

@@ -84,6 +84,7 @@ class NodeSettings:
     instance: bytes  # 8 random bytes that name this process
     pace: TimerSettings = NETWORK_TIMERS  # it fits the timers to the transport
     frame_max: Callable[[], int] = lambda: FRAME_MAX  # bytes that the transport takes now
+    has_aggregator: bool = False  # its host is one, and proves what counts
 
 
 # What a node receives: the handler of each type of message and each kind of other bodies. It gets
@@ -291,8 +292,12 @@ class Joining:
         self.hello_timer.again(now)
         if self.revoked:
             self.hello_timer.at = now + REVOKED_HELLO_S
-        elif self._unanswered > QUESTION_AFTER and self._settings.pace is NETWORK_TIMERS:
-            question = self._channel.authenticator.question()  # links would not pass it
+        elif (
+            self._unanswered > QUESTION_AFTER
+            and self._settings.pace is NETWORK_TIMERS  # links would not pass it
+            and not self._settings.has_aggregator  # which could not answer
+        ):
+            question = self._channel.authenticator.question()
             if question is not None:
                 self._channel.send_in_clear(HOST, [question])
 

@@ -1,9 +1,12 @@
 """A node's own update: decide whether to send it, make it, settle it. Pure functions."""
 
+import hashlib
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ternmesh.codec.encoder import Hypervector, settle_residual
 from ternmesh.codec.scale import Q24_MAX, UNIT, to_float, to_vector
@@ -17,6 +20,7 @@ from ternmesh.wire.global_update import Counted
 from ternmesh.wire.update import (
     DIGEST_SIZE,
     MODEL_SIZE,
+    ROOT_SIZE,
     Manifest,
     read_bitmap,
     read_chunk,
@@ -24,6 +28,8 @@ from ternmesh.wire.update import (
     update_hash,
     write_manifest,
 )
+
+STEPS = 127  # on both sides of zero, in what an aggregator keeps of its remainder
 
 Sign = Callable[[Manifest, bytes], Manifest]
 
@@ -54,11 +60,14 @@ def make_update(
     plan: Plan,
     sign: Sign = _unsigned,
     evaluation: tuple[tuple[int, int], ...] = (),
+    members: int = 0,
+    root: bytes = b"",
+    state: bytes = b"",
 ) -> Pending:
     """Make the update that carries as much of `corrected` as the plan allows.
 
-    `evaluation` is that of the global adapter before. `sign` gets a manifest and the hash of all
-    chunks, and returns the signed manifest.
+    `evaluation` is that of the global adapter before; `members`, `root` and `state` are as in
+    `Manifest`. `sign` gets a manifest and the hash of all chunks, and returns the signed manifest.
     """
     chunks, carried = encode_update(corrected, model_hash, round_number, plan)
     whole = update_hash(chunks)
@@ -69,6 +78,9 @@ def make_update(
         digest=whole[:DIGEST_SIZE],
         chunks=len(chunks),
         evaluation=evaluation,
+        members=members,
+        root=root,
+        state=state,
     )
     bodies = (write_manifest(sign(head, whole)), *chunks)
     return Pending(round_number, corrected, head.digest, bodies, carried)
@@ -117,6 +129,24 @@ def settle_update(
 def only_counted(carried: Hypervector, have: bytes) -> Hypervector:
     """Return the slices of an update whose chunks the bitmap `have` names. Raises WireError."""
     return carried.only(np.array(read_bitmap(have, carried.slicing.count).tolist(), dtype=np.bool_))
+
+
+def in_steps(residual: Vector) -> tuple[int, NDArray[np.int8]]:
+    """A residual in whole steps of a power of two (its exponent), -127 to 127: it can be shown."""
+    largest = float(np.abs(residual).max())
+    exponent = math.frexp(largest / (STEPS + 1))[1] if largest else 0
+    steps = np.rint(residual / np.float32(2.0**exponent))
+    return exponent, np.clip(steps, -STEPS, STEPS).astype(np.int8)
+
+
+def of_steps(exponent: int, steps: NDArray[np.int8]) -> Vector:
+    """The inverse of `in_steps`, as an aggregator goes on with it (float32)."""
+    return steps.astype(np.float32) * np.float32(2.0**exponent)
+
+
+def state_of(residual: Vector) -> bytes:
+    """The hash by which an aggregator's update names the residual that it was added to."""
+    return hashlib.sha256(residual.astype("<f4").tobytes()).digest()[:ROOT_SIZE]
 
 
 def keep_own(

@@ -35,7 +35,7 @@ from ternmesh.errors import WireError
 from ternmesh.federated import events, local_update
 from ternmesh.federated.aggregation import follow, older_adapter, read_probe
 from ternmesh.federated.channel import Channel
-from ternmesh.federated.evaluation import Values, with_staleness
+from ternmesh.federated.evaluation import Values, with_staleness, write_values
 from ternmesh.federated.events import NodeEvent
 from ternmesh.federated.global_reassembler import GlobalReassembler
 from ternmesh.federated.joining import Handlers, Joining, NodeSettings
@@ -51,9 +51,10 @@ from ternmesh.timers import ANNOUNCES_MISSED, RateLimiter, earliest
 from ternmesh.types import ModelQ24, Vector
 from ternmesh.wire import control, fragments
 from ternmesh.wire.frame import BROADCAST, UNASSIGNED
-from ternmesh.wire.global_update import NO_GLOBAL_HASH, GlobalSnapshot, GlobalUpdate
+from ternmesh.wire.global_update import NO_GLOBAL_HASH, Counted, GlobalSnapshot, GlobalUpdate
 from ternmesh.wire.knowledge import KIND as KNOWLEDGE
 from ternmesh.wire.release import OFFER, SYMBOL
+from ternmesh.wire.update import read_manifest
 
 OTHER_RUNS_MAX = 16  # other runs whose announces are stored
 CHAIN_MAX = 64  # global updates that a node keeps for a host that loses them
@@ -306,6 +307,16 @@ class NodeProtocol:
         address = self.address if self.joined else UNASSIGNED
         self.channel.outgoing.push(HOST, address, [body])
 
+    def submit_for_others(self, made: events.AddedUp, now: float) -> None:
+        """Submit what an aggregator has added up; nothing while the round is not open here."""
+        is_open = made.round == self.version and NodeStep.UPDATE_MADE in LEGAL[self.phase]
+        if self.pending is None and is_open:
+            self.joining.samples = made.samples
+            self.evaluation = write_values(made.evaluation)
+            corrected = add_residual(self.residual, made.vector)
+            state = local_update.state_of(self.residual)
+            self._make_update(corrected, now, members=made.members, root=made.root, state=state)
+
     def submit(self, round_number: int, delta: Vector | None, now: float) -> None:
         """Submit the result of a round: `delta` is adapter minus global adapter (float32, D).
 
@@ -337,14 +348,29 @@ class NodeProtocol:
         if local_update.is_too_little(corrected, self.model_q24, self.silences, plan, silence):
             self._fall_silent(corrected, now)
             return
+        self._make_update(corrected, now, staleness)
+
+    def _make_update(
+        self,
+        corrected: Vector,
+        now: float,
+        staleness: int = 0,
+        *,
+        members: int = 0,
+        root: bytes = b"",
+        state: bytes = b"",
+    ) -> None:
         self.pending = local_update.make_update(
             corrected,
             self.settings.model_hash,
             self.version,
             self.joining.samples,
-            plan,
+            self._known_plan,
             sign=partial(self.channel.authenticator.sign_update, self.run, self.version),
             evaluation=with_staleness(self.evaluation, staleness),
+            members=members,
+            root=root,
+            state=state,
         )
         self.silences = 0
         self._take_step(NodeStep.UPDATE_MADE)
@@ -384,7 +410,7 @@ class NodeProtocol:
         if is_new:
             self._begin_run(message.run, plan)
         self.joining.welcomed(message.address)
-        self._reassembler.expect(plan)
+        self._reassembler.expect(plan, genesis(self.settings.model_hash, self.run, plan))
         self._heard_at = now
         if message.phase != control.GATHERING:
             self.joining.hello_timer.stop()  # else it goes on: the open announce may be lost
@@ -530,7 +556,9 @@ class NodeProtocol:
             self._apply_update(step, link, now)
         elif step.version >= version and step.global_hash != self.global_hash:
             link = ChainLink(step.version, step.global_hash, b"")
-            self._advance(step, link, Learned(step.state, self.residual), now)
+            # A given adapter lists the rows of a host that may be another than this node's.
+            rows = () if self.settings.has_aggregator else step.counted
+            self._advance(step, link, Learned(step.state, self.residual), rows, now)
         if step.version > version:
             self._heard_at = now
 
@@ -540,32 +568,33 @@ class NodeProtocol:
         plan, model_hash = self._known_plan, self.settings.model_hash
         if step.version == self.version + 1:
             origin = genesis(model_hash, self.run, plan)
-            moved = follow(step, self._bases(step), model_hash, origin, plan)
+            bases: tuple[Learned | None, ...] = Learned(self.model_q24, self.residual), self.before
+            if step.returns_to is not None:
+                links, to = self.chain.newest_first(), step.returns_to
+                older = older_adapter(self.model_q24, links, to, model_hash, plan)
+                bases = () if older is None else (Learned(older, self.residual),)
+            moved = follow(step, bases, model_hash, origin, plan)
             if moved is not None:
-                self._advance(step, link, moved, now, read_probe(step, model_hash, plan))
+                rows: Sequence[Counted] | None = step.counted
+                proof = b""
+                if self.pending is not None and (step.root or self.settings.has_aggregator):
+                    rows, proof = self._reassembler.proved(step, self.address)
+                if rows is None:
+                    self.joining.hello_timer.soon(now)  # the answer comes with a proof
+                    return
+                link = replace(link, rows=proof)
+                self._advance(step, link, moved, rows, now, read_probe(step, model_hash, plan))
                 return
             self._take_step(NodeStep.MISFIT)
         self.target = max(self.target, step.version)
         self.joining.hello_timer.soon(now)
-
-    def _bases(self, step: GlobalUpdate) -> tuple[Learned | None, ...]:
-        """The adapters to which this step may be added."""
-        if step.returns_to is None:
-            return Learned(self.model_q24, self.residual), self.before
-        older = older_adapter(
-            self.model_q24,
-            self.chain.newest_first(),
-            step.returns_to,
-            self.settings.model_hash,
-            self._known_plan,
-        )
-        return () if older is None else (Learned(older, self.residual),)
 
     def _advance(
         self,
         step: GlobalUpdate | GlobalSnapshot,
         link: ChainLink,
         moved: Learned,
+        rows: Sequence[Counted],
         now: float,
         probe: Vector | None = None,
     ) -> None:
@@ -573,9 +602,11 @@ class NodeProtocol:
         pending, model_hash, plan = self.pending, self.settings.model_hash, self._known_plan
         carried = residual = moved.residual if pending is None else pending.corrected
         if pending is not None:
-            residual = local_update.settle_update(
-                pending, step.counted, self.address, model_hash, plan
-            )
+            residual = local_update.settle_update(pending, rows, self.address, model_hash, plan)
+            if read_manifest(pending.bodies[0]).members:
+                if residual is carried:
+                    residual = zero_residual(residual.size)  # the others keep their updates
+                residual = local_update.of_steps(*local_update.in_steps(residual))
         returns = isinstance(step, GlobalUpdate) and step.returns_to is not None
         if isinstance(step, GlobalSnapshot) or returns or self.before is not None:
             self.own_q24 = None  # the adapter did not move by what the fleet has learned
@@ -611,10 +642,11 @@ class NodeProtocol:
             content=link.content,
             oldest=self.chain.oldest,
             counts_own=residual is not carried,
-            counts_nobody=isinstance(step, GlobalSnapshot) or not step.counted,
+            counts_nobody=isinstance(step, GlobalSnapshot) or not (step.counted or step.root),
             probe=probe,
             has_returned=returns and not step.counted,
             own_q24=self.own_q24,
+            rows=link.rows,
         )
         self.channel.events.append(advanced)
 

@@ -68,7 +68,6 @@ _ALIKE = {
         "rounds, raise run.deadline_s"
     ),
     "kind": f"it is not for this program: check link.fleet; or {_VERSION}",
-    "bundle": "a gateway adds updates up: set run.partial_aggregates, or switch it off there",
     "conflict": _TWO,
     "digest": _TWO,
     "reference": f"a global update breaks the rules: {_VERSION}",
@@ -91,6 +90,7 @@ _ALIKE = {
             "manifest",
             "coding",
             "trits",
+            "audit",
             "bitmap",
             "piece",
             "knowledge",

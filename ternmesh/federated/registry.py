@@ -130,6 +130,10 @@ class UpdateChain:
             return self.genesis
         return next((link.global_hash for link in self._links if link.version == version), None)
 
+    def link_of(self, version: int) -> ChainLink | None:
+        """The global update to a version, if it is kept."""
+        return next((link for link in self._links if link.version == version), None)
+
     def between(self, version: int, known: bytes | None, newest: int) -> list[bytes] | None:
         """Return the global updates that lead from `version` to `newest`, in order.
 

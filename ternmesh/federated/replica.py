@@ -143,8 +143,8 @@ def reproduce(
     for address, body in item.bodies:
         if address not in host.nodes:
             raise WireError("unknown node", f"a proposal names the address {address}")
-        check_round(round_of(body, host.version, plan, False), host.version, is_open=True)
-        host.take_body(host.nodes[address], host.round.place(address, body), body)
+        check_round(round_of(body, host.version, plan), host.version, is_open=True)
+        host.take_body(host.nodes[address], body)
     if host.state is RunState.GATHERING:
         host.begin_run(0.0)
     elif item.returns_to is not None:

@@ -111,8 +111,7 @@ class RobustAggregation:
         self._model_hash = model_hash
         self._settings = settings
         self._run = run
-        number_max = ADAM_RATIO * plan.learning_rate(0) * plan.local_steps
-        self._norm_max = number_max * math.sqrt(plan.dimension)
+        self._norm_max = norm_max(plan)
         self._memory = Memory(plan.dimension, settings.memory) if settings.memory else None
         self.has_probes = bool(settings.memory) and settings.probes and settings.root is None
         if not self.has_probes:
@@ -394,6 +393,12 @@ def bound(
         usual = min(usual, FIRST_NORM * norm_max)
     limit = min(norm_max, NORM_RATIO * usual)
     return weights, norms, np.minimum(1.0, limit / np.maximum(norms, UNIT))
+
+
+def norm_max(plan: Plan) -> float:
+    """The norm that no update of this plan can have, whatever its board has learned."""
+    number_max = ADAM_RATIO * plan.learning_rate(0) * plan.local_steps
+    return number_max * math.sqrt(plan.dimension)
 
 
 def lower_median(values: NDArray[np.float64]) -> float:

@@ -19,8 +19,6 @@ from ternmesh.wire.global_update import COUNTED_MAX, NO_GLOBAL_HASH, Counted
 
 NO_RUN = bytes(8)
 LATE_KEPT = 16  # deadlines in whose time a node that is on time makes up for a late one
-# Each receipt looks at all partial aggregates: more nodes than this take minutes.
-NODES_AGGREGATED_MAX = 2730
 
 State = TypeVar("State", bound=Enum)
 Step = TypeVar("Step", bound=Enum)
@@ -97,11 +95,16 @@ WIRE_PHASES: Mapping[RunState, int] = {
 
 @dataclass(frozen=True, slots=True)
 class ChainLink:
-    """One global update of the chain, as sent, and its hash."""
+    """One global update of the chain, as sent, and its hash.
+
+    `rows` proves what it counts where it has no list: on a host to nodes (`wire.proof.RoundRows`),
+    on a node that of itself (`wire.proof.Proof`).
+    """
 
     version: int
     global_hash: bytes
     content: bytes
+    rows: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +152,9 @@ def new_node_state(dimension: int) -> NodeState:
 class HostSettings:
     """How the host runs rounds; times in seconds.
 
-    `chain_max` global updates are kept for nodes that missed some. `partial_aggregates`: whether
-    the host accepts updates that a gateway has added up. `has_voters`: whether other hosts must
-    agree to a global update before it is certified; then whole updates alone count.
+    `chain_max` global updates are kept for nodes that missed some. `has_voters`: whether other
+    hosts must agree to a global update before it is certified; then whole updates alone count.
+    `is_aggregator`: whether a host above makes the global updates, of what this one adds up.
 
     >>> HostSettings(min_peers=2, deadline_s=120.0).nodes_max
     1024
@@ -161,9 +164,15 @@ class HostSettings:
     deadline_s: float = 60.0
     nodes_max: int = 1024
     chain_max: int = 256
-    partial_aggregates: bool = False
     aggregation: AggregationSettings = field(default_factory=AggregationSettings)
     has_voters: bool = False
+    is_aggregator: bool = False
+    listed_max: int = 32  # rows of a global update; of more it has the root, and nodes get proofs
+
+    @property
+    def decides_alone(self) -> bool:
+        """Whether this host makes and signs the global updates by itself."""
+        return not (self.has_voters or self.is_aggregator)
 
     @property
     def deadline_ms(self) -> int:
@@ -173,7 +182,7 @@ class HostSettings:
     @property
     def places(self) -> int:
         """The largest number of nodes: the list in a global update must have room for all."""
-        return min(self.nodes_max, NODES_AGGREGATED_MAX if self.partial_aggregates else COUNTED_MAX)
+        return min(self.nodes_max, COUNTED_MAX)
 
 
 @dataclass(slots=True)
@@ -184,12 +193,12 @@ class RegisteredNode:
     name: str
     samples: int = 0
     counted: Counted | None = None  # the last row that a global update has of it
-    partial_aggregate: Counted | None = None  # the row of the one in which it was counted, if any
     active: bool = True  # a frame of it has come since the last deadline without one
     late: int = 0  # deadlines missed, see `was_on_time`
     late_until: float = 0.0  # until then `late` does not fall
     rests_until: int = 0  # the version from which rounds may wait for it again
     heard_at: float | None = None
+    members: int = 0  # boards of an aggregator, as its last update says
     in_step: bool = False  # it has shown since the host's start that it is at the host's version
     refused: Counter[str] = field(default_factory=Counter)  # by reason
 

@@ -14,7 +14,7 @@ from ternmesh.security.enrolment import write_list_request
 from ternmesh.security.identity import Identity, Role
 from ternmesh.security.key_derivation import SUITE_END
 from ternmesh.security.keyed_sealing import KeyedSealing
-from ternmesh.security.membership import HOST, MemberList
+from ternmesh.security.membership import HOST, MemberList, Members, MembersBehindGateway
 from ternmesh.security.notices import RotationReader
 from ternmesh.security.primitives import QuantumKey
 from ternmesh.security.sealing import OpenSealing, Sealing
@@ -82,6 +82,9 @@ class OpenAuthenticator:
     def may_train(self, _node: str) -> bool:
         return True
 
+    def may_add_up(self, _node: str) -> bool:
+        return True
+
     def lacks(self, _nodes: Collection[str]) -> bool:
         return False
 
@@ -120,8 +123,10 @@ class KeyedAuthenticator:
         cosigners: Sequence[Identity],
         *,
         others_sign: bool = False,
+        members: Members | None = None,
     ) -> None:
         self._own = own
+        self._members = members or member_list  # by which `HOST` may be an aggregator
         self._member_list = member_list
         self._sealing = sealing
         self._model_hash = model_hash
@@ -145,7 +150,9 @@ class KeyedAuthenticator:
     def check_update(
         self, node: str, run: bytes, number: int, item: Manifest, update: bytes
     ) -> None:
-        """On the host: check that the node has signed this complete update."""
+        """On the host: check that the node has signed this complete update, and may add up."""
+        if item.members and not self.may_add_up(node):
+            raise WireError("signature", f"{node} is no aggregator")
         verify_update(self._member_list.find(node), self._context(run), number, item, update)
 
     def certify(self, run: bytes, content: bytes) -> Certificate:
@@ -196,7 +203,7 @@ class KeyedAuthenticator:
             context = self._context(NO_RUN if address == UNASSIGNED else run)
             if is_for_all:
                 context = self._context_for_all(body[SIGNED_HEAD:])
-            return open_signed(self._member_list.host, context, to, body)
+            return open_signed(self._members.find(HOST), context, to, body)
         if address == BROADCAST and body[0] not in (fragments.KIND, SYMBOL):
             raise WireError("signature", "a broadcast message must be signed")
         message = control.read_control(body) if body[0] == control.KIND else None
@@ -210,6 +217,10 @@ class KeyedAuthenticator:
             return self._member_list.find(node).role in (Role.NODE, Role.GATEWAY)
         except WireError:
             return False
+
+    def may_add_up(self, node: str) -> bool:
+        """On the host: whether a node may be an aggregator."""
+        return self._member_list.find(node).role is Role.GATEWAY
 
     def lacks(self, nodes: Collection[str]) -> bool:
         """On the host: whether a board that may train is none of these nodes."""
@@ -289,18 +300,29 @@ def make_security_layer(
     cosigners: Sequence[Identity] = (),
     *,
     others_sign: bool = False,
+    aggregator: str = "",
+    is_aggregator: bool = False,
 ) -> SecurityLayer:
     """The security of a host or a node with keys, end to end.
 
     `entropy` is 32 random bytes of this process, `counter` the first seal counter that was never
     reserved, `state` the stored state of earlier processes. Without `signers` the host alone
     signs; `cosigners` are the other signers whose keys the host has. SecurityError if too few,
-    unless `others_sign`, too.
+    unless `others_sign`, too. `aggregator` is the one that a board has in place of the host;
+    `is_aggregator`: this end is one, towards its boards.
     """
-    hub = None if own.public.role is Role.HOST else HOST
-    sealing = KeyedSealing(own, member_list, SUITE_END, entropy, counter, state, hub=hub)
+    hub = None if own.public.role is Role.HOST or is_aggregator else HOST
+    members = MembersBehindGateway(member_list, aggregator) if aggregator else member_list
+    sealing = KeyedSealing(own, members, SUITE_END, entropy, counter, state, hub=hub)
     signers = signers or Signers((member_list.host,))
     authenticator = KeyedAuthenticator(
-        own, member_list, model_hash, sealing, signers, cosigners, others_sign=others_sign
+        own,
+        member_list,
+        model_hash,
+        sealing,
+        signers,
+        cosigners,
+        others_sign=others_sign,
+        members=members,
     )
     return SecurityLayer(sealing, authenticator)

@@ -48,6 +48,7 @@ FRAME_MIN = SYNC_OVERHEAD + KEYS_SIZE  # the smallest MTU of a bearer, in bytes
 NEIGHBOUR = 0x0001  # the address of frames between neighbours in suite 2
 _TRAINERS = frozenset({Role.NODE, Role.GATEWAY})
 HUBS = frozenset({Role.HOST, Role.GATEWAY, Role.RELAY})
+_LEADERS = frozenset({Role.HOST, Role.GATEWAY})  # a gateway may be an aggregator, for its boards
 _FORWARDERS = frozenset(set(Role) - {Role.OBSERVER})
 
 
@@ -123,7 +124,7 @@ class KeyedSealing:
         if address == BROADCAST:
             return header, self._open_broadcast(head, low, phase, content)
         session = self._session(peer)
-        if not self._may_send(session.other.role, address):
+        if not self._may_send(peer, session.other.role, address):
             raise WireError("role", f"{peer} may not send with address {address:#06x}")
         if address == UNASSIGNED:
             body = self._open_sync(peer, session, head, low, content)
@@ -219,12 +220,12 @@ class KeyedSealing:
                 self._clones_changed.update(found)
                 end.clones.clear()
 
-    def _may_send(self, role: Role, address: int) -> bool:
+    def _may_send(self, peer: str, role: Role, address: int) -> bool:
         if address == UNASSIGNED:
             return True
         if self._suite == SUITE_HOP:
             return role in _FORWARDERS and address == NEIGHBOUR
-        return role is Role.HOST if address & DOWN else role in _TRAINERS
+        return peer == self._hub_name and role in _LEADERS if address & DOWN else role in _TRAINERS
 
     def _held(self) -> int:
         """The label of the broadcast key that this end holds, 0 for none."""
@@ -249,7 +250,7 @@ class KeyedSealing:
         if self._listener is None or self._hub_name is None:
             raise WireError("role", "only this end, the hub, may broadcast")
         hub = self._session(self._hub_name)
-        roles = {Role.HOST} if self._suite == SUITE_END else HUBS
+        roles = _LEADERS if self._suite == SUITE_END else HUBS
         if hub.other.role not in roles:
             raise WireError("role", f"{self._hub_name} may not broadcast")
         try:

@@ -34,7 +34,7 @@ from ternmesh.wire.global_update import (
     hash_global_update,
     split_certificate,
 )
-from ternmesh.wire.update import SIGNATURE_SIZE, Manifest, write_evaluation
+from ternmesh.wire.update import SIGNATURE_SIZE, Manifest, write_evaluation, write_members
 
 NO_RUN = bytes(8)  # in the context of announces and releases; an announce names its run itself
 NO_MODEL = bytes(32)  # in the context of a release, whose manifest names the model
@@ -105,9 +105,8 @@ def verify_update(
 
 def _update(context: SigningContext, number: int, item: Manifest, whole_hash: bytes) -> bytes:
     numbers = _UPDATE_NUMBERS.pack(number, item.samples, item.chunks)
-    contributors = struct.pack(f"<{len(item.contributors)}H", *item.contributors)
-    evaluation = write_evaluation(item.evaluation)
-    return _statement("packet", context, numbers, whole_hash, contributors, evaluation)
+    members, evaluation = write_members(item), write_evaluation(item.evaluation)
+    return _statement("packet", context, numbers, whole_hash, members, evaluation)
 
 
 # Receipts and announces

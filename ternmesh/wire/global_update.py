@@ -13,6 +13,7 @@ certified, and the adapter that it leads to.
 import hashlib
 import struct
 from dataclasses import dataclass
+from typing import Any
 
 import cbor2
 import numpy as np
@@ -20,7 +21,7 @@ import numpy as np
 from ternmesh.errors import WireError
 from ternmesh.types import ModelQ24
 from ternmesh.wire.control import read_cbor
-from ternmesh.wire.update import DIGEST_SIZE, MODEL_SIZE, NO_SIGNATURE, SIGNATURE_SIZE
+from ternmesh.wire.update import DIGEST_SIZE, MODEL_SIZE, NO_SIGNATURE, ROOT_SIZE, SIGNATURE_SIZE
 
 UPDATE, SNAPSHOT, GIVEN = 1, 2, 4  # the kinds of object
 HASH_SIZE = 16
@@ -43,6 +44,7 @@ class Counted:
     round: int
     digest: bytes  # the digest of the update
     have: bytes  # bitmap of the counted chunks
+    root: bytes = b""  # of the rows of a region, which its host has added up in this update
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,7 @@ class GlobalUpdate:
     chunks: tuple[bytes, ...]
     probe: tuple[bytes, ...] = ()  # chunks of a node's recent updates, coded like an update
     returns_to: int | None = None  # the version to whose adapter the step is added; None: the last
+    root: bytes = b""  # of the counted rows, where these are too many for `counted`
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +97,19 @@ def _chunks(chunks: tuple[bytes, ...]) -> bytes:
 
 
 def _head(kind: int, item: GlobalUpdate | GlobalSnapshot, link: bytes) -> bytes:
-    rows = [[row.address, row.round, row.digest, row.have] for row in item.counted]
+    rows: Any = [plain_row(row) for row in item.counted]
+    if isinstance(item, GlobalUpdate) and item.root:
+        rows = item.root
     fields = [item.version, link, item.model, int(item.finished), item.deadline_ms, rows]
     if isinstance(item, GlobalUpdate) and item.returns_to is not None:
         fields.append(item.returns_to)
     encoded = cbor2.dumps(fields, canonical=True)
     return _START.pack(kind, len(encoded)) + encoded
+
+
+def plain_row(row: Counted) -> list[Any]:
+    """A row as it travels."""
+    return [row.address, row.round, row.digest, row.have, *([row.root] if row.root else [])]
 
 
 def certify(content: bytes, certificate: Certificate = UNCERTIFIED) -> bytes:
@@ -153,7 +163,7 @@ def read_object(content: bytes, dimension: int) -> GlobalUpdate | GlobalSnapshot
     end = _START.size + length
     if length > HEAD_MAX or end > len(content):
         raise WireError("reference", "an object ends inside its header")
-    fields, returns_to = _read_head(content[_START.size : end])
+    fields, root, returns_to = _read_head(content[_START.size : end])
     if kind == UPDATE:
         chunks, end = _read_chunks(content, end)
         probe: tuple[bytes, ...] = ()
@@ -161,8 +171,8 @@ def read_object(content: bytes, dimension: int) -> GlobalUpdate | GlobalSnapshot
             probe, end = _read_chunks(content, end)
             if not probe or end < len(content):
                 raise WireError("reference", "bytes are left over at the end of a global update")
-        return GlobalUpdate(*fields, chunks=chunks, probe=probe, returns_to=returns_to)
-    if kind == SNAPSHOT and returns_to is None:
+        return GlobalUpdate(*fields, chunks=chunks, probe=probe, returns_to=returns_to, root=root)
+    if kind == SNAPSHOT and returns_to is None and not root:
         if len(content) - end != 4 * dimension:
             raise WireError("vector length", f"a global snapshot here has {dimension} numbers")
         return GlobalSnapshot(
@@ -181,8 +191,8 @@ def object_max(dimension: int, chunks: int, frame_mtu: int) -> int:
     return _START.size + HEAD_MAX + content + 1 + SIGNERS_MAX * _SIGNER_SIZE
 
 
-def _read_head(data: bytes) -> tuple[_Head, int | None]:
-    """The fields that each object has, and the version that a global update returns to."""
+def _read_head(data: bytes) -> tuple[_Head, bytes, int | None]:
+    """The fields that each object has, the root of many rows, and the version to return to."""
     try:
         head = read_cbor(data)
     except WireError as error:
@@ -193,21 +203,28 @@ def _read_head(data: bytes) -> tuple[_Head, int | None]:
     match head:
         case (int(version), bytes(link), bytes(model), 0 | 1 as finished, int(deadline), rows):
             sizes_fit = len(link) == HASH_SIZE and len(model) in (len(NO_MODEL), MODEL_SIZE)
+            root, rows = (rows, ()) if type(rows) is bytes and rows else (b"", rows)
             has_rows = type(rows) is tuple and len(rows) <= COUNTED_MAX
+            has_rows = has_rows and len(root) in (0, ROOT_SIZE)
             is_older = type(returns_to) is int and 0 <= returns_to < version - 1
             if sizes_fit and has_rows and (is_older or not returns):
-                counted = tuple(map(_read_counted, rows))
-                return (version, link, model, bool(finished), deadline, counted), returns_to
+                counted = tuple(map(read_row, rows))
+                return (version, link, model, bool(finished), deadline, counted), root, returns_to
     raise WireError("reference", "the fields of an object's header are not valid")
 
 
-def _read_counted(row: object) -> Counted:
+def read_row(row: object) -> Counted:
+    """A row of `plain_row`, as `read_cbor` gives it. Raises WireError."""
     match row:
-        case (int(address), int(round_number), bytes(digest), bytes(have)) if (
-            len(digest) == DIGEST_SIZE
-        ):
-            return Counted(address, round_number, digest, have)
-    raise WireError("reference", "an entry of the list of counted updates is not valid")
+        case (int(address), int(number), bytes(digest), bytes(have)):
+            root = b""
+        case (int(address), int(number), bytes(digest), bytes(have), bytes(root)) if root:
+            pass
+        case _:
+            raise WireError("reference", "an entry of the list of counted updates is not valid")
+    if len(digest) != DIGEST_SIZE or len(root) not in (0, ROOT_SIZE):
+        raise WireError("reference", "an entry of the list of counted updates has another size")
+    return Counted(address, number, digest, have, root)
 
 
 def _read_chunks(data: bytes, at: int) -> tuple[tuple[bytes, ...], int]:

@@ -1,9 +1,9 @@
-"""The bodies of an update: manifest, chunks and, in a partial aggregate, contributions.
+"""The bodies of an update: its manifest and its chunks.
 
 - A manifest describes the update and is signed (SPEC.md section 4.2).
 - A chunk carries one slice of the hypervector and can be read alone (section 4.1).
-- A partial aggregate has votes in its chunks, and a list of the updates that a gateway has added up
-  in the order of the manifest's contributors (section 4.6).
+- The update of an aggregator is what its boards' updates come to; its manifest names how many
+  and the root of their rows (`wire.counted`, section 4.6).
 - Receipts and global updates name chunks by a bitmap: chunk 0 is the lowest bit of the first byte.
 """
 
@@ -19,31 +19,28 @@ from ternmesh.codec.encoder import Slice
 from ternmesh.codec.entropy_coder import Coded
 from ternmesh.codec.scale import decode_scale
 from ternmesh.errors import WireError
-from ternmesh.wire.frame import BODY_MAX, FRAME_OVERHEAD
+from ternmesh.wire.frame import BODY_MAX
 
 CHUNK_KIND = 0x02
 MANIFEST_KIND = 0x03
-CONTRIBUTIONS_KIND = 0x05
-VOTE_CHUNK_KIND = 0x09  # a node's own chunks and a partial aggregate's may share one address
 
 ROUND_BITS = 16
 SIGNATURE_SIZE = 64
 DIGEST_SIZE = 4
 MODEL_SIZE = 8
 NO_SIGNATURE = bytes(SIGNATURE_SIZE)
-CONTRIBUTORS_MIN = 2
-CONTRIBUTORS_MAX = 32
+MEMBERS_MAX = (1 << 16) - 1  # boards of which an aggregator adds up the updates
+ROOT_SIZE = 16
 SAMPLES_MAX = 1 << 20
 EVALUATION_MAX = 15  # bytes after its length
 
 _MANIFEST_HEAD = struct.Struct("<BH8sI4sHB")
 _VALUE = struct.Struct("<BH")  # of an evaluation: key and value
 _CHUNK_HEAD = struct.Struct("<BHHHHB")
-_CONTRIBUTIONS_HEAD = struct.Struct("<BH")
-_CONTRIBUTION = struct.Struct(f"<{DIGEST_SIZE}s3s")
-MANIFEST_SIZE_MIN = _MANIFEST_HEAD.size + SIGNATURE_SIZE  # without contributors and evaluation
+_MEMBERS = struct.Struct(f"<H{ROOT_SIZE}s{ROOT_SIZE}s")
+MANIFEST_SIZE_MIN = _MANIFEST_HEAD.size + SIGNATURE_SIZE  # of a board, without an evaluation
 CHUNK_HEAD_SIZE = _CHUNK_HEAD.size
-_HAS_EVALUATION = 0x80  # flag in the number of contributors
+_HAS_EVALUATION, _HAS_MEMBERS = 0x80, 0x40  # flags after the number of chunks
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +52,17 @@ class Manifest:
     samples: int  # the weight of the update
     digest: bytes  # of all chunks (`update_digest`)
     chunks: int  # how many
-    contributors: tuple[int, ...] = ()  # addresses; empty for a node's own update
-    evaluation: tuple[tuple[int, int], ...] = ()  # by rising key; empty for a partial aggregate
+    evaluation: tuple[tuple[int, int], ...] = ()  # by rising key
+    members: int = 0  # boards whose updates an aggregator has added up; 0: its own update
+    root: bytes = b""  # of the rows of these updates (`wire.proof`)
+    state: bytes = b""  # a hash of the residual that was added to them
     signature: bytes = NO_SIGNATURE
 
 
 def write_manifest(manifest: Manifest) -> bytes:
-    """The body of a manifest: 86 bytes, 93 with two values of an evaluation."""
+    """The body of a manifest: 86 bytes; two values of an evaluation take 7, members 34."""
     evaluation = write_evaluation(manifest.evaluation)
+    flags = (_HAS_EVALUATION if evaluation else 0) | (_HAS_MEMBERS if manifest.members else 0)
     head = _MANIFEST_HEAD.pack(
         MANIFEST_KIND,
         manifest.round_low,
@@ -70,33 +70,40 @@ def write_manifest(manifest: Manifest) -> bytes:
         manifest.samples,
         manifest.digest,
         manifest.chunks,
-        len(manifest.contributors) | (_HAS_EVALUATION if evaluation else 0),
+        flags,
     )
-    contributors = struct.pack(f"<{len(manifest.contributors)}H", *manifest.contributors)
     length = bytes([len(evaluation)]) if evaluation else b""
-    return head + contributors + length + evaluation + manifest.signature
+    return head + write_members(manifest) + length + evaluation + manifest.signature
 
 
 def read_manifest(body: bytes) -> Manifest:
     """The manifest in a body; WireError. The signature is not checked here."""
-    if len(body) < _MANIFEST_HEAD.size or body[0] != MANIFEST_KIND:
+    if len(body) < MANIFEST_SIZE_MIN or body[0] != MANIFEST_KIND:
         raise WireError("length", "a manifest is shorter than its header")
-    _, low, model, samples, digest, chunks, number = _MANIFEST_HEAD.unpack_from(body)
-    count = number & ~_HAS_EVALUATION
-    end = _MANIFEST_HEAD.size + 2 * count
-    values = body[end:-SIGNATURE_SIZE]
-    if len(body) < end + SIGNATURE_SIZE or bool(values) != (number > count):
-        raise WireError("length", "a manifest's length does not fit its number of contributors")
+    _, low, model, samples, digest, chunks, flags = _MANIFEST_HEAD.unpack_from(body)
+    values, members, root, state = body[_MANIFEST_HEAD.size : -SIGNATURE_SIZE], 0, b"", b""
+    if flags & _HAS_MEMBERS:
+        if len(values) < _MEMBERS.size:
+            raise WireError("length", "a manifest ends inside the number of its members")
+        members, root, state = _MEMBERS.unpack_from(values)
+        values = values[_MEMBERS.size :]
+    is_known = not flags & ~(_HAS_EVALUATION | _HAS_MEMBERS)
+    if not is_known or bool(values) != bool(flags & _HAS_EVALUATION):
+        raise WireError("length", "a manifest's length does not fit its flags")
     evaluation = _read_evaluation(values) if values else ()
-    if count > CONTRIBUTORS_MAX or not 0 < samples <= SAMPLES_MAX:
-        raise WireError("manifest", "a manifest's contributors or samples are out of range")
-    contributors = struct.unpack_from(f"<{count}H", body, _MANIFEST_HEAD.size)
-    if list(contributors) != sorted(set(contributors)):
-        raise WireError("manifest", "a manifest must list its contributors once, in rising order")
-    if evaluation and contributors:
-        raise WireError("manifest", "a partial aggregate must have no evaluation")
+    if not 0 < samples <= SAMPLES_MAX or bool(members) != bool(flags & _HAS_MEMBERS):
+        raise WireError("manifest", "a manifest's members or samples are out of range")
     signature = body[-SIGNATURE_SIZE:]
-    return Manifest(low, model, samples, digest, chunks, contributors, evaluation, signature)
+    return Manifest(
+        low, model, samples, digest, chunks, evaluation, members, root, state, signature
+    )
+
+
+def write_members(manifest: Manifest) -> bytes:
+    """What a manifest says of the updates that were added up, as it is signed; empty for none."""
+    if not manifest.members:
+        return b""
+    return _MEMBERS.pack(manifest.members, manifest.root, manifest.state)
 
 
 def write_evaluation(values: Iterable[tuple[int, int]]) -> bytes:
@@ -113,12 +120,6 @@ def _read_evaluation(data: bytes) -> tuple[tuple[int, int], ...]:
     if keys != sorted(set(keys)):
         raise WireError("manifest", "an evaluation must list its keys once, in rising order")
     return values
-
-
-def has_contributors(body: bytes) -> bool:
-    """Whether the body of a manifest, not yet checked, belongs to a partial aggregate."""
-    number = body[_MANIFEST_HEAD.size - 1] if len(body) >= _MANIFEST_HEAD.size else 0
-    return number & ~_HAS_EVALUATION > 0
 
 
 def update_hash(chunks: Sequence[bytes]) -> bytes:
@@ -148,57 +149,22 @@ class Chunk:
     slice: Slice
 
 
-def write_chunk(round_number: int, item: Slice, kind: int = CHUNK_KIND) -> bytes:
-    """The body of one chunk; `kind` is `VOTE_CHUNK_KIND` in a partial aggregate."""
+def write_chunk(round_number: int, item: Slice) -> bytes:
+    """The body of one chunk."""
     coded = item.coded
     low = round_number & ((1 << ROUND_BITS) - 1)
-    head = _CHUNK_HEAD.pack(kind, low, item.index, item.scale, coded.count, coded.coding)
+    head = _CHUNK_HEAD.pack(CHUNK_KIND, low, item.index, item.scale, coded.count, coded.coding)
     return head + coded.data
 
 
-def read_chunk(body: bytes, kind: int = CHUNK_KIND) -> Chunk:
+def read_chunk(body: bytes) -> Chunk:
     """The chunk in a body, its code not yet decoded; WireError."""
-    if not CHUNK_HEAD_SIZE <= len(body) <= BODY_MAX or body[0] != kind:
+    if not CHUNK_HEAD_SIZE <= len(body) <= BODY_MAX or body[0] != CHUNK_KIND:
         raise WireError("length", f"a chunk has {CHUNK_HEAD_SIZE} to {BODY_MAX} bytes")
     _, low, index, scale, count, coding = _CHUNK_HEAD.unpack_from(body)
     if (count == 0) != (decode_scale(scale) == 0):
         raise WireError("scale", "a chunk's scale must be zero exactly if it has no nonzeros")
     return Chunk(low, Slice(index, scale, Coded(count, coding, body[CHUNK_HEAD_SIZE:])))
-
-
-@dataclass(frozen=True, slots=True)
-class Contribution:
-    """One node's update in a partial aggregate: its digest and its weight."""
-
-    digest: bytes
-    samples: int
-
-
-def contributors_max(frame_mtu: int) -> int:
-    """How many contributions one frame can list."""
-    room = frame_mtu - FRAME_OVERHEAD - _CONTRIBUTIONS_HEAD.size
-    return min(CONTRIBUTORS_MAX, room // _CONTRIBUTION.size)
-
-
-def write_contributions(round_number: int, rows: Sequence[Contribution]) -> bytes:
-    head = _CONTRIBUTIONS_HEAD.pack(CONTRIBUTIONS_KIND, round_number & 0xFFFF)
-    return head + b"".join(
-        _CONTRIBUTION.pack(row.digest, row.samples.to_bytes(3, "little")) for row in rows
-    )
-
-
-def read_contributions(body: bytes) -> tuple[Contribution, ...]:
-    """The contributions in a body; WireError."""
-    count, left = divmod(len(body) - _CONTRIBUTIONS_HEAD.size, _CONTRIBUTION.size)
-    if left or not CONTRIBUTORS_MIN <= count <= CONTRIBUTORS_MAX or body[0] != CONTRIBUTIONS_KIND:
-        raise WireError("length", "a list of contributions has 2 to 32 complete rows")
-    rows = tuple(
-        Contribution(digest, int.from_bytes(samples, "little"))
-        for digest, samples in _CONTRIBUTION.iter_unpack(body[_CONTRIBUTIONS_HEAD.size :])
-    )
-    if not all(0 < row.samples <= SAMPLES_MAX for row in rows):
-        raise WireError("manifest", "a contributor's samples are out of range")
-    return rows
 
 
 def write_bitmap(indices: Iterable[int], count: int) -> bytes:

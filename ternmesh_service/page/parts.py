@@ -72,7 +72,7 @@ def _board(board: HostedBoard, status: HostStatus, now: float) -> dict[str, Any]
         **{key: getattr(board, key) for key in _BOARD},
         "state": board_state(board, status),
         "refused": sum(n for reason, n in board.refused.items() if not is_normal(reason, n)),
-        "gateway": board.partial_aggregate,
+        "members": board.members,
         "software": known.software,
         "paused": bool(known.wanted.get("pause")),
         "behind": known.behind,

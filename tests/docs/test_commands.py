@@ -286,7 +286,13 @@ class Walk:
         """What the command printed that later ones take up."""
         line = re.search(r"TM1:\S+", out)
         if "enrol identity" in command and line:
-            places = {"host": "HOST", "node": "BOARD", "gateway": "GATEWAY", "ann": "ANN"}
+            places = {
+                "host": "HOST",
+                "node": "BOARD",
+                "gateway": "GATEWAY",
+                "ann": "ANN",
+                "barn": "AGGREGATOR",
+            }
             config = re.search(r"--config (\w+)\.toml", command)
             assert config is not None
             self.texts[f"TM1:{places[config[1]]}-LINE"] = line[0]

@@ -65,8 +65,6 @@ def test_a_file_becomes_a_plan_settings_and_a_link(read, tmp_path):
     assert (plan.up_zeros_permille, plan.down_zeros_permille) == (800, 900)
     assert plan.scale_max == 2 << 24
     assert settings_of(config.run) == HostSettings(2, 12.0, 1024, 9)
-    believing = replace(config.run, partial_aggregates=True)
-    assert settings_of(believing) == HostSettings(2, 12.0, 1024, 9, partial_aggregates=True)
     link = link_settings(config.link, "host")
     assert (link.role, link.fleet, str(link.broker)) == (
         "host",
@@ -95,11 +93,6 @@ def test_paths_start_from_the_folder_of_the_file(read, tmp_path, monkeypatch):
         ("learning_rate = 0.01", "learning_rate = nan", "run.learning_rate is nan: it must be"),
         ("deadline_s = 12", "deadline_s = 0.9", "run.deadline_s is 0.9: it must be 1 to"),
         ("min_peers = 2", "min_peers = 5\nnodes_max = 4", "min_peers is 5, and run.nodes_max 4"),
-        (
-            "min_peers = 2",
-            "nodes_max = 2731\npartial_aggregates = true",
-            "run.nodes_max is 2731: with partial_aggregates it must be at most 2730",
-        ),
         (
             "min_peers = 2",
             'pinned = ["ada", "bob"]\nmuted = ["bob"]',

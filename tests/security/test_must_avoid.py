@@ -67,7 +67,7 @@ FORBIDDEN_MODULES: list[tuple[set[str], tuple[str, ...]]] = [
     (UNPICKLING, PACKAGES),
     ({"yaml", "ruamel", "code", "codeop"}, PACKAGES),  # text that is run as code
     ({"Crypto", "Cryptodome", "nacl", "oqs", "ecdsa", "RNS", "LXMF"}, PACKAGES),
-    # Data sets of a benchmark may be .gz; no packet, message or bundle is.
+    # Data sets of a benchmark may be .gz; no packet or message is.
     (
         {"bz2", "lzma", "zstandard", "brotli", "lz4", "snappy", "gzip"},
         ("ternmesh", "ternmesh_store", "transports", "edge"),
@@ -121,9 +121,13 @@ def test_no_archive_is_extracted() -> None:
 
 
 def test_nothing_that_arrives_is_decompressed_but_a_release() -> None:
-    """That is, up to the size that its manifest gives, after the manifest's signatures."""
+    """That is, up to the size that its manifest gives, after the manifest's signatures.
+
+    And what an aggregator shows in its own session, up to one byte for each number of the adapter.
+    """
     found = [where for where, called, _ in calls() if called.startswith("zlib.decompress")]
-    assert {where.split(":")[0] for where in found} == {"ternmesh/release.py"}
+    allowed = {"ternmesh/release.py", "ternmesh/federated/audit.py"}
+    assert {where.split(":")[0] for where in found} == allowed
 
 
 # What runs on a board or reads what came from outside; `models` exports on the owner's machine.

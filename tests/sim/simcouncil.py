@@ -163,7 +163,7 @@ class Seat:
             host.begin_run(self.sim.now)
         if host.is_collecting:
             for body in self.sim.update(board, host.version):
-                if host.take_body(node, node.address, body):
+                if host.take_body(node, body):
                     taken = events.BodyAccepted(node.address, host.version, body)
                     host.channel.events.append(taken)
 
@@ -271,7 +271,7 @@ class Simulation:
             delta = rng.normal(0, 0.01, DIMENSION).astype(np.float32)
             chunks = list(encode_update(delta, MODEL, version, self.plan)[0])
             whole = update_hash(chunks)
-            head = Manifest(version, MODEL[:MODEL_SIZE], 10 + board, whole[:4], len(chunks), (), ())
+            head = Manifest(version, MODEL[:MODEL_SIZE], 10 + board, whole[:4], len(chunks))
             self._updates[board, version] = [write_manifest(head), *chunks]
         return self._updates[board, version]
 

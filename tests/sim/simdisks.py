@@ -26,14 +26,6 @@ from ternmesh.federated.events import (
     UpdateMade,
     UpdateReceived,
 )
-from ternmesh.federated.gateway.partial_aggregate import (
-    GatewayEvent,
-    PartialAggregateMade,
-    PartialAggregateSettled,
-    RunFollowed,
-    VersionReached,
-    new_gateway_state,
-)
 from ternmesh.federated.guard import KEPT_MAX
 from ternmesh.federated.management import BoardRecord
 from ternmesh.federated.state import (
@@ -84,7 +76,7 @@ class NodeDisk:
                 before = state.before
                 if before is not None and np.array_equal(residual, before.residual):
                     self._submitted = self._submitted + residual  # it came along
-                link = (ChainLink(version, global_hash, content),) if content else ()
+                link = (ChainLink(version, global_hash, content, event.rows),) if content else ()
                 chain = (*state.chain, *link)
                 state = replace(
                     state,
@@ -170,25 +162,21 @@ class HostDisk:
 
     def _advance(self, event: GlobalUpdateMade) -> HostState:
         state, counted = self.working, {entry.address: entry for entry in event.counted}
-        partial_aggregates = dict(event.partial_aggregates)
-        chain = state.chain if event.version == state.version + 1 else ()
+        version = event.version
+        chain = state.chain if version == state.version + 1 else ()
         nodes = [
-            replace(
-                n, counted=counted[n.address], partial_aggregate=partial_aggregates.get(n.address)
-            )
-            if n.address in counted
-            else n
+            replace(n, counted=counted[n.address]) if n.address in counted else n
             for n in state.nodes
         ]
         return replace(
             state,
-            version=event.version,
+            version=version,
             global_hash=event.global_hash,
             model_q24=event.model_q24,
             residual=event.residual,
             finished=event.finished,
             nodes=tuple(nodes),
-            chain=(*chain, ChainLink(event.version, event.global_hash, event.content))[-8:],
+            chain=(*chain, ChainLink(version, event.global_hash, event.content, event.rows))[-8:],
             bodies=(),
             mean=event.mean or state.mean,
             standings=event.standings or state.standings,
@@ -207,10 +195,7 @@ class HostDisk:
 
     def load(self) -> HostState:
         """The state with which the host starts; it takes over the nodes, so these are copies."""
-        kept = [
-            (n.address, n.name, n.samples, n.counted, n.partial_aggregate)
-            for n in self.committed.nodes
-        ]
+        kept = [(n.address, n.name, n.samples, n.counted) for n in self.committed.nodes]
         return replace(self.committed, nodes=tuple(RegisteredNode(*row) for row in kept))
 
     def load_boards(self, now: float) -> dict[str, BoardRecord]:
@@ -223,33 +208,3 @@ class HostDisk:
     def set_back(self) -> None:
         """The operator brings the copy back."""
         self.committed = self.working = self.copy
-
-
-class GatewayDisk:
-    """What a bundling gateway keeps."""
-
-    def __init__(self, dimension: int) -> None:
-        self.committed = self.working = new_gateway_state(dimension)
-
-    def record(self, event: GatewayEvent) -> None:
-        state = self.working
-        match event:
-            case CountersReserved(limit):
-                state = replace(state, counter=limit)
-            case RunFollowed(run, plan):
-                fresh = new_gateway_state(plan.dimension)
-                state = replace(fresh, run=run, plan=plan, counter=state.counter)
-            case PartialAggregateMade(partial_aggregate):
-                state = replace(state, pending=partial_aggregate)
-            case PartialAggregateSettled(residual):
-                state = replace(state, pending=None, residual=residual)
-            case VersionReached(version):
-                state = replace(state, version=version)
-        self.working = state
-
-    def commit(self) -> None:
-        self.committed = self.working
-
-    def forget(self) -> None:
-        """A crash: what was not committed is gone."""
-        self.working = self.committed

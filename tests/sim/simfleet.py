@@ -15,14 +15,12 @@ from typing import TypeVar
 import numpy as np
 
 from ternmesh.errors import CodecError, WireError
-from ternmesh.federated.gateway.aggregator import GatewayAggregator
 from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.management import LIMITS, pack
 from ternmesh.federated.node import NodeProtocol
 from ternmesh.plan import make_plan
 from ternmesh.security.membership import ALL, HOST
 from ternmesh.wire import control
-from tests.sim.simgateway import GatewayProcess, Port
 from tests.sim.simhostile import Hostile
 from tests.sim.simkeys import Keys
 from tests.sim.simledger import Violation, expect
@@ -58,11 +56,6 @@ class Options:
     silence: float  # of the plan: the share of the learned energy below which a node is silent
     silence_rounds: int
     manifest_repeats: int
-    behind: int = 0  # nodes behind a gateway that bundles
-    gateway_crash: float = 0.0
-    beside: float = 0.0  # chance that what a node behind it sends also goes another way
-    wait_s: float = 0.0  # of the gateway, for packets
-    takes_partial_aggregates: bool = False  # the host does
     keyed: bool = False
     rotations: int = 0  # of the host's key
     settings: int = 0  # times that the owner sets something on a board
@@ -119,26 +112,6 @@ def draw_with_late_updates(seed: int) -> Options:
         stragglers=rng.uniform(0.2, 0.8),
         cooperation=rng.choice((0.3, 0.7)),
         staleness_rounds=rng.randint(1, 4),
-    )
-
-
-def draw_with_gateway(seed: int) -> Options:
-    """The same faults, and some or all nodes behind a gateway that has faults of its own."""
-    options, rng = draw(seed), random.Random(f"gateway {seed}")
-    nodes = max(2 + options.vanish, options.nodes)
-    return replace(
-        options,
-        nodes=nodes,
-        rounds=rng.randint(3, 10),
-        behind=rng.randint(2, nodes),
-        min_peers=max(2, options.min_peers),
-        wait_s=rng.choice((1.0, 4.0, 12.0)),
-        deadline_s=rng.choice((5.0, 10.0, 20.0)),
-        hostile=min(options.hostile, 4.0),
-        gateway_crash=rng.random() * 0.2 if rng.random() < 0.6 else 0.0,
-        drop=rng.uniform(0.2, 0.5) if rng.random() < 0.5 else options.drop,
-        beside=rng.random() * 0.5 if rng.random() < 0.4 else 0.0,
-        takes_partial_aggregates=rng.random() < 0.9,
     )
 
 
@@ -239,16 +212,13 @@ class Fleet:
         self.hostile = Hostile(self.rng, self.plan)
         self._wires = 0
         self.said: set[tuple[bytes, str, bytes]] = set()  # run, node and body, under keys
-        self._held: list[tuple[Process | Port, str, list[bytes]]] = []
-        self.packets: dict[tuple[str, int, bytes], tuple[bytes, ...]] = {}
+        self._held: list[tuple[Process, str, list[bytes]]] = []
         names = [f"node{i}" for i in range(o.nodes)]
         self.keys = Keys(random.Random(f"keys {seed}"), names) if o.keyed else None
         self.host = type(self).new_host(self)
         self.nodes = {
             name: type(self).new_node(self, name) for name in (f"node{i}" for i in range(o.nodes))
         }
-        self.behind = frozenset([*self.nodes][: o.behind])
-        self.gateway = GatewayProcess(self, self.behind) if self.behind else None
 
     # The clock
 
@@ -265,8 +235,6 @@ class Fleet:
         for node in self.nodes.values():
             late = rng.random() < o.late
             self.after(rng.uniform(0, o.faults_s if late else 5), node.boot)
-        if self.gateway is not None:
-            self.after(rng.uniform(0, 5), self.gateway.boot)
         for node in list(self.nodes.values())[: o.vanish]:
             self.after(rng.uniform(0, o.faults_s), partial(self._vanish, node))
         if o.reset:
@@ -319,8 +287,7 @@ class Fleet:
             self.after(5.0, partial(self._unpause, name))
 
     def _processes(self) -> list[Process]:
-        gateways = [] if self.gateway is None else [self.gateway]
-        return [self.host, *self.nodes.values(), *gateways]
+        return [self.host, *self.nodes.values()]
 
     def _alive(self) -> list[NodeProcess]:
         return [node for node in self.nodes.values() if not node.gone]
@@ -362,29 +329,13 @@ class Fleet:
     # The wires
 
     def carry(self, source: str, peer: str, frames: list[bytes]) -> None:
-        """From a node or the host; what is for or from those behind a gateway goes there."""
-        if self.gateway is not None and source in self.behind:
-            self._carry_to(Port(self.gateway, source), source, frames)
-            if self.rng.random() < self.options.beside:
-                self.carry_past(source, peer, frames)
-            return
-        beside = [name for name in self.nodes if name not in self.behind]
-        for target in beside if peer == ALL else [peer]:
-            if self.gateway is not None and target in self.behind:
-                self._carry_to(Port(self.gateway, target), source, frames)
-            else:
-                self.carry_past(source, target, frames)
-        if self.gateway is not None and peer == ALL:
-            self._carry_to(Port(self.gateway, ALL), source, frames)
-
-    def carry_past(self, source: str, peer: str, frames: list[bytes]) -> None:
-        """Between a node and the host themselves."""
-        for target in sorted(self.behind) if peer == ALL else [peer]:
+        """From a node or the host."""
+        for target in self.nodes if peer == ALL else [peer]:
             process = self.host if target == HOST else self.nodes.get(target)
             if process is not None:
                 self._carry_to(process, source, frames)
 
-    def _carry_to(self, process: "Process | Port", source: str, frames: list[bytes]) -> None:
+    def _carry_to(self, process: Process, source: str, frames: list[bytes]) -> None:
         if self.healed:
             self._deliver_after(0.01, process, source, frames)
             return
@@ -411,7 +362,7 @@ class Fleet:
         return bytes(damaged)
 
     def _deliver_after(
-        self, delay: float, process: "Process | Port", source: str, frames: list[bytes]
+        self, delay: float, process: Process, source: str, frames: list[bytes]
     ) -> None:
         wires = self._wires
         if frames:
@@ -440,10 +391,6 @@ class Fleet:
             peer, frame = self._for_host()
             self.host.receive(peer, [frame])
             rng.choice(list(self.nodes.values())).receive(HOST, [self.hostile.for_node()])
-            if self.gateway is not None and rng.random() < 0.1:
-                board = rng.choice(sorted(self.behind))
-                Port(self.gateway, board).receive(HOST, [self.hostile.for_node()])
-                Port(self.gateway, board).receive(board, [self.hostile.for_node()])
         self.after(1.0, self._trouble)
 
     def _burst(self) -> None:
@@ -491,8 +438,6 @@ class Fleet:
             self._check_mass(node)
         if self.options.settings:
             self._check_settings()
-        if self.gateway is not None:
-            self.gateway.check_mass(self.host)
         self.check_bounds()
 
     def _check_settings(self) -> None:
@@ -521,14 +466,9 @@ class Fleet:
         for process in self._processes():
             endpoint = process.endpoint
             if endpoint is not None:
-                channel = getattr(endpoint, "channel", None)
-                events = endpoint._events if channel is None else channel.events
-                outgoing = endpoint._outgoing if channel is None else channel.outgoing
-                expect(len(events) <= 2048, f"{process.name}: events pile up")
-                expect(len(outgoing._queue) <= 4096, f"{process.name}: frames pile up")
-                if isinstance(endpoint, GatewayAggregator):
-                    self.gateway.check_bounds()
-                    continue
+                channel = endpoint.channel
+                expect(len(channel.events) <= 2048, f"{process.name}: events pile up")
+                expect(len(channel.outgoing._queue) <= 4096, f"{process.name}: frames pile up")
                 expect(len(endpoint.refused) <= 65, f"{process.name}: too many reasons")
                 if isinstance(endpoint, HostProtocol):
                     expect(len(endpoint.session._refusals._next) <= 4096, "answers pile up")
@@ -547,8 +487,7 @@ class Fleet:
             else (m.version, m.target, m.phase, m.joined, m.pending is not None, m.received)
             for name, node in self.nodes.items()
         }
-        gateway = None if self.gateway is None else self.gateway.where()
-        return f"host {at}, nodes {nodes}, gateway {gateway}"
+        return f"host {at}, nodes {nodes}"
 
 
 FleetT = TypeVar("FleetT", bound=Fleet)

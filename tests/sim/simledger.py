@@ -4,28 +4,16 @@ from collections import defaultdict
 
 import numpy as np
 
-from ternmesh.codec.encoder import scatter
 from ternmesh.codec.permutation import order
 from ternmesh.codec.scale import UNIT
-from ternmesh.federated.aggregation import read_chunks, update_delta_q24
+from ternmesh.federated.aggregation import update_delta_q24
 from ternmesh.federated.evaluation import read_values
 from ternmesh.federated.events import GlobalUpdateMade
-from ternmesh.federated.open_round import PARTIAL_AGGREGATE
 from ternmesh.plan import Plan
 from ternmesh.wire import control
 from ternmesh.wire.control import Receipt, Silent
 from ternmesh.wire.global_update import Counted
-from ternmesh.wire.update import (
-    CHUNK_KIND,
-    CONTRIBUTIONS_KIND,
-    MANIFEST_KIND,
-    VOTE_CHUNK_KIND,
-    read_bitmap,
-    read_chunk,
-    read_contributions,
-    read_manifest,
-    write_bitmap,
-)
+from ternmesh.wire.update import CHUNK_KIND, MANIFEST_KIND, read_bitmap, read_chunk, read_manifest
 
 MODEL = bytes(range(32))
 
@@ -42,11 +30,8 @@ def expect(condition: object, sentence: str) -> None:
 class Ledger:
     """What really was counted of each node and of the run, kept outside of the code under test."""
 
-    def __init__(self, plan: Plan, made: dict[tuple[str, int, bytes], tuple[bytes, ...]]) -> None:
+    def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.made = made  # the shares of all packets that nodes made, by name, round and digest
-        self.owed = np.zeros(plan.dimension)  # what counted bundles could not carry, times samples
-        self.partial_aggregates: dict[tuple[int, bytes], np.ndarray] = {}  # the same of each
         self.counted: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(plan.dimension))
         self.by_round: dict[tuple[str, int], np.ndarray] = {}
         self.means = np.zeros(plan.dimension)
@@ -70,12 +55,7 @@ class Ledger:
             packets[address][body] = None
         counted = {names[entry.address]: entry for entry in made.counted}
         total = np.zeros((2, self.plan.dimension))
-        aggregated = dict(made.partial_aggregates)
         for address, packet in packets.items():
-            if address & PARTIAL_AGGREGATE:
-                total += self._count_bundle(address & ~PARTIAL_AGGREGATE, packet, made, names)
-            if address & PARTIAL_AGGREGATE or address in aggregated:
-                continue
             name, entry = names[address], counted.get(names[address])
             chunks = [body for body in packet if body[0] == CHUNK_KIND]
             heads = [read_manifest(b) for b in packet if b[0] == MANIFEST_KIND]
@@ -94,9 +74,7 @@ class Ledger:
         self._check_silence(made, packets, names)
         with np.errstate(invalid="ignore"):
             self.means += np.where(total[1] > 0, total[0] / np.maximum(total[1], 1), 0.0)
-        self._check_promises(
-            made, counted, may_switch=any(place & PARTIAL_AGGREGATE for place in packets)
-        )
+        self._check_promises(made, counted)
 
     def _check_quiet(
         self, made: GlobalUpdateMade, bodies: tuple[tuple[int, bytes], ...], names: dict[int, str]
@@ -108,42 +86,6 @@ class Ledger:
         usable = heads & {address for address, body in bodies if body[0] == CHUNK_KIND}
         for address in names.keys() - set(made.missing) | usable:
             expect(address in silent, f"{names.get(address)} had news that was passed over")
-
-    def _count_bundle(
-        self, lead: int, packet: dict[bytes, None], made: GlobalUpdateMade, names: dict[int, str]
-    ) -> np.ndarray:
-        """A bundle counts as one packet, and settles those that it was made of."""
-        nothing = np.zeros((2, self.plan.dimension))
-        heads = [read_manifest(body) for body in packet if body[0] == MANIFEST_KIND]
-        listed = [body for body in packet if body[0] == CONTRIBUTIONS_KIND]
-        chunks = [body for body in packet if body[0] == VOTE_CHUNK_KIND]
-        members = {
-            c for c, row in made.partial_aggregates if heads and row.digest == heads[0].digest
-        }
-        if not members:
-            whole = heads and listed and len(chunks) == self.plan.up.count
-            expect(not whole, f"a whole bundle of {names[lead]} was not counted")
-            return nothing
-        head, rows = heads[0], read_contributions(listed[0])
-        expect(members == set(head.contributors), "a bundle was counted for other nodes")
-        number, counted = made.version - 1, {entry.address: entry for entry in made.counted}
-        read = [read_chunk(body, VOTE_CHUNK_KIND) for body in chunks]
-        vector = read_chunks(read, self.plan.up)
-        there = sorted(item.slice.index for item in read)
-        carried = np.zeros(self.plan.dimension)
-        for address, row in zip(head.contributors, rows, strict=True):
-            entry = counted[address]
-            have = list(read_bitmap(entry.have, self.plan.up.count).search(1))
-            expect(have == there, "a contributor's row is not what arrived of the bundle")
-            expect(entry.digest == row.digest, "a contributor's row names another packet")
-            bodies = self.made[names[address], number, row.digest]
-            own = [bodies[index] for index in have]
-            carried += self._count(names[address], number, own, row.samples)[0]
-        delta_q24 = scatter(vector.delta_q24(), order(MODEL, number, self.plan.dimension)) * UNIT
-        left = carried - head.samples * delta_q24
-        self.owed += left
-        self.partial_aggregates[number, head.digest] = left
-        return np.stack([head.samples * delta_q24, head.samples * self._present(there, number)])
 
     def _count(self, name: str, number: int, chunks: list[bytes], samples: float) -> np.ndarray:
         delta_q24 = update_delta_q24(chunks, MODEL, number, self.plan) * UNIT
@@ -171,14 +113,8 @@ class Ledger:
             expect(word in packets[address], f"{names[address]} was not silent and is not missed")
             self.silences += 1
 
-    def _check_promises(
-        self, made: GlobalUpdateMade, counted: dict[str, Counted], *, may_switch: bool
-    ) -> None:
-        """Beside a bundle a node may be counted by other shares, unless all were promised."""
-        everything = write_bitmap(range(self.plan.up.count), self.plan.up.count)
+    def _check_promises(self, made: GlobalUpdateMade, counted: dict[str, Counted]) -> None:
         for (name, number), (digest, have) in self.promised.items():
-            if may_switch and have != everything:
-                continue
             if number == made.version - 1 and any(have):
                 entry = counted.get(name)
                 kept = entry is not None and entry.digest == digest

@@ -129,7 +129,7 @@ class GuardedHost(HostProcess):
 
     def __init__(self, fleet: Fleet) -> None:
         super().__init__(fleet)
-        self.ledger = LiarLedger(fleet.plan, fleet.packets)
+        self.ledger = LiarLedger(fleet.plan)
 
     def load(self) -> HostProtocol:
         made = super().load()

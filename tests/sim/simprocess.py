@@ -9,7 +9,6 @@ from host.enrolment import EnrolmentService
 from ternmesh.codec.scale import UNIT
 from ternmesh.errors import CodecError
 from ternmesh.federated.events import Advanced, BodyAccepted, Joined, WorkReady
-from ternmesh.federated.gateway.aggregator import GatewayAggregator
 from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.joining import NodeSettings
 from ternmesh.federated.management import LIMITS, BoardManagement
@@ -59,7 +58,7 @@ class Process:
     def __init__(self, fleet: "Fleet", name: str) -> None:
         self.fleet, self.name = fleet, name
         self.disk: Any  # the one that fits the endpoint
-        self.endpoint: Any = None  # NodeProtocol, HostProtocol or GatewayAggregator while it lives
+        self.endpoint: Any = None  # NodeProtocol or HostProtocol while it lives
         self.seals, self.security = SealDisk(), OPEN
         self.gone = False
         self.counters: set[int] = set()
@@ -76,7 +75,7 @@ class Process:
         self.endpoint.start(self.fleet.now)
         self.settle()
 
-    def load(self) -> NodeProtocol | HostProtocol | GatewayAggregator:
+    def load(self) -> NodeProtocol | HostProtocol:
         raise NotImplementedError
 
     def crash(self) -> None:
@@ -246,9 +245,6 @@ class NodeProcess(Process):
     def commit(self) -> None:
         super().commit()
         self._news_on_disk = self.news.stored()
-        made = self.disk.committed.pending
-        if made is not None:
-            self.fleet.packets[self.name, made.round, made.digest] = made.bodies[1:]
 
     def after_commit(self, events: list[object]) -> None:
         for event in events:
@@ -304,13 +300,11 @@ class HostProcess(Process):
     def __init__(self, fleet: "Fleet") -> None:
         super().__init__(fleet, HOST)
         self.disk: HostDisk = HostDisk(fleet.rng.randbytes(8), fleet.plan)
-        self.ledger = Ledger(fleet.plan, fleet.packets)
+        self.ledger = Ledger(fleet.plan)
 
     def load(self) -> HostProtocol:
         o, d = self.fleet.options, self.disk
-        settings = HostSettings(
-            o.min_peers, o.deadline_s, 8, o.chain_max, o.takes_partial_aggregates, self.aggregation
-        )
+        settings = HostSettings(o.min_peers, o.deadline_s, 8, o.chain_max, self.aggregation)
         made = HostProtocol(
             plan=d.plan,
             settings=settings,
@@ -361,7 +355,7 @@ class HostProcess(Process):
         boards = self.disk.boards
         self.disk = HostDisk(self.fleet.rng.randbytes(8), self.fleet.plan, counter)
         self.disk.boards = self.disk._boards = boards
-        self.ledger = Ledger(self.fleet.plan, self.fleet.packets)
+        self.ledger = Ledger(self.fleet.plan)
         if carry:
             self.disk.carry(before)
             self.ledger.means = (before.model_q24 * UNIT + before.residual).astype(np.float64)

@@ -13,7 +13,6 @@ from tests.sim.simfleet import (
     Options,
     draw,
     draw_with_carried_runs,
-    draw_with_gateway,
     draw_with_old_copy,
     run_fleet,
 )
@@ -96,11 +95,6 @@ class EndlessFleet(Fleet):
 def test_a_fleet_without_news_is_quiet_and_goes_on_with_news(group: int) -> None:  # R6.7-8
     for seed in range(group, SEEDS, GROUPS):
         run_fleet(seed, EndlessFleet(seed, without_end(draw)(seed)))
-
-
-def test_the_same_behind_a_gateway() -> None:
-    for seed in range(SEEDS // 3):
-        run_fleet(seed, EndlessFleet(seed, without_end(draw_with_gateway)(seed)))
 
 
 def test_the_same_with_a_host_that_is_set_back() -> None:

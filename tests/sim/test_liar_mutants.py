@@ -69,11 +69,12 @@ def settling_nothing(apply: Method) -> Method:
     return method
 
 
-def dropping_what_waits(bases: Method) -> Method:
-    def method(self: NodeProtocol, step: GlobalUpdate) -> Any:
-        if step.returns_to is not None and not step.counted:
+def dropping_what_waits(apply: Method) -> Method:
+    def method(self: NodeProtocol, step: GlobalUpdate, *rest: Any) -> Any:
+        is_next = step.version == self.version + 1
+        if is_next and step.returns_to is not None and not step.counted:
             self.pending = None
-        return bases(self, step)
+        return apply(self, step, *rest)
 
     return method
 
@@ -119,7 +120,7 @@ MUTANTS: dict[str, tuple[Bug, ...]] = {
         (NodeProtocol, "_apply_update", settling_nothing),
     ),
     "a return ends what boards still send of the rounds before it": (
-        (NodeProtocol, "_bases", dropping_what_waits),
+        (NodeProtocol, "_apply_update", dropping_what_waits),
     ),
     "the host's residual outlives the return that the owner asked for": (
         (combiner.Combiner, "return_to", keeping_a_residual),

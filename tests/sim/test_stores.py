@@ -16,12 +16,11 @@ import pytest
 from ternmesh.federated.state import HostState
 from ternmesh.link.events import LinkState
 from ternmesh.plan import Plan
-from ternmesh_store.gateway_store import GatewayStore
 from ternmesh_store.host_store import HostStore
 from ternmesh_store.link_store import LinkStore
 from ternmesh_store.node_store import NodeStore
 from ternmesh_store.state_file import StateFile
-from tests.sim import simdisks, simfleet, simgateway, simlink, simprocess
+from tests.sim import simdisks, simfleet, simlink, simprocess
 from tests.sim.simledger import MODEL
 from tests.sim.simprocess import DIMENSION
 
@@ -116,21 +115,6 @@ class StoredHost(Stored, simdisks.HostDisk):
         return by_name(self.committed) | own | {"nodes": nodes}
 
 
-class StoredGateway(Stored, simdisks.GatewayDisk):
-    make_store = GatewayStore
-
-    def __init__(self, dimension: int) -> None:
-        super().__init__(dimension)
-        self.open_store(type(self).new_file())
-        self.stored()
-
-    def stored(self) -> dict[str, Any]:
-        return by_name(self.store.load(MODEL, DIMENSION))
-
-    def held(self) -> dict[str, Any]:
-        return by_name(self.committed)
-
-
 class StoredLink(Stored, simlink.Disk):
     make_store = LinkStore
 
@@ -185,7 +169,6 @@ def _real_stores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setattr(StoredHost, "files", {}, raising=False)
         monkeypatch.setattr(simprocess, "NodeDisk", StoredNode)
         monkeypatch.setattr(simprocess, "HostDisk", StoredHost)
-        monkeypatch.setattr(simgateway, "GatewayDisk", StoredGateway)
         monkeypatch.setattr(simlink, "Disk", StoredLink)
         yield
         for file in files:
@@ -196,7 +179,7 @@ SEEDS = {  # in which all happens to a store that the simulation has happen
     simfleet.draw_with_late_updates: (7,),
     simfleet.draw_with_settings: (2,),
     simfleet.draw_with_carried_runs: (3, 4),
-    simfleet.draw_with_gateway: (1, 8, 9),
+    simfleet.draw: (1, 8),
 }
 
 

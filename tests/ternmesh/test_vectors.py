@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import cbor2
 import numpy as np
 import pytest
 
@@ -23,7 +24,9 @@ from ternmesh.link.messages import read_message, write_message
 from ternmesh.wire.frame import Header, open_seal
 from ternmesh.wire.global_update import (
     GIVEN,
+    Counted,
     GlobalSnapshot,
+    GlobalUpdate,
     certify,
     read_given,
     read_object,
@@ -32,6 +35,7 @@ from ternmesh.wire.global_update import (
     write_global_snapshot,
     write_global_update,
 )
+from ternmesh.wire.proof import proved_rows, read_proof, write_proof
 
 FOLDER = Path(__file__).parents[1] / "vectors"
 
@@ -153,6 +157,29 @@ def test_objects(case: dict[str, Any]) -> None:
         write_global_snapshot if isinstance(step, GlobalSnapshot) else write_global_update
     )
     assert write(step) == content
+
+
+@cases("proofs")
+def test_proofs(case: dict[str, Any]) -> None:
+    rows = [[r[0], r[1], *map(bytes.fromhex, r[2:])] for r in case["rows"]]
+    plain = [row if row[-1] else row[:-1] for row in rows]
+    leaves = [[row for row in plain if row[0] // 8 == i] for i in range(plain[-1][0] // 8 + 1)]
+    hashes = [
+        hashlib.sha256(b"\0" + cbor2.dumps([i, *leaf])).digest()[:16]
+        for i, leaf in enumerate(leaves)
+    ]
+    while len(hashes) > 1:
+        pairs = [hashes[at : at + 2] for at in range(0, len(hashes), 2)]
+        hashes = [
+            hashlib.sha256(b"\1" + b"".join(pair)).digest()[:16] if pair[1:] else pair[0]
+            for pair in pairs
+        ]
+    assert hashes[0].hex() == case["root"]
+    proof, address = read_proof(bytes.fromhex(case["bytes"])), case["address"]
+    assert write_proof(proof).hex() == case["bytes"]
+    step = GlobalUpdate(6, bytes(16), b"", False, 0, (), (), root=hashes[0])
+    wanted = tuple(Counted(*row) for row in rows if row[0] == address)
+    assert proved_rows(step, proof, address) == wanted
 
 
 @cases("plans")

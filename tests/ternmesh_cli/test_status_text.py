@@ -10,7 +10,6 @@ from ternmesh_cli.main import main
 from ternmesh_cli.status_text import describe
 from ternmesh_service.control_socket import ControlError, ControlServer
 from ternmesh_service.status import (
-    AggregatorStatus,
     HistoryEntry,
     InstalledReleases,
     KnowledgeStatus,
@@ -23,17 +22,7 @@ from ternmesh_service.status import (
     to_json,
 )
 from ternmesh_store.host_store import StoredRound
-from tests.statuses import (
-    DOWN,
-    KEYS,
-    UP,
-    VOTERS,
-    board,
-    board_status,
-    gateway_status,
-    host_status,
-    source_status,
-)
+from tests.statuses import DOWN, KEYS, UP, VOTERS, board, board_status, host_status, source_status
 from transports.base import LinkStatus
 
 THEO = board(
@@ -147,7 +136,6 @@ RELEASES = InstalledReleases(
 WORSE = "the teacher is worse than this model"
 TAUGHT = KnowledgeStatus(samples=390, known=380, number=3, teacher_accuracy=0.9312, remark=WORSE)
 TEACHING = TeachingStatus(group="keyword", sent=6, less={"keyword-mlp": WORSE})
-ADDED = AggregatorStatus(run="01", refused=False, made=4, updates=11, counted=3)
 LINK_REFUSES = "the link refused from or for ada: seal 1, suite 3: see docs/troubleshooting.md"
 
 
@@ -167,8 +155,7 @@ LINK_REFUSES = "the link refused from or for ada: seal 1, suite 3: see docs/trou
         (HOST, {"teaching": TEACHING}, f"keyword-mlp teaches less: {WORSE}"),
         (HOST, {"teaching": replace(TEACHING, sent=None)},
          "knowledge packets of other groups: none yet"),
-        (HOST, {"nodes": tuple(replace(node, partial_aggregate=1) for node in HOST.nodes)},
-         "counted last in a gateway's partial aggregate: theo, yves"),
+        (HOST, {"nodes": (replace(YVES, members=30), LOW)}, "aggregators: yves of 30 boards"),
         (NEW_NODE, {"transport": UP},
          f"warning: this board has not joined a run yet: {NO_ANSWER}"),
         (NODE, {"source": source_status(by_label={"stop": 2, "go": 1}, last_label=("a\x1b", "go"))},
@@ -204,12 +191,6 @@ LINK_REFUSES = "the link refused from or for ada: seal 1, suite 3: see docs/trou
         (HOST, {"agreement": VOTERS}, "voter barn of attic, barn, loft: attic leads"),
         (HOST, {"agreement": replace(VOTERS, missing=("attic", "loft"))},
          "voter barn of attic, barn, loft: nobody leads"),
-        (gateway_status(), {"partial_aggregates": ADDED},
-         "4 partial aggregates of 11 updates, 3 counted so far"),
-        (gateway_status(), {"partial_aggregates": replace(ADDED, run=None)},
-         "no partial aggregates yet: no board has joined a run since the gateway started"),
-        (gateway_status(), {"partial_aggregates": replace(ADDED, refused=True)},
-         "this host takes no partial aggregates ([run]): updates pass as they are"),
         *(
             (answer, changes, line)
             for answer in (HOST, NODE)

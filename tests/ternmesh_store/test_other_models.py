@@ -1,4 +1,4 @@
-"""What the state of a board, a gateway and a split training is where another model or run begins.
+"""What the state of a board and a split training is where another model or run begins.
 
 tests/sim/test_stores.py shows what each event leaves.
 """
@@ -19,17 +19,11 @@ from ternmesh.federated.events import (
     UpdateMade,
     WorkReady,
 )
-from ternmesh.federated.gateway.partial_aggregate import (
-    PartialAggregateSettled,
-    RunFollowed,
-    VersionReached,
-)
 from ternmesh.federated.local_update import make_update
 from ternmesh.federated.state import NO_RUN
 from ternmesh.link.events import FrameArrived, LinkRefused
 from ternmesh.plan import make_plan
 from ternmesh.wire.global_update import certify, hash_global_update
-from ternmesh_store.gateway_store import GatewayStore
 from ternmesh_store.host_store import HostStore
 from ternmesh_store.link_store import LinkStore
 from ternmesh_store.node_store import NodeStore
@@ -115,25 +109,6 @@ def test_what_needs_no_disk_is_not_written(reopen, make: Any, event: Any) -> Non
     store = make(reopen())
     store.record(event)
     assert not store.changed
-
-
-def test_a_gateway_of_another_run_or_model_begins_with_nothing_but_the_counter(reopen) -> None:
-    store = GatewayStore(reopen())
-    for run, model in ((b"another!", MODEL), (NO_RUN, OTHER_MODEL)):
-        store.load(MODEL, DIMENSION)
-        for event in (
-            CountersReserved(4096),
-            RunFollowed(RUN, PLAN),
-            PartialAggregateSettled(VECTOR, is_counted=True),
-            VersionReached(2),
-        ):
-            store.record(event)
-        assert np.array_equal(store.load(MODEL, DIMENSION).residual, VECTOR)
-        if run != NO_RUN:
-            store.record(RunFollowed(run, PLAN))
-        state = store.load(model, DIMENSION)
-        assert (state.run, state.version, state.counter) == (run, 0, 4096)
-        assert not state.residual.any()
 
 
 def test_the_checkpoint_of_a_split_training_is_kept_from_its_commit_on(reopen) -> None:

@@ -10,7 +10,7 @@ import json
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, astuple, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -35,7 +35,16 @@ from ternmesh.security import (
 )
 from ternmesh.security.key_derivation import group_secret
 from ternmesh.security.primitives import hkdf
-from ternmesh.wire import activation, control, fragments, global_update, knowledge, release, update
+from ternmesh.wire import (
+    activation,
+    control,
+    fragments,
+    global_update,
+    knowledge,
+    proof,
+    release,
+    update,
+)
 from ternmesh.wire.frame import BROADCAST, DOWN, Header, seal_open
 
 FOLDER = Path(__file__).parent
@@ -178,9 +187,10 @@ def packet() -> tuple[list[bytes], update.Manifest]:
 def packets() -> Entries:
     """Shares, manifests and the digest of a packet."""
     chunks, head = packet()
-    gateway = update.Manifest(
-        65535, MODEL[:8], 1 << 20, b"\x01\x02\x03\x04", 1024, (1, 2, 0x7FFE), (), bytes(range(64))
+    most = update.Manifest(
+        65535, MODEL[:8], 1 << 20, b"\x01\x02\x03\x04", 1024, signature=bytes(range(64))
     )
+    region = replace(most, members=0x0201, root=bytes(range(16)), state=bytes(range(16, 32)))
     evaluated = replace(head, evaluation=((1, 325), (2, 9417)))
     return {
         "update": {"round": 5, "shares": [body.hex() for body in chunks]},
@@ -190,36 +200,34 @@ def packets() -> Entries:
             "digest": update.update_digest(chunks).hex(),
         },
         "manifest": _manifest(head),
-        "manifest of a gateway": _manifest(gateway),
         "manifest with an evaluation": _manifest(evaluated),
-        "bundle": partial_aggregate(),
+        "manifest of an aggregator": _manifest(region),
+        "manifest of an aggregator with an evaluation": _manifest(
+            replace(region, evaluation=((1, 325),))
+        ),
     }
 
 
-def partial_aggregate() -> dict[str, Any]:
-    """A gateway's bundle of two packets: 100 votes that the generator makes, in two slices."""
+def proofs() -> Entries:
+    """The rows of a round, their root, and the proof of what is counted of an address."""
     rows = [
-        update.Contribution(b"\x01\x02\x03\x04", 120),
-        update.Contribution(bytes(4), (1 << 20) - 120),
+        global_update.Counted(address, 5, bytes((address, 2, 3, 4)), b"\x03")
+        for address in (1, 2, 7, 8, 20, 33)
     ]
-    words = generator.words((3, 4), 100).astype(np.int64)
-    votes = np.where(words >> 8 & 3 == 0, words % 9 - 4, 0).astype(np.int8)
-    slices = [
-        encoder.Slice(index, 0x2C00 + index, encode_trits(part))
-        for index, part in enumerate((votes[:64], votes[64:]))
-    ]
-    listed = update.write_contributions(5, rows)
-    chunks = [update.write_chunk(5, item, update.VOTE_CHUNK_KIND) for item in slices]
-    digest = update.update_digest([listed, *chunks])
-    head = update.Manifest(5, MODEL[:8], 1 << 20, digest, 2, (2, 9))
-    return {
-        "manifest": update.write_manifest(head).hex(),
-        "contributions": listed.hex(),
-        "shares": [body.hex() for body in chunks],
-        "rows": [_plain(asdict(row)) for row in rows],
-        "votes": votes.tolist(),
-        "scales": [scale.decode_scale(item.scale) for item in slices],
-    }
+    region = replace(rows[4], root=bytes(range(16)))
+    entries: Entries = {}
+    for name, address in (("one leaf", 1), ("three leaves", 20), ("not counted", 9)):
+        kept = rows[:3] if address == 1 else [*rows[:4], region, rows[5]]
+        [made] = proof.RoundRows(6, (), (), tuple(kept)).proofs([address])
+        entries[name] = {
+            "rows": [
+                [v.hex() if isinstance(v, bytes) else v for v in r] for r in map(astuple, kept)
+            ],
+            "root": proof.Tree(kept).root.hex(),
+            "address": address,
+            "bytes": proof.write_proof(made).hex(),
+        }
+    return entries
 
 
 def trusted() -> tuple[identity.Identity, identity.Identity, membership.MemberList]:
@@ -423,6 +431,7 @@ def agreement_messages() -> Entries:
 
 FAMILIES: dict[str, Callable[[], Entries]] = {
     "packets": packets,
+    "proofs": proofs,
     "keyed": keyed_seals,
     "trust": trust_objects,
     "knowledge": knowledge_parts,
@@ -475,8 +484,9 @@ def _words(texts: list[str]) -> list[int]:
 
 def _manifest(item: update.Manifest) -> dict[str, Any]:
     fields = _plain(asdict(item))
-    if not item.evaluation:
-        del fields["evaluation"]  # a field that came later
+    for name in ("evaluation", "members", "root", "state"):  # fields that came later
+        if not fields[name]:
+            del fields[name]
     return {"fields": fields, "bytes": update.write_manifest(item).hex()}
 
 

@@ -43,14 +43,14 @@ static size_t plain_open(size_t n) {
     return 8 + size;
 }
 
-/* in: size u16, kind u8, a chunk's body. out: the values. */
+/* in: size u16, a chunk's body. out: the values. */
 static size_t chunk_decode(size_t n) {
     tm_chunk chunk;
     size_t size = u16_at(in);
     if (size >= ROOM) {
         return 0;
     }
-    tm_result result = tm_chunk_read(&chunk, in + 3, n - 3, in[2]);
+    tm_result result = tm_chunk_read(&chunk, in + 2, n - 2);
     if (result == TM_OK) {
         result = tm_chunk_decode(&chunk, (int8_t *)(out + 1), size);
     }

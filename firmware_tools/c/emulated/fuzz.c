@@ -102,8 +102,7 @@ static void chunks(const uint8_t *data, size_t n) {
         return;
     }
     size_t size = (data[0] | (size_t)data[1] << 8) % (sizeof values + 1);
-    uint8_t kind = n % 2 ? TM_CHUNK_KIND : TM_VOTE_CHUNK_KIND;
-    if (tm_chunk_read(&chunk, data + 2, n - 2, kind) == TM_OK) {
+    if (tm_chunk_read(&chunk, data + 2, n - 2) == TM_OK) {
         if (tm_chunk_decode(&chunk, values, size) == TM_OK) {
             size_t count = 0;
             for (size_t i = 0; i < size; i++) {

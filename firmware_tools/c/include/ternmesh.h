@@ -234,9 +234,8 @@ typedef struct {
     size_t data_size;
 } tm_chunk;
 
-/* Read the head of a chunk's body. TM_LENGTH, TM_SCALE. `kind` is TM_CHUNK_KIND, or
- * TM_VOTE_CHUNK_KIND in a partial aggregate. */
-tm_result tm_chunk_read(tm_chunk *chunk, const uint8_t *body, size_t size, uint8_t kind);
+/* Read the head of a chunk's body. TM_LENGTH, TM_SCALE. */
+tm_result tm_chunk_read(tm_chunk *chunk, const uint8_t *body, size_t size);
 
 /* The value of a scale in units of 2^-24. TM_SCALE. */
 tm_result tm_scale_decode(uint16_t code, uint32_t *units);
@@ -245,8 +244,7 @@ tm_result tm_scale_decode(uint16_t code, uint32_t *units);
  * an index comes over the air. Its first value is at position index * span. */
 tm_result tm_slice_size(uint32_t dimension, uint32_t span, uint16_t index, size_t *size);
 
-/* Decode a chunk to `size` values: -1, 0 and 1, or with votes (coding & TM_MAGNITUDES) -127 to 127,
- * which only partial aggregates may have (R4.1-5). TM_CODING, TM_TRITS: `values` is then undefined. */
+/* Decode a chunk to `size` values: -1, 0 and 1. TM_CODING, TM_TRITS: `values` is then undefined. */
 tm_result tm_chunk_decode(const tm_chunk *chunk, int8_t *values, size_t size);
 
 /* ---- The erasure code (SPEC.md section 8.1) -------------------------------------------------- */

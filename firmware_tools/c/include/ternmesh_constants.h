@@ -21,15 +21,12 @@
 #define TM_BLE_VALUE_MAX 0x200u
 #define TM_RUN_SIZE 0x8u
 #define TM_CHUNK_KIND 0x2u
-#define TM_VOTE_CHUNK_KIND 0x9u
 #define TM_CHUNK_HEAD_SIZE 0xau
 #define TM_MANTISSA_BITS 0xbu
 #define TM_EXPONENT_MAX 0x13u
 #define TM_RICE_MAX 0xfu
-#define TM_MAGNITUDES 0x40u
 #define TM_DENSE 0x80u
 #define TM_CODEBOOK 0xc0u
-#define TM_VOTE_MAX 0x7fu
 #define TM_SPAN_MAX 0x400u
 #define TM_CODEBOOK_KEY_0 0x619387u
 #define TM_CODEBOOK_KEY_1 0x720d6d54u

@@ -107,9 +107,9 @@ static uint16_t short_at(const uint8_t *bytes) {
     return (uint16_t)(bytes[0] | bytes[1] << 8);
 }
 
-tm_result tm_chunk_read(tm_chunk *chunk, const uint8_t *body, size_t size, uint8_t kind) {
+tm_result tm_chunk_read(tm_chunk *chunk, const uint8_t *body, size_t size) {
     uint32_t units = 0;
-    if (size < TM_CHUNK_HEAD_SIZE || size > TM_BODY_MAX || body[0] != kind) {
+    if (size < TM_CHUNK_HEAD_SIZE || size > TM_BODY_MAX || body[0] != TM_CHUNK_KIND) {
         return TM_LENGTH;
     }
     chunk->round_low = short_at(body + 1);
@@ -161,7 +161,6 @@ static bool read_unary(Bits *bits, uint32_t *number) {
 
 static tm_result decode_sparse(const tm_chunk *chunk, int8_t *values, size_t size) {
     unsigned rice = chunk->coding & TM_RICE_MAX;
-    bool has_votes = chunk->coding & TM_MAGNITUDES;
     uint32_t all = (uint32_t)chunk->data_size * 8, number = 0;
     Bits low = {chunk->data, 0, all};
     for (uint32_t i = 0; i < chunk->count; i++) { /* the remainders begin behind the quotients */
@@ -175,8 +174,7 @@ static tm_result decode_sparse(const tm_chunk *chunk, int8_t *values, size_t siz
     }
     Bits quotients = {chunk->data, 0, all};
     Bits signs = {chunk->data, low.at + chunk->count * rice, all};
-    Bits votes = {chunk->data, low.at + fixed, all};
-    uint32_t place = 0, largest = 1;
+    uint32_t place = 0;
     memset(values, 0, size);
     for (uint32_t i = 0; i < chunk->count; i++, place++) {
         (void)read_unary(&quotients, &number); /* it was read before */
@@ -188,21 +186,13 @@ static tm_result decode_sparse(const tm_chunk *chunk, int8_t *values, size_t siz
         if (place >= size) {
             return TM_CODING;
         }
-        uint32_t magnitude = 0;
-        if (has_votes && !read_unary(&votes, &magnitude)) {
-            return TM_CODING;
-        }
-        if (++magnitude > TM_VOTE_MAX) {
-            return TM_CODING;
-        }
-        largest = magnitude > largest ? magnitude : largest;
-        values[place] = (int8_t)(next_bit(&signs) ? -(int)magnitude : (int)magnitude);
+        values[place] = next_bit(&signs) ? -1 : 1;
     }
-    if ((votes.at + 7) / 8 != chunk->data_size || (has_votes && largest < 2)) {
+    if ((signs.at + 7) / 8 != chunk->data_size) {
         return TM_CODING;
     }
-    while (votes.at < all) { /* padding */
-        if (next_bit(&votes)) {
+    while (signs.at < all) { /* padding */
+        if (next_bit(&signs)) {
             return TM_CODING;
         }
     }
@@ -280,7 +270,7 @@ tm_result tm_chunk_decode(const tm_chunk *chunk, int8_t *values, size_t size) {
     if (chunk->coding == TM_CODEBOOK) {
         return decode_codebook(chunk, values, size);
     }
-    if (chunk->coding & ~(TM_MAGNITUDES | TM_RICE_MAX)) {
+    if (chunk->coding & ~TM_RICE_MAX) {
         return TM_CODING;
     }
     return decode_sparse(chunk, values, size);

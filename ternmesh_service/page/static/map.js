@@ -1,4 +1,4 @@
-// The map of links: the host in the middle, gateways around it, and each board at its way in.
+// The map of links: the host in the middle, and boards and aggregators around it.
 
 import { draw } from "/static/dom.js";
 
@@ -6,7 +6,6 @@ const WIDTH_MAX = 640, RING = 34, NAMES_MAX = 24, NAMES_NARROW = 10;
 
 /** Draw boards ({board, state: [kind, word]}) into `room`; a dot opens its board. */
 export function drawMap(room, boards, fleet, open) {
-  const gateways = [...new Set(boards.map(({ board }) => board.gateway).filter((way) => way != null))];
   const spots = boards.filter(({ board }) => board.name).sort((a, b) => (a.board.name < b.board.name ? -1 : 1));
   const width = Math.min(WIDTH_MAX, room.clientWidth || WIDTH_MAX);
   const namesMax = width < WIDTH_MAX ? NAMES_NARROW : NAMES_MAX;
@@ -18,21 +17,15 @@ export function drawMap(room, boards, fleet, open) {
   for (const { state } of boards) counts[state[0]] += 1;
   const about = `${boards.length} boards around the host: ${counts.good} heard, ${counts.warn} doubted or paused, ${counts.bad} silent, ${counts.off} revoked`;
   const svg = draw("svg", { viewBox: `0 0 ${width} ${Math.round(height)}`, role: "img", "aria-label": about });
-  const ways = new Map(gateways.map((way, i) => {
-    const angle = (2 * Math.PI * i) / gateways.length;
-    return [way, [middle[0] + 55 * Math.cos(angle), middle[1] + 40 * Math.sin(angle)]];
-  }));
   const dots = [];
-  for (const [way, [x, y]] of ways) {
-    svg.append(draw("line", { class: "link good", x1: middle[0], y1: middle[1], x2: x, y2: y }));
-    dots.push(draw("rect", { class: "spot hub", x: x - 6, y: y - 6, width: 12, height: 12 }, title(`gateway ${way}`)));
-  }
   spots.forEach(({ board, state: [kind, word] }, i) => {
     const x = middle[0] + places[i][0], y = middle[1] + places[i][1];
-    const [fromX, fromY] = ways.get(board.gateway) ?? middle;
-    svg.append(draw("line", { class: `link ${kind}`, x1: fromX, y1: fromY, x2: x, y2: y }));
+    svg.append(draw("line", { class: `link ${kind}`, x1: middle[0], y1: middle[1], x2: x, y2: y }));
     const signal = board.signal ? `, ${board.signal.rssi_dbm} dBm` : "";
-    dots.push(draw("circle", { class: `spot ${kind}`, cx: x, cy: y, r: spots.length > namesMax ? 5 : 8 }, title(`${board.name}: ${word}${signal}`)));
+    const size = spots.length > namesMax ? 5 : 8;
+    const shape = board.members ? ["rect", { x: x - size, y: y - size, width: 2 * size, height: 2 * size }] : ["circle", { cx: x, cy: y, r: size }];
+    const region = board.members ? `, adds up ${board.members} boards` : "";
+    dots.push(draw(shape[0], { class: `spot ${kind}`, ...shape[1] }, title(`${board.name}: ${word}${region}${signal}`)));
     dots.at(-1).addEventListener("click", () => open(board.name));
     if (spots.length <= namesMax) {
       const below = places[i][1] >= 0 ? 22 : -14;

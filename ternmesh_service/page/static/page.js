@@ -100,7 +100,7 @@ function showBoard(board) {
   say(cells.spent, time(board.report.airtime_s));
   say(cells.left, board.report.airtime_left_s == null ? "" : `${time(board.report.airtime_left_s)} left this hour`);
   const signal = board.signal && `${board.signal.rssi_dbm} dBm${board.signal.snr_db == null ? "" : `, ${board.signal.snr_db} dB`}`;
-  say(cells.link, signal ?? (board.gateway == null ? parts.fleet.link ? "network" : "–" : `gateway ${board.gateway}`));
+  say(cells.link, signal ?? (board.members ? `adds up ${board.members} boards` : parts.fleet.link ? "network" : "–"));
   showHeard(board);
   if (board.report.airtime_s != null) byId("boards").classList.remove("no-air");
 }
@@ -384,7 +384,7 @@ function take(message) {
     listOne();
     arrange();
     const known = [...boards.values()].map((board) => ({ board, state: board.state }));
-    const shown = JSON.stringify(known.map(({ board, state }) => [board.name, state[0], board.gateway]));
+    const shown = JSON.stringify(known.map(({ board, state }) => [board.name, state[0], board.members]));
     if (shown !== drawn) setTimeout(() => drawMap(byId("map"), known, parts.fleet, open), 60); // after the table
     drawn = shown;
   }

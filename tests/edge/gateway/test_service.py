@@ -243,8 +243,6 @@ def test_a_neighbourhood_may_be_bridges(tmp_path: Path) -> None:
         ("[network]", "[network]\nmultipath = true", "needs one broker"),
         ("state_dir", 'name = "host"\nstate_dir', "may not be called 'host'"),
         ("[radio]", '[radio]\ngateway = "barn"', "link.gateway is for boards"),
-        ("[network]", '[aggregate]\nmodel = "nobody"\n[network]', "aggregate.model is 'nobody'"),
-        ("[network]", "[aggregate]\nwait_s = 0\n[network]", "aggregate.wait_s is 0.0"),
     ],
 )
 def test_a_wrong_config_is_one_sentence(tmp_path: Path, old: str, new: str, sentence: str) -> None:

@@ -13,7 +13,7 @@ from ternmesh.codec.entropy_coder import (
     decode_trits,
     encode_trits,
 )
-from ternmesh.errors import CodecError, WireError
+from ternmesh.errors import WireError
 
 M3B = 786_432  # the payload of the published scheme that the anchor measures
 
@@ -29,10 +29,9 @@ def random_ternary(size: int, zeros: float, seed: int = 0) -> np.ndarray:
 
 
 sparse = st.lists(st.sampled_from([0] * 12 + [1, -1]), max_size=400)
-votes = st.lists(st.sampled_from([0, 0, 0, 1, -1, 2, -3, 127, -127]), max_size=60)
 
 
-@given(sparse | votes | st.lists(st.integers(-1, 1), max_size=60))
+@given(sparse | st.lists(st.integers(-1, 1), max_size=60))
 @example([0] * 5000 + [1])
 @example([])
 def test_coding_loses_nothing(values: list[int]) -> None:
@@ -43,11 +42,10 @@ def test_coding_loses_nothing(values: list[int]) -> None:
 
 @given(
     st.integers(0, 40),
-    st.sampled_from([*range(16), *range(64, 80), 128, 192]) | st.integers(0, 255),
+    st.sampled_from([*range(16), 128, 192]) | st.integers(0, 255),
     st.binary(max_size=24),
     st.integers(0, 200),
 )
-@example(0, 0x45, b"", 9)
 def test_any_code_is_a_share_or_a_wire_error(
     count: int, coding: int, data: bytes, size: int
 ) -> None:  # R2.5-1
@@ -75,11 +73,9 @@ def test_any_code_is_a_share_or_a_wire_error(
         (Coded(0, 0, b"\x00"), 4),  # bytes for nothing
         (Coded(2, 0, b"\x01"), 4),  # ends before the second
         (Coded(1, 15, b"\x01"), 40000),  # ends inside a remainder
-        (Coded(1, 0x40, b"\x01"), 4),  # votes without magnitudes
-        (Coded(1, 0x40, b"\x05"), 4),  # votes that never reach 2
-        (Coded(1, 0x40, b"\x01" + bytes(16) + b"\x80"), 4),  # a vote of more than 127
         (Coded(1, 0x10, b"\x01"), 4),  # an unknown flag
         (Coded(1, 0x20, b"\x01"), 4),
+        (Coded(1, 0x40, b"\x01"), 4),
         (Coded(1, 0x81, b"\x7a"), 5),  # dense knows no parameter
         (Coded(5, CODEBOOK, b"\x7a"), 5),  # half a name
         (Coded(5, CODEBOOK, b""), 5),
@@ -94,12 +90,6 @@ def test_any_code_is_a_share_or_a_wire_error(
 def test_hostile_codes_are_refused(coded: Coded, size: int) -> None:  # R2.5-1
     with pytest.raises(WireError):
         decode_trits(coded, size)
-
-
-def test_votes_have_a_limit() -> None:
-    assert decode_trits(encode_trits(int8([127, -127])), 2).tolist() == [127, -127]
-    with pytest.raises(CodecError, match="127"):
-        encode_trits(int8([-128]))
 
 
 @pytest.mark.parametrize("zeros", [0.5, 0.7, 0.9, 0.95, 0.984, 0.995])

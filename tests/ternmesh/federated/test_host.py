@@ -8,7 +8,8 @@ import pytest
 
 from ternmesh.errors import WireError
 from ternmesh.federated.aggregation import encode_update
-from ternmesh.federated.events import GlobalUpdateMade, Refused, UpdateForgotten
+from ternmesh.federated.evaluation import NOT_EVALUATED
+from ternmesh.federated.events import AddedUp, GlobalUpdateMade, Refused, UpdateForgotten
 from ternmesh.federated.open_round import round_of
 from ternmesh.security.membership import HOST
 from ternmesh.wire import control, update
@@ -16,7 +17,6 @@ from ternmesh.wire.control import OPEN
 from ternmesh.wire.frame import UNASSIGNED, Header, open_seal, seal_open
 from ternmesh.wire.update import (
     CHUNK_KIND,
-    CONTRIBUTIONS_KIND,
     MANIFEST_KIND,
     Manifest,
     read_manifest,
@@ -78,7 +78,7 @@ FRAMES: dict[str, tuple[str, Callable[[list[bytes]], bytes]]] = {
     "an unknown coding": ("coding", lambda f: resealed(f[1], 9, b"\x30")),
     "another count": ("coding", lambda f: resealed(f[1], 7, b"\x01\x00")),
     "no samples": ("manifest", lambda f: resealed(f[0], 11, bytes(4))),
-    "a bundle": ("length", lambda f: resealed(f[0], 21, b"\x01")),
+    "an unknown flag": ("length", lambda f: resealed(f[0], 21, b"\x01")),
     "no control message": ("control", lambda f: resealed(f[1], 0, b"\x01")),
     "a refusal": ("kind", lambda f: sealed(control.Refusal(0, "other"))),
     "a silence that the plan does not know": ("kind", lambda f: sealed(control.Silent(0))),
@@ -100,10 +100,10 @@ def test_a_bad_frame_is_counted_by_its_reason_and_loses_no_round(bench: Any, nam
     assert bench.host.refused == {reason: 1}
 
 
-@pytest.mark.parametrize("kind", [MANIFEST_KIND, CHUNK_KIND, CONTRIBUTIONS_KIND])
+@pytest.mark.parametrize("kind", [MANIFEST_KIND, CHUNK_KIND])
 def test_a_body_without_its_round_is_of_no_round(bench: Any, kind: int) -> None:
     with pytest.raises(WireError) as caught:
-        round_of(bytes([kind, 0]), 70_000, bench.plan, takes_partial_aggregates=True)
+        round_of(bytes([kind, 0]), 70_000, bench.plan)
     assert caught.value.reason == "length"
 
 
@@ -285,3 +285,19 @@ def test_the_first_round_waits_for_all_that_are_enrolled_until_its_deadline(
         bench.wait(31)
         bench.exchange()
         assert bench.host.version == 1
+
+
+def test_a_board_is_no_aggregator_not_even_with_a_part_of_an_update(new_bench: New) -> None:
+    # R4.2-6
+    bench = new_bench(keys=("ada", "bo"), min_peers=1, deadline_s=300)
+    for name in ("ada", "bo"):
+        bench.add(name)
+    for _ in range(5):
+        bench.exchange()
+        bench.wait(1.0)
+    made = AddedUp(0, bench.delta(1), 10, 60_000, bytes(16), NOT_EVALUATED)
+    bench.nodes["ada"].submit_for_others(made, bench.now)
+    manifest, *chunks = [frame for _, frame in bench.take("ada")]
+    bench.host.receive_frames("ada", [*chunks[:1], manifest], bench.now)
+    assert bench.host.refused["signature"] == 1
+    assert not bench.host.round.count().updates

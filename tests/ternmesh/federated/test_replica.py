@@ -266,3 +266,25 @@ def test_a_copy_of_a_run_is_what_signers_have_certified(bench: Any, lie: dict[st
     check(state)
     with pytest.raises(WireError):
         check(replace(state, **lie))
+
+
+def test_a_board_that_was_away_for_long_needs_no_new_signature(bench: Any) -> None:  # R6.8-29
+    run_round(bench, 0)
+    bench.host.agreed(UNCERTIFIED, bench.now)
+    bench.exchange()
+    theo = bench.nodes.pop("theo")
+    for number in (1, 2):
+        bench.nodes["yan"].submit(number, bench.delta(number), bench.now)
+        bench.exchange()
+        bench.host.round.silent.add(theo.address)
+        bench.host.end_round(bench.now)
+        bench.host.agreed(UNCERTIFIED, bench.now)
+        bench.exchange()
+    newest = bench.host.chain.link_of(3)
+    bench.host.chain.clear()
+    bench.host.chain.append(newest)  # what led to it is not kept any more
+    bench.nodes["theo"] = theo
+    theo.say_hello(bench.now)
+    bench.exchange()
+    assert theo.version == bench.host.version == 3
+    assert (theo.model_q24 == bench.host.model_q24).all()

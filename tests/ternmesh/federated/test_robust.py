@@ -103,10 +103,10 @@ def test_declared_samples_are_capped_at_twice_the_median() -> None:
     updates[2] = Update(3, 1 << 20, updates[2].vector)
     aggregation.combine(updates, 4)
     assert [aggregation.influence[i].share for i in (1, 2, 3)] == [0.25, 0.25, 0.5]
-    bundle = Update(3, 300, updates[2].vector, members=3)  # what three nodes declare, and no more
-    aggregation.combine([*updates[:2], bundle], 4)
+    region = Update(3, 300, updates[2].vector, members=3)  # what three nodes declare, and no more
+    aggregation.combine([*updates[:2], region], 4)
     assert aggregation.influence[3].share == 0.6
-    aggregation.combine([*updates[:2], Update(3, 1 << 20, bundle.vector, members=3)], 4)
+    aggregation.combine([*updates[:2], Update(3, 1 << 20, region.vector, members=3)], 4)
     assert aggregation.influence[3].share == 0.75
 
 

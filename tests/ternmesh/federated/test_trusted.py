@@ -204,7 +204,8 @@ def test_a_snapshot_is_for_one_node(bench: Any) -> None:  # R9.3-14
     bench.exchange()
     theo, yan = bench.nodes["theo"], bench.nodes["yan"]
     host = bench.host
-    global_snapshot = host._certified(host._snapshot(host.nodes[yan.address]))
+    content = host._snapshot(host.nodes[yan.address])
+    global_snapshot = certify(content, host.channel.authenticator.certify(host.run, content))
     *first, last = fragments.split(global_snapshot, bench.plan.frame_mtu)
     for fragment in first:
         theo._receive_fragment(fragment, BROADCAST, bench.now)

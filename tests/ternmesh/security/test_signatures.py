@@ -50,6 +50,8 @@ PACKET = update_hash([b"one", b"two"])
 FOR_ALL, FOR_THEO = group_name(bytes(16)), THEO.public.fingerprint
 HEAD = Manifest(5, PLACE.model_hash[:8], 120, PACKET[:4], 2)
 UPDATE = sign_update(THEO, PLACE, 5, HEAD, PACKET)
+REGION = replace(HEAD, members=2, root=bytes(16), state=bytes(16))
+OF_REGION = sign_update(THEO, PLACE, 5, REGION, PACKET)
 BODY = sign_body(HOST, PLACE, FOR_THEO, b"content")
 ONE, FLEET, DIGEST = Signers((HOST.public,)), bytes(range(16)), bytes(32)
 VERSION = sign_release(HOST, FLEET, DIGEST, ONE, domain=SOFTWARE)
@@ -83,10 +85,19 @@ CHECKS: dict[str, tuple[Callable[..., object], Sequence[Any], list[tuple[int, An
             (2, 5 + 65536),  # the whole round
             (3, replace(UPDATE, samples=121)),
             (3, replace(UPDATE, chunks=3)),
-            (3, replace(UPDATE, contributors=(1, 2))),
+            (3, replace(UPDATE, members=2, root=bytes(16))),
             (3, replace(UPDATE, evaluation=((1, 325),))),
             (3, replace(UPDATE, signature=bytes(64))),
             (4, PACKET[:4] + bytes(28)),  # the whole hash
+        ],
+    ),
+    "an update of a region": (
+        verify_update,
+        (THEO.public, PLACE, 5, OF_REGION, PACKET),
+        [
+            (3, replace(OF_REGION, members=3)),
+            (3, replace(OF_REGION, root=b"\1" * 16)),
+            (3, replace(OF_REGION, state=b"\1" * 16)),
         ],
     ),
     "a body for one": (

@@ -14,7 +14,7 @@ from ternmesh.codec.encoder import Slice
 from ternmesh.codec.entropy_coder import Coded
 from ternmesh.errors import WireError
 from ternmesh.link import messages as link
-from ternmesh.wire import activation, control, global_update, knowledge, release, update
+from ternmesh.wire import activation, control, global_update, knowledge, proof, release, update
 from ternmesh.wire.frame import NODE_MAX, Header, open_seal, seal_open
 
 DIMENSION = 3  # of a snapshot
@@ -65,19 +65,21 @@ manifests = st.builds(
     samples=st.integers(1, update.SAMPLES_MAX),
     digest=exactly(4),
     chunks=u16,
-    contributors=st.sets(u16, max_size=32).map(lambda given: tuple(sorted(given))),
+    evaluation=st.dictionaries(u8, u16, max_size=5).map(lambda given: tuple(sorted(given.items()))),
     signature=exactly(64),
 )
-evaluations = st.dictionaries(u8, u16, min_size=1, max_size=5)
-evaluated = st.builds(
-    lambda item, given: replace(item, contributors=(), evaluation=tuple(sorted(given.items()))),
+of_aggregators = st.builds(
+    lambda item, members, root, state: replace(item, members=members, root=root, state=state),
     manifests,
-    evaluations,
+    st.integers(1, update.MEMBERS_MAX),
+    exactly(update.ROOT_SIZE),
+    exactly(update.ROOT_SIZE),
 )
 coded = st.builds(Coded, st.just(7), st.just(3), st.binary(max_size=50))
 chunks = st.builds(update.Chunk, u16, st.builds(Slice, u16, st.just(29696), coded))
-contributions = st.builds(update.Contribution, exactly(4), st.integers(1, update.SAMPLES_MAX))
-counted = some(st.builds(global_update.Counted, u32, u32, exactly(4), st.binary(max_size=128)), 4)
+roots = st.just(b"") | exactly(update.ROOT_SIZE)
+row_fields = u32, exactly(4), st.binary(max_size=128), roots
+counted = some(st.builds(global_update.Counted, u32, *row_fields), 4)
 head: dict[str, st.SearchStrategy[Any]] = {
     "version": u32,
     "model": st.just(b"") | eight,
@@ -94,8 +96,35 @@ returns = st.builds(
     steps,
     st.integers(0, 9),
 )
+rooted = st.builds(
+    lambda step, root: replace(step, counted=(), root=root), steps, exactly(update.ROOT_SIZE)
+)
 snapshots = st.builds(
     global_update.GlobalSnapshot, global_hash=exactly(16), state=arrays(np.int32, DIMENSION), **head
+)
+leaves = st.integers(1, NODE_MAX // proof.LEAF + 1).flatmap(
+    lambda count: st.integers(0, count - 1).flatmap(
+        lambda index: st.builds(
+            proof.Leaf,
+            st.just(index),
+            st.just(count),
+            some(
+                st.builds(
+                    global_update.Counted,
+                    st.integers(proof.LEAF * index, proof.LEAF * index + proof.LEAF - 1),
+                    *row_fields,
+                ),
+                proof.LEAF,
+            ),
+            some(exactly(update.ROOT_SIZE), proof.PATH_MAX),
+        )
+    )
+)
+proofs = st.builds(
+    proof.Proof,
+    u32,
+    some(st.integers(1, NODE_MAX), proof.LEVELS_MAX - 1),
+    some(leaves, proof.LEVELS_MAX),
 )
 needs = st.lists(st.integers(0, 128) | st.just(0), max_size=link.GENERATIONS_MAX).map(
     lambda row: tuple(row[: max((i + 1 for i, need in enumerate(row) if need), default=0)])
@@ -184,22 +213,17 @@ FORMS = {
         (0x20, 0x22),
     ),
     "control": Form(controls, control.write_control, control.read_control, (1,)),
-    "manifest": Form(manifests | evaluated, update.write_manifest, update.read_manifest, (3,)),
+    "manifest": Form(manifests | of_aggregators, update.write_manifest, update.read_manifest, (3,)),
     "chunk": Form(
         chunks, lambda item: update.write_chunk(item.round_low, item.slice), update.read_chunk, (2,)
     ),
-    "contributions": Form(
-        st.tuples(u16, some(contributions, 32, least=2)),
-        lambda item: update.write_contributions(*item),
-        lambda body: (int.from_bytes(body[1:3], "little"), update.read_contributions(body)),
-        (5,),
-    ),
     "object": Form(
-        steps | returns | snapshots,
+        steps | returns | rooted | snapshots,
         write_object,
         lambda body: global_update.read_object(body, DIMENSION),
         (1, 2),
     ),
+    "proof": Form(proofs, proof.write_proof, proof.read_proof, (proof.PROOF,)),
     "certificate": Form(
         st.tuples(st.binary(min_size=1, max_size=50), signers),
         lambda item: global_update.certify(*item),

@@ -25,16 +25,8 @@ from ternmesh.wire.fragments import Reassembler, fragment_size, object_max
 from ternmesh.wire.frame import BODY_MAX, Header, open_seal, seal_open
 from ternmesh.wire.global_update import GlobalUpdate, read_object, split_certificate
 from ternmesh.wire.knowledge import PROBE_MAX, Part, Topic, read_part, write_part
-from ternmesh.wire.update import (
-    Contribution,
-    Manifest,
-    read_bitmap,
-    read_chunk,
-    read_contributions,
-    read_manifest,
-    write_contributions,
-    write_manifest,
-)
+from ternmesh.wire.proof import read_proof
+from ternmesh.wire.update import Manifest, read_bitmap, read_chunk, read_manifest, write_manifest
 
 Rows = dict[str, tuple[bytes, str]]
 FRAMES: Rows = {  # R3-1, R3-2
@@ -140,7 +132,7 @@ CONTROLS: Rows = (
     }
 )
 PLAIN = Manifest(1, b"modelmod", 10, b"abcd", 3)
-SUMMED = write_manifest(replace(PLAIN, contributors=(4, 5, 6)))
+SUMMED = write_manifest(replace(PLAIN, members=3, root=bytes(range(16)), state=bytes(16)))
 EVALUATED = write_manifest(replace(PLAIN, evaluation=((1, 325), (2, 9417))))
 
 
@@ -153,12 +145,12 @@ MANIFESTS: Rows = {  # R4.2-1, R4.2-5
     "another kind": (with_bytes(SUMMED, 0, b"\x02"), "length"),
     "a byte less": (SUMMED[:-1], "length"),
     "a byte more": (SUMMED + b"\x00", "length"),
-    "another number of contributors": (with_bytes(SUMMED, 21, b"\x04"), "length"),
+    "an unknown flag": (with_bytes(SUMMED, 21, b"\x60"), "length"),
+    "members without their flag": (with_bytes(SUMMED, 21, b"\x00"), "length"),
+    "a state cut short": (SUMMED[:55] + SUMMED[56:], "length"),
     "no samples": (with_bytes(SUMMED, 11, bytes(4)), "manifest"),
     "2**20 + 1 samples": (with_bytes(SUMMED, 11, b"\x01\x00\x10\x00"), "manifest"),
-    "a contributor twice": (with_bytes(SUMMED, 22, b"\x05"), "manifest"),
-    "contributors out of order": (with_bytes(SUMMED, 22, b"\x09"), "manifest"),
-    "33 contributors": (b"\x03" + bytes(20) + b"\x21" + bytes(66 + 64), "manifest"),
+    "no member": (with_bytes(SUMMED, 22, bytes(2)), "manifest"),
     "an evaluation without its flag": (with_bytes(EVALUATED, 21, b"\x00"), "length"),
     "a flag alone": (with_bytes(write_manifest(PLAIN), 21, b"\x80"), "length"),
     "another length of evaluation": (with_bytes(EVALUATED, 22, b"\x05"), "length"),
@@ -166,7 +158,6 @@ MANIFESTS: Rows = {  # R4.2-1, R4.2-5
     "a part of a value": (EVALUATED[:22] + b"\x04" + bytes(4 + 64), "length"),
     "six values": (EVALUATED[:22] + b"\x12" + bytes(18 + 64), "length"),
     "a key twice": (with_bytes(EVALUATED, 26, b"\x01"), "manifest"),
-    "a gateway's evaluation": (EVALUATED[:21] + b"\x81\x05\x00" + EVALUATED[22:], "manifest"),
 }
 CHUNKS: Rows = {  # R4.1-1, R4.1-2
     "nothing": (b"", "length"),
@@ -177,22 +168,6 @@ CHUNKS: Rows = {  # R4.1-1, R4.1-2
     "a mantissa that is not normal": (bytes.fromhex("02 0000 0000 0108 0100 00"), "scale"),
     "nonzeros without a scale": (bytes.fromhex("02 0000 0000 0000 0100 00"), "scale"),
     "a scale without nonzeros": (bytes.fromhex("02 0000 0000 0100 0000 00"), "scale"),
-}
-
-
-def contributions(*samples: int) -> bytes:
-    return write_contributions(1, [Contribution(b"aaaa", each) for each in samples])
-
-
-CONTRIBUTIONS: Rows = {  # R4.6-1
-    "nothing": (b"", "length"),
-    "no row": (contributions(), "length"),
-    "one row": (contributions(1), "length"),
-    "33 rows": (contributions(*[1] * 33), "length"),
-    "a byte less": (contributions(1, 1)[:-1], "length"),
-    "another kind": (b"\x06" + contributions(1, 1)[1:], "length"),
-    "no samples": (contributions(1, 0), "manifest"),
-    "2**21 samples": (contributions(1, 1 << 21), "manifest"),
 }
 
 
@@ -278,6 +253,12 @@ OBJECTS: Rows = {  # R4.5-6
         "a row too short": with_head([*GOOD[:5], [ROW[:3]]]),
         "a row with a long digest": with_head([*GOOD[:5], [[1, 0, bytes(5), b""]]]),
         "a row within a row": with_head([*GOOD[:5], [[ROW, 0, bytes(4), b""]]]),
+        "a row with no root": with_head([*GOOD[:5], [[*ROW, b""]]]),
+        "a row with a short root": with_head([*GOOD[:5], [[*ROW, bytes(15)]]]),
+        "a row with two roots": with_head([*GOOD[:5], [[*ROW, bytes(16), bytes(16)]]]),
+        "an empty root": with_head([*GOOD[:5], b""]),
+        "a long root": with_head([*GOOD[:5], bytes(17)]),
+        "a snapshot with a root": b"\x02" + with_head([*GOOD[:5], bytes(16)], bytes(40))[1:],
         "16,385 rows": with_head([*GOOD[:5], [ROW] * 16_385]),
         "a return to the version before": with_head([*GOOD, 0]),
         "a return to itself": with_head([*GOOD, 1]),
@@ -297,6 +278,35 @@ OBJECTS: Rows = {  # R4.5-6
         "a trailing byte": with_head(GOOD, b"\x00\x00\x00"),
         "a probe without chunks": with_head(GOOD, b"\x00\x00\x00\x00"),
         "a byte after the probe": with_head(GOOD, b"\x00\x00\x01\x00\x01\x00a\x00"),
+    }.items()
+}
+
+
+def with_leaf(*fields: object, via: object = ()) -> bytes:
+    return b"\x05" + with_head([1, via, fields], b"")[1:]
+
+
+LEAF_ROW = [8, 1, bytes(4), b"\x01", b""]
+PROOFS: Rows = {  # R4.6-6
+    name: (body, "reference")
+    for name, body in {
+        "nothing": b"",
+        "another kind": b"\x04" + with_leaf(1, 2, b"", *LEAF_ROW)[1:],
+        "a byte more": with_leaf(1, 2, b"", *LEAF_ROW) + b"\x00",
+        "a byte less": with_leaf(1, 2, b"", *LEAF_ROW)[:-1],
+        "an aggregator without an address": with_leaf(1, 2, b"", via=[0]),
+        "four aggregators": with_leaf(1, 2, b"", via=[1, 2, 3, 4]),
+        "five leaves": b"\x05" + with_head([1, [], *[[1, 2, b""]] * 5], b"")[1:],
+        "a leaf behind the last": with_leaf(2, 2, b""),
+        "too many leaves": with_leaf(1, 4097, b""),
+        "a part of a hash": with_leaf(1, 2, bytes(15)),
+        "13 hashes": with_leaf(1, 2, bytes(13 * 16)),
+        "a part of a row": with_leaf(1, 2, b"", *LEAF_ROW[:4]),
+        "nine rows": with_leaf(1, 2, b"", *LEAF_ROW * 9),
+        "a row of another leaf": with_leaf(0, 2, b"", *LEAF_ROW),
+        "a root that is no bytes": with_leaf(1, 2, b"", *LEAF_ROW[:4], 0),
+        "a short root": with_leaf(1, 2, b"", *LEAF_ROW[:4], bytes(15)),
+        "a leaf that is no array": b"\x05" + with_head([1, [], 7], b"")[1:],
     }.items()
 }
 CERTIFICATES: Rows = {  # R4.5-6
@@ -350,10 +360,10 @@ READERS: list[tuple[str, Callable[[bytes], object], Rows]] = [
     ("control", read_control, CONTROLS),
     ("manifest", read_manifest, MANIFESTS),
     ("chunk", read_chunk, CHUNKS),
-    ("contributions", read_contributions, CONTRIBUTIONS),
     ("activation", read_activation, ACTIVATIONS),
     ("fragment", lambda body: Reassembler(MTU, object_max=1000).add(body), FRAGMENTS),
     ("object", lambda body: read_object(body, 10), OBJECTS),
+    ("proof", read_proof, PROOFS),
     ("certificate", split_certificate, CERTIFICATES),
     ("link", read_message, LINK),
     ("offer", release.read_offer, RELEASES),
@@ -388,6 +398,7 @@ def test_what_the_tables_change_is_good() -> None:
     step = read_object(with_head([*GOOD[:5], [ROW] * 16_384], b"\x01\x00\x03\x00abc"), 10)
     assert isinstance(step, GlobalUpdate)
     assert step.chunks == (b"abc",)
+    assert len(read_proof(with_leaf(1, 2, bytes(12 * 16), *LEAF_ROW * 8)).leaves[0].rows) == 8
     assert read_activation(activation({})).number == 5
     assert read_message(STATUS + b"\x01" * 256) == Status(b"name", (1,) * 256)
     assert release.read_offer(release.write_offer(RELEASE)) == RELEASE

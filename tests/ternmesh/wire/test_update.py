@@ -4,16 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ternmesh.errors import WireError
-from ternmesh.wire.update import (
-    Contribution,
-    contributors_max,
-    read_bitmap,
-    update_digest,
-    update_hash,
-    whole_round,
-    write_bitmap,
-    write_contributions,
-)
+from ternmesh.wire.update import read_bitmap, update_digest, update_hash, whole_round, write_bitmap
 
 
 def test_the_digest_depends_on_every_chunk_and_their_order() -> None:
@@ -27,13 +18,6 @@ def test_the_digest_depends_on_every_chunk_and_their_order() -> None:
 @given(st.integers(0, 2**32 - 1), st.integers(-(2**15), 2**15 - 1))
 def test_the_whole_round_follows_from_its_low_bits(near: int, offset: int) -> None:  # R4.1-4
     assert whole_round((near + offset) & 0xFFFF, near) == near + offset
-
-
-def test_a_list_of_contributions_fits_its_frame() -> None:
-    assert [contributors_max(mtu) for mtu in (164, 184, 241, 4096)] == [21, 23, 32, 32]
-    for mtu in (164, 184, 241):
-        most = [Contribution(b"aaaa", 1)] * contributors_max(mtu)
-        assert len(write_contributions(1, most)) + 14 <= mtu
 
 
 @given(st.integers(1, 300), st.data())

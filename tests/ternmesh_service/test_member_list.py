@@ -7,7 +7,6 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from edge.gateway.member_list import ASK_S, MemberListClient
 from host import membership
 from host.enrolment import LIST_MIN_S
 from ternmesh.errors import WireError
@@ -20,6 +19,7 @@ from ternmesh.wire import fragments
 from ternmesh.wire.frame import FRAME_MAX, UNASSIGNED, Header, seal_open
 from ternmesh_cli.keys import enrol_fleet
 from ternmesh_service.keyring import Keyring, SecurityConfig
+from ternmesh_service.member_list import ASK_S, MemberListClient
 from ternmesh_store.state_file import StateFile
 from tests.host.enrolment_desk import EnrolmentDesk
 from tests.ternmesh.security.trust_ends import someone
