@@ -48,6 +48,7 @@ RADIO = SerialLoraSettings(port="p", dialect="ebyte", role="host", addresses={})
 
 # How a command begins, and why no test runs it.
 ELSEWHERE = {
+    "docker compose": "needs a docker daemon: test_cluster.py reads its settings",
     "git clone": "needs a published address",
     "cd ternmesh": "follows git clone",
     "sudo apt": "changes this machine",

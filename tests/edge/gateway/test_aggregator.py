@@ -10,10 +10,10 @@ from ternmesh_cli.keys import enrol_fleet
 from ternmesh_cli.process import write_toml
 from tests.conftest import Eventually
 from tests.mosquitto import Mosquitto
+from tests.packaging.test_cluster import bridge
 from tests.programs import PATIENCE_S, TOP, Process, board_settings, host_settings, running
 
 ROUNDS = 12
-BRIDGE = "connection region\naddress 127.0.0.1:{}\ntopic ternmesh/attic/# both 1"
 
 
 def link(broker: Mosquitto, **more: str) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def test_a_region_behind_a_bridge_loses_nothing_when_its_aggregator_is_killed(
         (tmp_path / folder).mkdir()
     enrol_fleet("attic", tmp_path / "host", folders, {"shed": tmp_path / "shed"})
     with Mosquitto(tmp_path / "far") as far:
-        near = Mosquitto(tmp_path / "near", BRIDGE.format(far.port))
+        near = Mosquitto(tmp_path / "near", bridge(far))
         with near:
             run = {"rounds": ROUNDS, "min_peers": 2, "deadline_s": 30.0}
             host = Process("host", tmp_path / "host", host_settings(link(far), **run))
