@@ -36,6 +36,7 @@ FIRST = 3  # rounds of a run that are all audited
 ONE_IN = 10  # of the later rounds
 MISSED_MAX = 3  # audits in a row that an aggregator may miss: it may have lost its power
 BODY_MAX = 4096
+SHOWN_MAX = 32 << 20  # bytes: members are what an aggregator says
 _START = struct.Struct("<BI")
 
 _MALFORMED = (
@@ -190,7 +191,7 @@ class Audits:
         if sent is None or not sent.is_drawn or sent.after:
             raise WireError("kind", "a fragment that this host did not ask for")
         each = self._plan.up.count * self._plan.frame_mtu + BODY_MAX
-        size = 8 * self._plan.dimension + sent.manifest.members * each
+        size = min(SHOWN_MAX, 8 * self._plan.dimension + sent.manifest.members * each)
         pieces = self._pieces.setdefault(address, Reassembler(self._plan.frame_mtu, size, 1))
         data = pieces.add(body)
         if data is None:
