@@ -1,0 +1,452 @@
+"""A plain ONNX classifier made ready to learn without torch: a frozen front, or LoRA in its layers.
+
+The gradients of LoRA are those of onnx-ad, taken out of what they have too much.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ternmesh.extras import installed
+
+with installed("adapt", "`ternmesh adapt` needs the packages onnx, onnx-ad and onnx-ir"):
+    import onnx
+    import onnx_ir as ir
+    import onnx_ir.passes.common as common
+    from google.protobuf.message import DecodeError
+    from onnx import TensorProto, helper, inliner, numpy_helper, shape_inference
+    from onnx_ad import UnsupportedOperator, reverse
+    from onnx_ad.fold import fold_constants
+
+from models.errors import ExportError
+from models.graph_passes import name_by_place, optimise, simplify
+from models.tails import (
+    CROSS_ENTROPY,
+    HEADER,
+    bytes_of,
+    loss_constants,
+    specs_of,
+    split_text,
+    vector_of,
+    write_package,
+)
+from ternmesh.model_package import ADAPTER, DOMAINS, FORWARD, TRAIN_STEP, ModelPackage, TensorSpec
+
+BYTES_MAX = 200_000_000
+OPSETS = range(13, 29)  # that a board runs
+FOLDED_MAX = 256  # numbers of a result: shapes, never weights
+OURS = {"adapter", "target", "loss", "gradient", "output"}
+_CONTROL = {"If", "Loop", "Scan"}
+_PASSED = {"Softmax", "LogSoftmax", "Identity"}  # between the logits and the output
+_LINEAR = {"Reshape", "Flatten", "Squeeze", "GlobalAveragePool", "ReduceMean", "Identity"}
+
+Array = NDArray[Any]
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Classifier:
+    """A graph from one float32 input [batch, *shape] to logits [batch, classes].
+
+    `is_free` says whether the file leaves the batch open.
+    """
+
+    model: Any  # onnx.ModelProto
+    input: str
+    shape: tuple[int, ...]
+    logits: str
+    classes: int
+    is_free: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A tensor to cut at, and the weight [width, classes] and bias of the layer behind it."""
+
+    tensor: str
+    is_map: bool  # [channels, height, width], of which a row has the means
+    head: tuple[Array, Array] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A MatMul or Gemm with a frozen float32 weight, from `inputs` to `outputs` numbers."""
+
+    name: str
+    node: str  # its output
+    inputs: int
+    outputs: int
+
+
+def read_classifier(path: Path, shapes: Shapes) -> Classifier:
+    """The classifier in a file; `shapes` by input fix axes that it leaves open. ExportError."""
+    if path.stat().st_size >= BYTES_MAX:
+        raise ExportError(f"{path} has 200 MB or more: take a smaller model, or one in float16")
+    try:
+        model = onnx.load_model(str(path), load_external_data=False)
+    except DecodeError as error:
+        raise ExportError(f"{path} is no ONNX file: export the model as .onnx") from error
+    graph = model.graph
+    if not graph.node:
+        raise ExportError(f"{path} is no ONNX file: export the model as .onnx")
+    if any(tensor.data_location == TensorProto.EXTERNAL for tensor in graph.initializer):
+        raise ExportError(f"{path} has its weights in another file: export it as a single file")
+    model = inliner.inline_local_functions(model)
+    graph, versions = model.graph, {item.domain: item.version for item in model.opset_import}
+    foreign = {node.domain for node in graph.node if node.domain.encode() not in DOMAINS}
+    version = versions.get("", versions.get("ai.onnx", 0))
+    if foreign or version not in OPSETS:
+        what = f"operators of {min(foreign)}" if foreign else f"operator set {version}"
+        raise ExportError(f"{path} has {what}: export it with ONNX's own operators, set 13 to 28")
+    del model.opset_import[:], graph.value_info[:], model.metadata_props[:]
+    model.opset_import.append(helper.make_opsetid("", version))
+    for node in graph.node:
+        del node.metadata_props[:]
+        node.doc_string = ""
+    name, sizes, is_free = _input_of(path, graph, shapes)
+    logits = _logits(graph)
+    fixed = _fixed(model, name, (1, *sizes), logits)
+    if found := {node.op_type for node in fixed.graph.node} & _CONTROL:
+        raise ExportError(f"{path} has {min(found)}: export it without control flow")
+    classes = _shapes(fixed).get(logits, ())
+    if len(classes) != 2 or classes[0] != 1 or classes[1] < 2:
+        raise ExportError(
+            f"{path} is no classifier: its output is {list(classes)}, not [batch, classes] in float"
+        )
+    return Classifier(model, name, sizes, logits, classes[1], is_free)
+
+
+def _input_of(path: Path, graph: Any, shapes: Shapes) -> tuple[str, tuple[int, ...], bool]:
+    """The name of the only input, its shape without the batch, and whether the batch is free."""
+    defaults = {tensor.name for tensor in graph.initializer}
+    inputs = [value for value in graph.input if value.name not in defaults]
+    kinds = [value.type.tensor_type.elem_type for value in inputs]
+    if kinds != [TensorProto.FLOAT]:
+        names = ", ".join(value.name for value in inputs) or "none"
+        raise ExportError(f"{path} has the inputs {names}: export it with one, in float32")
+    [value] = inputs
+    del graph.input[:]
+    graph.input.append(value)
+    axes = [axis.dim_value for axis in value.type.tensor_type.shape.dim]
+    sizes = shapes.get(value.name, tuple(axes))
+    if min(sizes[1:], default=0) < 1 or len(sizes) != len(axes):
+        free = [axis.dim_param or "?" for axis in value.type.tensor_type.shape.dim]
+        known = ",".join(str(size or name) for size, name in zip(axes, free, strict=True))
+        raise ExportError(f"{path} leaves sizes open: fix them with --shape {value.name}={known}")
+    if axes[0] > 1:
+        raise ExportError(f"{path} takes {axes[0]} samples at once: export it with a free batch")
+    return value.name, sizes[1:], not axes[0]
+
+
+def _logits(graph: Any) -> str:
+    """The tensor in front of a softmax at the end."""
+    makers, name = _makers(graph), str(graph.output[0].name)
+    while name in makers and makers[name].op_type in _PASSED:
+        name = makers[name].input[0]
+    return name
+
+
+def _makers(graph: Any) -> dict[str, Any]:
+    return {output: node for node in graph.node for output in node.output}
+
+
+def _shapes(model: Any) -> dict[str, tuple[int, ...]]:
+    """The known shapes; a size that is not known is 0."""
+    graph = shape_inference.infer_shapes(model, data_prop=True).graph
+    values = (*graph.input, *graph.output, *graph.value_info)
+    found = {v.name: tuple(d.dim_value for d in v.type.tensor_type.shape.dim) for v in values}
+    return found | {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
+
+
+def _part(model: Any, begin: str, end: str) -> Any:
+    """A model of what computes the tensor `end`, with `begin` as its only input."""
+    needed, nodes = {end}, []
+    for node in reversed(model.graph.node):
+        if begin not in node.output and needed & set(node.output):
+            nodes.append(node)
+            needed |= set(node.input)
+    weights = [tensor for tensor in model.graph.initializer if tensor.name in needed]
+    inputs = [helper.make_tensor_value_info(begin, TensorProto.FLOAT, None)]
+    graph = helper.make_graph(
+        nodes[::-1], "part", inputs, [onnx.ValueInfoProto(name=end)], weights
+    )
+    return helper.make_model(graph, opset_imports=model.opset_import, ir_version=10)
+
+
+def _fixed(model: Any, begin: str, shape: Sequence[int | str], end: str) -> Any:
+    """The part between two tensors with this shape of its input, and constants folded."""
+    part = _part(model, begin, end)
+    part.graph.input[0].CopyFrom(_value(begin, shape))
+    return fold_constants(part, FOLDED_MAX)
+
+
+def _value(name: str, shape: Sequence[int | str], kind: int = TensorProto.FLOAT) -> Any:
+    return helper.make_tensor_value_info(name, kind, shape)
+
+
+def cut_at_last(classifier: Classifier) -> Cut:
+    """The input of the last MatMul, Gemm or Conv, and its weights where they make the logits."""
+    graph, name = classifier.model.graph, classifier.logits
+    makers = _makers(graph)
+    weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    bias, is_exact = np.zeros(classifier.classes, np.float32), True
+    while node := makers.get(name):
+        names = [item for item in node.input if item in weights]
+        if node.op_type in ("MatMul", "Gemm", "Conv") and node.input[1] in weights:
+            weight, *own = (weights[item] for item in names)
+            kernel = weight.shape[2:]
+            settings = {item.name: helper.get_attribute_value(item) for item in node.attribute}
+            is_exact &= settings.pop("alpha", 1.0) == settings.pop("beta", 1.0) == 1.0
+            if node.op_type == "Conv":
+                is_exact &= set(kernel) == {1} and settings.get("group", 1) == 1
+                weight = weight.reshape(weight.shape[:2])
+            if node.op_type == "Conv" or settings.get("transB"):
+                weight = weight.T
+            is_exact &= weight.shape[-1] == classifier.classes and weight.dtype == np.float32
+            head = (weight, bias + sum(own)) if is_exact else None
+            return Cut(node.input[0], node.op_type == "Conv", head)
+        if node.op_type == "Add" and names and weights[names[0]].size == classifier.classes:
+            bias = bias + weights[names[0]].ravel()
+            name = next(item for item in node.input if item not in names)
+        else:
+            is_exact &= node.op_type in _LINEAR
+            name = node.input[0] if node.input else ""
+    raise ExportError("no MatMul, Gemm or Conv makes the logits: name a tensor, --head TENSOR")
+
+
+def front_of(classifier: Classifier, cut: Cut) -> tuple[bytes, int]:
+    """The graph that makes a row float32 [1, width] of one sample [1, *shape], and the width."""
+    if cut.tensor not in _makers(classifier.model.graph):
+        raise ExportError(f"the model computes no tensor {cut.tensor!r}: see it with netron, say")
+    sample = (1, *classifier.shape)
+    model = _fixed(classifier.model, classifier.input, sample, cut.tensor)
+    shape = _shapes(model)[cut.tensor]
+    if min(shape, default=0) < 1:
+        raise ExportError(f"the size of {cut.tensor} depends on data: cut at another tensor")
+    width = shape[1] if cut.is_map else int(np.prod(shape))
+    name = cut.tensor
+    if cut.is_map:
+        name = ":means"
+        model.graph.node.append(helper.make_node("GlobalAveragePool", [cut.tensor], [name]))
+    model.graph.node.append(helper.make_node("Reshape", [name, ":row"], ["row"]))
+    model.graph.initializer.append(numpy_helper.from_array(np.array([1, width]), ":row"))
+    model.graph.output[0].CopyFrom(_value("row", (1, width)))
+    return _clean(ir.from_proto(model)), width
+
+
+def tail_of(classifier: Classifier, cut: Cut) -> Classifier:
+    """What follows the tensor, from rows [batch, width]; ExportError where it needs more."""
+    fixed = _fixed(classifier.model, classifier.input, (1, *classifier.shape), cut.tensor)
+    shape = _shapes(fixed)[cut.tensor]
+    model = _part(classifier.model, cut.tensor, classifier.logits)
+    if any(classifier.input in node.input for node in model.graph.node):
+        raise ExportError(f"what follows {cut.tensor} needs other tensors, too: cut at another one")
+    model.graph.node.insert(0, helper.make_node("Reshape", ["row", ":sizes"], [cut.tensor]))
+    model.graph.initializer.append(numpy_helper.from_array(np.array([-1, *shape[1:]]), ":sizes"))
+    return replace(classifier, model=model, input="row", shape=(int(np.prod(shape)),))
+
+
+def layers_of(classifier: Classifier, pattern: str) -> list[Layer]:
+    """The layers whose node, weight or bias is named so; ExportError where there are none."""
+    graph = classifier.model.graph
+    weights = {tensor.name: tensor for tensor in graph.initializer}
+    users = {name: node for node in graph.node for name in node.input}
+    found: dict[str, Layer] = {}
+    for node in graph.node:
+        weight = weights.get(node.input[1]) if node.op_type in ("MatMul", "Gemm") else None
+        if weight is None or weight.data_type != TensorProto.FLOAT or len(weight.dims) != 2:
+            continue
+        added = users.get(node.output[0])
+        adds = added.input if added is not None and added.op_type == "Add" else ()
+        names = [node.name, *node.input[1:], *(name for name in adds if name in weights)]
+        if not any(fnmatchcase(name, pattern) for name in names if name):
+            continue
+        stems = [name.rpartition(".")[0] for name in names[1:]]
+        name = next(filter(None, stems), node.name or node.output[0])
+        sizes = weight.dims if not _flag(node, "transB") else weight.dims[::-1]
+        layer = Layer(name if name not in found else node.output[0], node.output[0], *sizes)
+        found[layer.name] = layer
+    if not found:
+        raise ExportError(
+            f"no MatMul or Gemm with float32 weights is named {pattern!r} (int8 weights stay "
+            "frozen): use --head last, or --lora '*'"
+        )
+    return list(found.values())
+
+
+def _flag(node: Any, name: str) -> bool:
+    return any(item.name == name and item.i for item in node.attribute)
+
+
+def write_lora(
+    folder: Path,
+    classifier: Classifier,
+    layers: Sequence[Layer],
+    *,
+    name: str,
+    rank: int = 8,
+    batch: int = 16,
+    labels: Sequence[str] = (),
+    seed: int = 0,
+    front: Mapping[str, Any] | None = None,
+    front_file: Path | None = None,
+    raw: TensorSpec | None = None,
+) -> ModelPackage:
+    """Write the package of a classifier with LoRA, y = x W + (x A) B; A is random and B zero.
+
+    A front makes its rows of the samples `raw`. ExportError for what cannot be differentiated.
+    """
+    if not classifier.is_free:
+        raise ExportError("the batch is fixed to 1: export with a free batch, or use --head alone")
+    rng, adapter = np.random.default_rng(seed), {}
+    for layer in layers:
+        bound = layer.inputs**-0.5
+        down = rng.uniform(-bound, bound, (layer.inputs, rank))
+        adapter[f"{layer.name}.lora_A"] = down.astype(np.float32)
+        adapter[f"{layer.name}.lora_B"] = np.zeros((rank, layer.outputs), np.float32)
+    source = classifier.input
+    given = source if source not in OURS else "features"
+    spec = TensorSpec(given, "float32", (batch, *classifier.shape))
+    contents = {
+        FORWARD: _forward(classifier, layers, adapter, given),
+        TRAIN_STEP: _train_step(classifier, layers, adapter, spec),
+        ADAPTER: vector_of(adapter).astype("<f4").tobytes(),
+    }
+    package = ModelPackage(
+        name=name,
+        version=1,
+        inputs=(raw or replace(spec, shape=(-1, *classifier.shape)),),
+        outputs=(TensorSpec("output", "float32", (-1, classifier.classes)),),
+        batch_inputs=(spec, TensorSpec("target", "int64", (batch,))),
+        adapter=specs_of(adapter),
+        metric="accuracy",
+        files={},
+        labels=tuple(labels),
+    )
+    return write_package(folder, package, contents, front, front_file)
+
+
+def _with_lora(model: Any, layers: Sequence[Layer]) -> Any:
+    """The model with x A B added to the results of the layers; A and B are not defined yet."""
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    places = {layer.node: layer.name for layer in layers}
+    del made.graph.node[:]
+    for node in model.graph.node:
+        made.graph.node.append(node)
+        if (layer := places.get(node.output[0])) is None:
+            continue
+        y, x = node.output[0], node.input[0]
+        made.graph.node[-1].output[0] = f"{y}:base"
+        made.graph.node.extend(
+            [
+                helper.make_node("MatMul", [x, f"{layer}.lora_A"], [f"{y}:down"]),
+                helper.make_node("MatMul", [f"{y}:down", f"{layer}.lora_B"], [f"{y}:up"]),
+                helper.make_node("Add", [f"{y}:base", f"{y}:up"], [y]),
+            ]
+        )
+    return made
+
+
+def _forward(
+    classifier: Classifier, layers: Sequence[Layer], adapter: Mapping[str, Array], given: str
+) -> bytes:
+    free = ("batch", *classifier.shape)
+    model = _fixed(classifier.model, classifier.input, free, classifier.logits)
+    names = {classifier.input: given, classifier.logits: "output", **{key: key for key in adapter}}
+    model = _renamed(_with_lora(model, layers), names)
+    graph = model.graph
+    graph.output[0].CopyFrom(_value("output", ("batch", classifier.classes)))
+    for name, tensor in adapter.items():
+        is_down = name.endswith(".lora_A")
+        sizes = (tensor.shape[0], "rank") if is_down else ("rank", tensor.shape[1])
+        graph.input.append(_value(name, sizes))
+        empty = tensor[:, :0] if is_down else tensor[:0]
+        graph.initializer.append(numpy_helper.from_array(empty, name))
+    return _clean(ir.from_proto(model))
+
+
+def _renamed(model: Any, names: Mapping[str, str]) -> Any:
+    """The model with these names for its tensors, and for all others names that are not ours."""
+    graph, table = model.graph, {"": "", **names}
+
+    def new(name: str) -> str:
+        return table.setdefault(name, f":{len(table)}")
+
+    for node in graph.node:
+        node.input[:] = map(new, node.input)
+        node.output[:] = map(new, node.output)
+    for value in (*graph.input, *graph.output, *graph.initializer):
+        value.name = new(value.name)
+    return model
+
+
+def _train_step(
+    classifier: Classifier, layers: Sequence[Layer], adapter: Mapping[str, Array], spec: TensorSpec
+) -> bytes:
+    batch, logits = spec.shape[0], "logits"
+    model = _fixed(classifier.model, classifier.input, spec.shape, classifier.logits)
+    keys = {key: f"t{at}" for at, key in enumerate(adapter)}
+    names = {classifier.input: spec.name, classifier.logits: logits, **keys}
+    model = _renamed(_with_lora(model, layers), names)
+    graph = model.graph
+    tensors = dict(zip(keys.values(), adapter.values(), strict=True))
+    graph.output[0].CopyFrom(_value(logits, (batch, classifier.classes)))
+    graph.input.extend(_value(key, tensor.shape) for key, tensor in tensors.items())
+    try:
+        model = reverse(model, list(tensors), [logits], prefix="d_", layout="onnx")
+    except (UnsupportedOperator, NotImplementedError) as error:
+        raise ExportError(f"onnx-ad cannot differentiate it ({error}): use --head last") from error
+    seeds = model.graph.input[-1]
+    seed = seeds.name
+    seeds.CopyFrom(_value(seed, (batch, classifier.classes, 1)))
+    del model.graph.value_info[:]
+    model = fold_constants(model, FOLDED_MAX)
+    return _clean(_joined(model, tensors, logits, seed, spec, classifier.classes))
+
+
+def _joined(
+    model: Any, tensors: Mapping[str, Array], logits: str, seed: str, spec: TensorSpec, classes: int
+) -> ir.Model:
+    """The gradient behind the loss and the adapter, simplified."""
+    graph, size = model.graph, sum(tensor.size for tensor in tensors.values())
+    cut, constants = split_text(tensors)
+    before = _nodes(cut)
+    loss = _nodes(f"{CROSS_ENTROPY}\n    {seed} = Unsqueeze (change, behind)")
+    ends = [helper.make_node("Reshape", [f"d_{key}", "flat"], [f"e_{key}"]) for key in tensors]
+    ends.append(helper.make_node("Concat", [f"e_{key}" for key in tensors], ["gradient"], axis=0))
+    at = next(at for at, node in enumerate(graph.node) if logits in node.output) + 1
+    nodes = [*before, *graph.node[:at], *loss, *graph.node[at:], *ends]
+    constants |= loss_constants(spec.shape[0], classes) | {"behind": np.array([-1])}
+    weights = [numpy_helper.from_array(np.asarray(v), key) for key, v in constants.items()]
+    inputs = (("adapter", (size,)), (spec.name, spec.shape))
+    made = helper.make_graph(
+        nodes,
+        "train_step",
+        [*(_value(*pair) for pair in inputs), _value("target", spec.shape[:1], TensorProto.INT64)],
+        [_value("loss", ()), _value("gradient", (size,))],
+        [*graph.initializer, *weights],
+    )
+    whole = helper.make_model(made, opset_imports=model.opset_import, ir_version=9)
+    step = ir.from_proto(shape_inference.infer_shapes(whole, data_prop=True))
+    simplify(step)
+    optimise(step)
+    return step
+
+
+def _nodes(text: str) -> list[Any]:
+    made = onnx.parser.parse_model(f"{HEADER}(float[1] a) => (float[1] b) {{\n{text}\n}}")
+    return list(made.graph.node)
+
+
+def _clean(model: ir.Model) -> bytes:
+    common.RemoveUnusedNodesPass()(model)
+    name_by_place(model)
+    common.ClearMetadataAndDocStringPass()(model)
+    model.producer_name = model.producer_version = None
+    return bytes_of(ir.to_proto(model))
