@@ -1,7 +1,7 @@
 """`ternmesh adapt` beside torch: gradients, time and memory of a step, and what a front saves.
 
-A transformer encoder, a CNN and an MLP are exported by torch as plain .onnx files. LoRA in the same
-layers is trained by onnx-ad's gradient (models.adapt) and by our own trace of torch (models.export).
+A transformer encoder, a CNN and an MLP are exported by torch as plain .onnx files. LoRA in the
+same layers is trained by the gradient of onnx-ad (models.adapt), and by our own trace of torch.
 """
 
 import statistics

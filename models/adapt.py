@@ -3,7 +3,7 @@
 The gradients of LoRA are those of onnx-ad, taken out of what they have too much.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -172,9 +172,7 @@ def _part(model: Any, begin: str, end: str) -> Any:
             needed |= set(node.input)
     weights = [tensor for tensor in model.graph.initializer if tensor.name in needed]
     inputs = [helper.make_tensor_value_info(begin, TensorProto.FLOAT, None)]
-    graph = helper.make_graph(
-        nodes[::-1], "part", inputs, [onnx.ValueInfoProto(name=end)], weights
-    )
+    graph = helper.make_graph(nodes[::-1], "part", inputs, [onnx.ValueInfoProto(name=end)], weights)
     return helper.make_model(graph, opset_imports=model.opset_import, ir_version=10)
 
 

@@ -66,8 +66,6 @@ def simplify(model: ir.Model) -> None:
     drop_expands(model)
     views_to_reshapes(model)
     merge_reshapes(model)
-    sum_in_gemm(model)
-    common.RemoveUnusedNodesPass()(model)
 
 
 def drop_expands(model: ir.Model) -> None:
@@ -93,53 +91,6 @@ def views_to_reshapes(model: ir.Model) -> None:
         if is_view:
             tape = Tape()
             _replace(model, node, tape, _reshape(tape, x, y.shape.numpy()))
-
-
-def sum_in_gemm(model: ir.Model) -> None:
-    """The sum over a batch of products x^T g becomes one product of matrices."""
-    for node in list(model.graph):
-        if node.op_type != "ReduceSum":
-            continue
-        summed = _input(node, 0)
-        inner = _producer(node, "Reshape", 0)
-        product = inner.inputs[0].producer() if inner and inner.inputs[0] else summed.producer()
-        transpose = _producer(product, "Transpose", 0) if product else None
-        if product is None or product.op_type != "MatMul" or transpose is None:
-            continue
-        x, g = _input(transpose, 0), _input(product, 1)
-        y = node.outputs[0]
-        if any(v.shape is None or not v.shape.is_static() for v in (x, g, summed, y)):
-            continue
-        axes, sizes = _permutation(transpose), x.shape.numpy()
-        swapped = [*range(len(sizes) - 2), len(sizes) - 1, len(sizes) - 2]
-        last = g.shape.numpy()[-1]
-        rows = math.prod(sizes[:-1])
-        kept, before = math.prod(y.shape.numpy()), summed.shape.numpy()
-        same = list(axes) == swapped and rows * last == math.prod(g.shape.numpy())
-        # The numbers of a sum lie sizes[-1] * last apart: the axes in front are summed
-        leading = _leading(before, math.prod(before) // max(kept, 1))
-        constant = ir.convenience.get_const_tensor(_input(node, 1))
-        if not same or kept != sizes[-1] * last or constant is None or leading is None:
-            continue
-        summed_axes = {int(axis) % len(before) for axis in constant.numpy()}
-        if {axis for axis in summed_axes if before[axis] > 1} != leading:
-            continue
-        tape = Tape()
-        matrices = [_reshape(tape, x, (rows, sizes[-1])), _reshape(tape, g, (rows, last))]
-        total = tape.op("Gemm", matrices, {"transA": 1})
-        total.shape, total.type = ir.Shape((sizes[-1], last)), y.type
-        _replace(model, node, tape, _reshape(tape, total, y.shape.numpy()))
-
-
-def _leading(sizes: Sequence[int], count: int) -> set[int] | None:
-    """The first axes, without those of size 1, whose sizes have the product `count`."""
-    found, product = set(), 1
-    for axis, size in enumerate(sizes):
-        if product == count:
-            break
-        product *= size
-        found |= {axis} if size > 1 else set()
-    return found if product == count else None
 
 
 def cancel_transposes(model: ir.Model) -> None:

@@ -81,9 +81,7 @@ def _shape(text: str) -> tuple[str, tuple[int, ...]]:
     return name, tuple(map(int, sizes.split(",")))
 
 
-def _write(
-    folder: Path, classifier: "Classifier", arguments: argparse.Namespace
-) -> "ModelPackage":
+def _write(folder: Path, classifier: "Classifier", arguments: argparse.Namespace) -> "ModelPackage":
     """The package in a new folder, after a board's own check of its files."""
     from edge.onnx.check import check_file
     from models.adapt import Cut, cut_at_last, front_of, layers_of, tail_of, write_lora
