@@ -25,17 +25,8 @@ with installed("adapt", "`ternmesh adapt` needs the packages onnx, onnx-ad and o
 
 from models.errors import ExportError
 from models.graph_passes import name_by_place, optimise, simplify
-from models.tails import (
-    CROSS_ENTROPY,
-    HEADER,
-    bytes_of,
-    loss_constants,
-    specs_of,
-    split_text,
-    vector_of,
-    write_package,
-)
-from ternmesh.model_package import ADAPTER, DOMAINS, FORWARD, TRAIN_STEP, ModelPackage, TensorSpec
+from models.tails import CROSS_ENTROPY, HEADER, bytes_of, loss_constants, split_text, write_package
+from ternmesh.model_package import DOMAINS, ModelPackage, TensorSpec
 
 BYTES_MAX = 200_000_000
 OPSETS = range(13, 29)  # that a board runs
@@ -293,11 +284,10 @@ def write_lora(
     seed: int = 0,
     front: Mapping[str, Any] | None = None,
     front_file: Path | None = None,
-    raw: TensorSpec | None = None,
 ) -> ModelPackage:
     """Write the package of a classifier with LoRA, y = x W + (x A) B; A is random and B zero.
 
-    A front makes its rows of the samples `raw`. ExportError for what cannot be differentiated.
+    ExportError for what cannot be differentiated.
     """
     if not classifier.is_free:
         raise ExportError("the batch is fixed to 1: export with a free batch, or use --head alone")
@@ -307,26 +297,20 @@ def write_lora(
         down = rng.uniform(-bound, bound, (layer.inputs, rank))
         adapter[f"{layer.name}.lora_A"] = down.astype(np.float32)
         adapter[f"{layer.name}.lora_B"] = np.zeros((rank, layer.outputs), np.float32)
-    source = classifier.input
-    given = source if source not in OURS else "features"
-    spec = TensorSpec(given, "float32", (batch, *classifier.shape))
-    contents = {
-        FORWARD: _forward(classifier, layers, adapter, given),
-        TRAIN_STEP: _train_step(classifier, layers, adapter, spec),
-        ADAPTER: vector_of(adapter).astype("<f4").tobytes(),
-    }
-    package = ModelPackage(
+    given = "features" if classifier.input in OURS else classifier.input
+    features = TensorSpec(given, "float32", (batch, *classifier.shape))
+    return write_package(
+        folder,
+        features,
+        adapter,
+        _forward(classifier, layers, adapter, given),
+        _train_step(classifier, layers, adapter, features),
         name=name,
-        version=1,
-        inputs=(raw or replace(spec, shape=(-1, *classifier.shape)),),
-        outputs=(TensorSpec("output", "float32", (-1, classifier.classes)),),
-        batch_inputs=(spec, TensorSpec("target", "int64", (batch,))),
-        adapter=specs_of(adapter),
-        metric="accuracy",
-        files={},
-        labels=tuple(labels),
+        classes=classifier.classes,
+        labels=labels,
+        front=front,
+        front_file=front_file,
     )
-    return write_package(folder, package, contents, front, front_file)
 
 
 def _with_lora(model: Any, layers: Sequence[Layer]) -> Any:

@@ -109,54 +109,60 @@ def write_tail(
         raise ExportError("a front needs both its description and its file")
     shape = (width,) if rows == 1 and not (front and front["window"]) else (rows, width)
     adapter = _initial(rows * width, classes, hidden, seed, head)
-    rows_spec = TensorSpec("features", "float32", (-1, *shape))
-    contents = {
-        FORWARD: _forward(shape, adapter),
-        TRAIN_STEP: _train_step(shape, adapter, batch),
-        ADAPTER: vector_of(adapter).astype("<f4").tobytes(),
-    }
-    batch_inputs = (
+    return write_package(
+        folder,
         TensorSpec("features", "float32", (batch, *shape)),
-        TensorSpec("target", "int64", (batch,)),
-    )
-    raw = rows_spec if front_file is None else raw_input(front or {}, front_file)
-    described = ModelPackage(
+        adapter,
+        _forward(shape, adapter),
+        _train_step(shape, adapter, batch),
         name=name,
-        version=1,
-        inputs=(raw,),
-        outputs=(TensorSpec("output", "float32", (-1, classes)),),
-        batch_inputs=batch_inputs,
-        adapter=specs_of(adapter),
-        metric="accuracy",
-        files={},
-        labels=tuple(labels),
+        classes=classes,
+        labels=labels,
+        front=front,
+        front_file=front_file,
     )
-    return write_package(folder, described, contents, front, front_file)
 
 
 def write_package(
     folder: Path,
-    package: ModelPackage,
-    contents: Mapping[str, bytes],
-    front: Mapping[str, Any] | None = None,
-    front_file: Path | None = None,
+    features: TensorSpec,
+    adapter: Tensors,
+    forward: bytes,
+    train_step: bytes,
+    *,
+    name: str,
+    classes: int,
+    labels: Sequence[str],
+    front: Mapping[str, Any] | None,
+    front_file: Path | None,
 ) -> ModelPackage:
-    """Write a package with the hashes of its files, of format 2 where there is a front."""
-    hashes = {file: hashlib.sha256(data).hexdigest() for file, data in contents.items()}
-    package = read_model_package(write_model_package(replace(package, files=hashes)))  # checks it
-    if front_file is None:
-        write_folder(folder, write_model_package(package), contents)
-        return package
-    contents = {**contents, FRONT: front_file.read_bytes()}
-    hashes[FRONT] = hashlib.sha256(contents[FRONT]).hexdigest()
-    package = replace(package, files=hashes)
-    fields = json.loads(write_model_package(package))
-    fields |= {"format": FORMAT, "front": dict(front or {})}
-    write_folder(folder, json.dumps(fields, sort_keys=True, indent=1).encode(), contents)
+    """Write the package of a classifier of one batch input; of format 2 where it has a front."""
+    vector = np.concatenate([tensor.ravel() for tensor in adapter.values()])
+    contents = {FORWARD: forward, TRAIN_STEP: train_step, ADAPTER: vector.astype("<f4").tobytes()}
+    rows = replace(features, shape=(-1, *features.shape[1:]))
+    package = ModelPackage(
+        name=name,
+        version=1,
+        inputs=(rows if front_file is None else _raw_input(front or {}, front_file),),
+        outputs=(TensorSpec("output", "float32", (-1, classes)),),
+        batch_inputs=(features, TensorSpec("target", "int64", features.shape[:1])),
+        adapter=tuple(TensorSpec(key, "float32", part.shape) for key, part in adapter.items()),
+        metric="accuracy",
+        files={file: hashlib.sha256(data).hexdigest() for file, data in contents.items()},
+        labels=tuple(labels),
+    )
+    description = write_model_package(package)
+    read_model_package(description)  # as a board checks it
+    if front_file is not None:
+        contents[FRONT] = front_file.read_bytes()
+        fields = json.loads(description) | {"format": FORMAT, "front": dict(front or {})}
+        fields["files"][FRONT] = hashlib.sha256(contents[FRONT]).hexdigest()
+        description = json.dumps(fields, sort_keys=True, indent=1).encode()
+    write_folder(folder, description, contents)
     return package
 
 
-def raw_input(front: Mapping[str, Any], file: Path) -> TensorSpec:
+def _raw_input(front: Mapping[str, Any], file: Path) -> TensorSpec:
     """The samples that a front takes: as long as its windows, or one input without windows."""
     [value] = onnx.load_model(str(file), load_external_data=False).graph.input
     if window := front["window"]:
@@ -164,15 +170,6 @@ def raw_input(front: Mapping[str, Any], file: Path) -> TensorSpec:
     else:
         shape = [axis.dim_value for axis in value.type.tensor_type.shape.dim][1:]
     return TensorSpec(value.name, "float32", (-1, *shape))
-
-
-def vector_of(adapter: Tensors) -> NDArray[np.float32]:
-    """The adapter vector (float32, D) of these tensors."""
-    return np.concatenate([tensor.ravel() for tensor in adapter.values()]).astype(np.float32)
-
-
-def specs_of(adapter: Tensors) -> tuple[TensorSpec, ...]:
-    return tuple(TensorSpec(name, "float32", tensor.shape) for name, tensor in adapter.items())
 
 
 def graph_of(text: str, constants: Mapping[str, Array]) -> onnx.ModelProto:
@@ -199,7 +196,7 @@ def split_text(adapter: Tensors) -> tuple[str, dict[str, Array]]:
     for at, (name, tensor) in enumerate(adapter.items()):
         lines.append(f"{name} = Reshape (part_{at}, shape_{at})")
         constants[f"shape_{at}"] = np.array(tensor.shape, np.int64)
-    return "\n    ".join(lines), constants
+    return "\n".join(lines), constants
 
 
 def loss_constants(batch: int, classes: int) -> dict[str, Array]:
@@ -207,7 +204,7 @@ def loss_constants(batch: int, classes: int) -> dict[str, Array]:
     return {
         "last": np.array([1]),
         "every_class": np.arange(classes)[None],
-        "batch_size": np.float32(batch),
+        "batch_size": np.array(batch, np.float32),
         "flat": np.array([-1]),
     }
 
@@ -233,39 +230,36 @@ def _initial(
     }
 
 
-def _flatten(shape: Sequence[int]) -> str:
-    return "x = Flatten (features)" if len(shape) > 1 else "x = Identity (features)"
-
-
-def _axes(*sizes: object) -> str:
-    return f"float[{', '.join(map(str, sizes))}]"
-
-
 def _forward(shape: Sequence[int], adapter: Tensors) -> bytes:
-    inputs = ", ".join(f"{_axes(*tensor.shape)} {key}" for key, tensor in adapter.items())
+    inputs = ", ".join(f"{_typed(*part.shape)} {key}" for key, part in adapter.items())
     classes = adapter["head_bias"].size
-    layers = _LAYERS["hidden_weight" in adapter].replace("logits", "output")
-    text = (
-        f"({_axes('n', *shape)} features, {inputs}) => ({_axes('n', classes)} output) {{\n"
-        f"    {_flatten(shape)}\n    {layers}\n}}"
-    )
+    text = f"""({_typed("n", *shape)} features, {inputs}) => ({_typed("n", classes)} output) {{
+        {_begin(shape, adapter).replace("logits", "output")}
+    }}"""
     return bytes_of(graph_of(text, adapter))
 
 
 def _train_step(shape: Sequence[int], adapter: Tensors, batch: int) -> bytes:
-    size, has_hidden = sum(tensor.size for tensor in adapter.values()), "hidden_weight" in adapter
+    size = sum(part.size for part in adapter.values())
     cut, constants = split_text(adapter)
-    ends = [f"flat_{key} = Reshape (d_{key}, flat)" for key in adapter]
-    joined = ", ".join(f"flat_{key}" for key in adapter)
-    text = (
-        f"(float[{size}] adapter, {_axes(batch, *shape)} features, int64[{batch}] target)"
-        f" => (float loss, float[{size}] gradient) {{\n    {cut}\n    {_flatten(shape)}\n"
-        f"    {_LAYERS[has_hidden]}{CROSS_ENTROPY}    {_GRADIENTS[has_hidden]}\n    "
-        + "\n    ".join(ends)
-        + f"\n    gradient = Concat <axis = 0> ({joined})\n}}"
-    )
-    constants |= loss_constants(batch, adapter["head_bias"].size)
-    constants["first"] = np.array([0])
-    if has_hidden:
-        constants["zero"] = np.float32(0)
+    constants |= loss_constants(batch, adapter["head_bias"].size) | {"first": np.array([0])}
+    if has_hidden := "hidden_weight" in adapter:
+        constants["zero"] = np.array(0, np.float32)
+    ends = "\n".join(f"flat_{key} = Reshape (d_{key}, flat)" for key in adapter)
+    inputs = f"float[{size}] adapter, {_typed(batch, *shape)} features, int64[{batch}] target"
+    text = f"""({inputs}) => (float loss, float[{size}] gradient) {{
+        {cut}
+        {_begin(shape, adapter)} {CROSS_ENTROPY} {_GRADIENTS[has_hidden]}
+        {ends}
+        gradient = Concat <axis = 0> ({", ".join(f"flat_{key}" for key in adapter)})
+    }}"""
     return bytes_of(graph_of(text, constants))
+
+
+def _typed(*sizes: object) -> str:
+    return f"float[{', '.join(map(str, sizes))}]"
+
+
+def _begin(shape: Sequence[int], adapter: Tensors) -> str:
+    flat = "Flatten" if len(shape) > 1 else "Identity"
+    return f"x = {flat} (features)\n{_LAYERS['hidden_weight' in adapter]}"

@@ -85,7 +85,7 @@ def _write(folder: Path, classifier: "Classifier", arguments: argparse.Namespace
     """The package in a new folder, after a board's own check of its files."""
     from edge.onnx.check import check_file
     from models.adapt import Cut, cut_at_last, front_of, layers_of, tail_of, write_lora
-    from models.tails import raw_input, write_tail
+    from models.tails import write_tail
 
     labels = [label.strip() for label in (arguments.labels or "").split(",") if label.strip()]
     common = {"name": arguments.name, "labels": labels, "batch": arguments.batch}
@@ -102,7 +102,6 @@ def _write(folder: Path, classifier: "Classifier", arguments: argparse.Namespace
         if arguments.lora is not None:
             if front:
                 classifier = tail_of(classifier, cut)
-                front["raw"] = raw_input(WHOLE, file)
             layers = layers_of(classifier, arguments.lora)
             rank = arguments.rank
             package = write_lora(folder, classifier, layers, rank=rank, **common, **front)
