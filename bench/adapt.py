@@ -193,9 +193,9 @@ def _speedup(folder: Path, blocks: int) -> float:
     classifier = read_classifier(folder / "plain.onnx", {})
     last = layers_of(classifier, "out.*")
     write_lora(folder / "whole", classifier, last, name="whole", rank=RANK)
-    _, width = front_of(classifier, cut_at_last(classifier))
+    _, rest = front_of(classifier, cut_at_last(classifier)[0])
     rows: ModelPackage = write_tail(
-        folder / "rows", rows=1, width=width, classes=classifier.classes, name="rows",
+        folder / "rows", rows=1, width=rest.shape[0], classes=classifier.classes, name="rows",
         front=None, front_file=None, batch=BATCH,
     )  # fmt: skip
     assert rows.batch == BATCH

@@ -3,6 +3,7 @@
 The gradients of LoRA are those of onnx-ad, taken out of what they have too much.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -25,12 +26,21 @@ with installed("adapt", "`ternmesh adapt` needs the packages onnx, onnx-ad and o
 
 from models.errors import ExportError
 from models.graph_passes import name_by_place, optimise, simplify
-from models.tails import CROSS_ENTROPY, HEADER, bytes_of, loss_constants, split_text, write_package
+from models.tails import (
+    CROSS_ENTROPY,
+    HEADER,
+    bytes_of,
+    join_text,
+    loss_constants,
+    split_text,
+    write_package,
+)
 from ternmesh.model_package import DOMAINS, ModelPackage, TensorSpec
 
 BYTES_MAX = 200_000_000
 OPSETS = range(13, 29)  # that a board runs
 FOLDED_MAX = 256  # numbers of a result: shapes, never weights
+IR_VERSION = 10
 OURS = {"adapter", "target", "loss", "gradient", "output"}
 _CONTROL = {"If", "Loop", "Scan"}
 _PASSED = {"Softmax", "LogSoftmax", "Identity"}  # between the logits and the output
@@ -56,15 +66,6 @@ class Classifier:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """A tensor to cut at, and the weight [width, classes] and bias of the layer behind it."""
-
-    tensor: str
-    is_map: bool  # [channels, height, width], of which a row has the means
-    head: tuple[Array, Array] | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Layer:
     """A MatMul or Gemm with a frozen float32 weight, from `inputs` to `outputs` numbers."""
 
@@ -77,69 +78,51 @@ class Layer:
 def read_classifier(path: Path, shapes: Shapes) -> Classifier:
     """The classifier in a file; `shapes` by input fix axes that it leaves open. ExportError."""
     if path.stat().st_size >= BYTES_MAX:
-        raise ExportError(f"{path} has 200 MB or more: take a smaller model, or one in float16")
+        raise ExportError(f"{path} has 200 MB or more: take a smaller model")
     try:
-        model = onnx.load_model(str(path), load_external_data=False)
-    except DecodeError as error:
-        raise ExportError(f"{path} is no ONNX file: export the model as .onnx") from error
-    graph = model.graph
+        model = inliner.inline_local_functions(onnx.load_model(path, load_external_data=False))
+    except DecodeError:
+        model = onnx.ModelProto()
+    graph, versions = model.graph, {item.domain: item.version for item in model.opset_import}
     if not graph.node:
         raise ExportError(f"{path} is no ONNX file: export the model as .onnx")
     if any(tensor.data_location == TensorProto.EXTERNAL for tensor in graph.initializer):
         raise ExportError(f"{path} has its weights in another file: export it as a single file")
-    model = inliner.inline_local_functions(model)
-    graph, versions = model.graph, {item.domain: item.version for item in model.opset_import}
     foreign = {node.domain for node in graph.node if node.domain.encode() not in DOMAINS}
     version = versions.get("", versions.get("ai.onnx", 0))
     if foreign or version not in OPSETS:
         what = f"operators of {min(foreign)}" if foreign else f"operator set {version}"
         raise ExportError(f"{path} has {what}: export it with ONNX's own operators, set 13 to 28")
-    del model.opset_import[:], graph.value_info[:], model.metadata_props[:]
+    del model.opset_import[:]
     model.opset_import.append(helper.make_opsetid("", version))
-    for node in graph.node:
-        del node.metadata_props[:]
-        node.doc_string = ""
     name, sizes, is_free = _input_of(path, graph, shapes)
-    logits = _logits(graph)
+    makers, logits = _makers(graph), str(graph.output[0].name)
+    while logits in makers and makers[logits].op_type in _PASSED:
+        logits = makers[logits].input[0]
     fixed = _fixed(model, name, (1, *sizes), logits)
     if found := {node.op_type for node in fixed.graph.node} & _CONTROL:
         raise ExportError(f"{path} has {min(found)}: export it without control flow")
-    classes = _shapes(fixed).get(logits, ())
-    if len(classes) != 2 or classes[0] != 1 or classes[1] < 2:
-        raise ExportError(
-            f"{path} is no classifier: its output is {list(classes)}, not [batch, classes] in float"
-        )
-    return Classifier(model, name, sizes, logits, classes[1], is_free)
+    shape = _shapes(fixed).get(logits, ())
+    if len(shape) != 2 or shape[0] != 1 or shape[1] < 2:
+        raise ExportError(f"{path} is no classifier: its output is {list(shape)}, not [1, classes]")
+    return Classifier(model, name, sizes, logits, shape[1], is_free)
 
 
 def _input_of(path: Path, graph: Any, shapes: Shapes) -> tuple[str, tuple[int, ...], bool]:
     """The name of the only input, its shape without the batch, and whether the batch is free."""
     defaults = {tensor.name for tensor in graph.initializer}
     inputs = [value for value in graph.input if value.name not in defaults]
-    kinds = [value.type.tensor_type.elem_type for value in inputs]
-    if kinds != [TensorProto.FLOAT]:
+    if [value.type.tensor_type.elem_type for value in inputs] != [TensorProto.FLOAT]:
         names = ", ".join(value.name for value in inputs) or "none"
         raise ExportError(f"{path} has the inputs {names}: export it with one, in float32")
-    [value] = inputs
-    del graph.input[:]
-    graph.input.append(value)
-    axes = [axis.dim_value for axis in value.type.tensor_type.shape.dim]
-    sizes = shapes.get(value.name, tuple(axes))
+    name, axes = inputs[0].name, inputs[0].type.tensor_type.shape.dim
+    sizes = shapes.get(name, tuple(axis.dim_value for axis in axes))
     if min(sizes[1:], default=0) < 1 or len(sizes) != len(axes):
-        free = [axis.dim_param or "?" for axis in value.type.tensor_type.shape.dim]
-        known = ",".join(str(size or name) for size, name in zip(axes, free, strict=True))
-        raise ExportError(f"{path} leaves sizes open: fix them with --shape {value.name}={known}")
-    if axes[0] > 1:
-        raise ExportError(f"{path} takes {axes[0]} samples at once: export it with a free batch")
-    return value.name, sizes[1:], not axes[0]
-
-
-def _logits(graph: Any) -> str:
-    """The tensor in front of a softmax at the end."""
-    makers, name = _makers(graph), str(graph.output[0].name)
-    while name in makers and makers[name].op_type in _PASSED:
-        name = makers[name].input[0]
-    return name
+        known = ",".join(str(axis.dim_value or axis.dim_param or "?") for axis in axes)
+        raise ExportError(f"{path} leaves sizes open: fix them with --shape {name}={known}")
+    if axes[0].dim_value > 1:
+        raise ExportError(f"{path} takes {sizes[0]} samples at once: export it with a free batch")
+    return name, sizes[1:], not axes[0].dim_value
 
 
 def _makers(graph: Any) -> dict[str, Any]:
@@ -164,7 +147,7 @@ def _part(model: Any, begin: str, end: str) -> Any:
     weights = [tensor for tensor in model.graph.initializer if tensor.name in needed]
     inputs = [helper.make_tensor_value_info(begin, TensorProto.FLOAT, None)]
     graph = helper.make_graph(nodes[::-1], "part", inputs, [onnx.ValueInfoProto(name=end)], weights)
-    return helper.make_model(graph, opset_imports=model.opset_import, ir_version=10)
+    return helper.make_model(graph, opset_imports=model.opset_import, ir_version=IR_VERSION)
 
 
 def _fixed(model: Any, begin: str, shape: Sequence[int | str], end: str) -> Any:
@@ -178,66 +161,64 @@ def _value(name: str, shape: Sequence[int | str], kind: int = TensorProto.FLOAT)
     return helper.make_tensor_value_info(name, kind, shape)
 
 
-def cut_at_last(classifier: Classifier) -> Cut:
-    """The input of the last MatMul, Gemm or Conv, and its weights where they make the logits."""
-    graph, name = classifier.model.graph, classifier.logits
-    makers = _makers(graph)
-    weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+def cut_at_last(classifier: Classifier) -> tuple[str, tuple[Array, Array] | None]:
+    """The input of the last MatMul, Gemm or Conv; its weight [width, classes] and bias.
+
+    These are None where more than a mean and other shapes lie between it and the logits.
+    """
+    makers, name = _makers(classifier.model.graph), classifier.logits
+    weights = {t.name: numpy_helper.to_array(t) for t in classifier.model.graph.initializer}
     bias, is_exact = np.zeros(classifier.classes, np.float32), True
     while node := makers.get(name):
-        names = [item for item in node.input if item in weights]
+        own = [weights[item] for item in node.input if item in weights]
         if node.op_type in ("MatMul", "Gemm", "Conv") and node.input[1] in weights:
-            weight, *own = (weights[item] for item in names)
-            kernel = weight.shape[2:]
             settings = {item.name: helper.get_attribute_value(item) for item in node.attribute}
-            is_exact &= settings.pop("alpha", 1.0) == settings.pop("beta", 1.0) == 1.0
-            if node.op_type == "Conv":
-                is_exact &= set(kernel) == {1} and settings.get("group", 1) == 1
-                weight = weight.reshape(weight.shape[:2])
-            if node.op_type == "Conv" or settings.get("transB"):
-                weight = weight.T
-            is_exact &= weight.shape[-1] == classifier.classes and weight.dtype == np.float32
-            head = (weight, bias + sum(own)) if is_exact else None
-            return Cut(node.input[0], node.op_type == "Conv", head)
-        if node.op_type == "Add" and names and weights[names[0]].size == classifier.classes:
-            bias = bias + weights[names[0]].ravel()
-            name = next(item for item in node.input if item not in names)
+            is_exact &= {settings.get(key, 1) for key in ("alpha", "beta", "group")} == {1}
+            weight = own[0].reshape(own[0].shape[:2] if set(own[0].shape[2:]) <= {1} else (1, -1))
+            weight = weight.T if settings.get("transB") or node.op_type == "Conv" else weight
+            is_exact &= weight.shape[1] == classifier.classes and weight.dtype == np.float32
+            return node.input[0], (weight, bias + sum(own[1:])) if is_exact else None
+        if node.op_type == "Add" and own and own[0].size == classifier.classes:
+            bias = bias + own[0].ravel()
+            name = next(item for item in node.input if item not in weights)
         else:
             is_exact &= node.op_type in _LINEAR
             name = node.input[0] if node.input else ""
     raise ExportError("no MatMul, Gemm or Conv makes the logits: name a tensor, --head TENSOR")
 
 
-def front_of(classifier: Classifier, cut: Cut) -> tuple[bytes, int]:
-    """The graph that makes a row float32 [1, width] of one sample [1, *shape], and the width."""
-    if cut.tensor not in _makers(classifier.model.graph):
-        raise ExportError(f"the model computes no tensor {cut.tensor!r}: see it with netron, say")
-    sample = (1, *classifier.shape)
-    model = _fixed(classifier.model, classifier.input, sample, cut.tensor)
-    shape = _shapes(model)[cut.tensor]
+def front_of(
+    classifier: Classifier, tensor: str, *, is_whole: bool = False
+) -> tuple[bytes, Classifier]:
+    """The graph that makes a row float32 [1, width] of a sample, and what follows from such rows.
+
+    Of a map [1, channels, height, width] a row has the means, unless `is_whole`: then the rest of
+    the graph can follow. ExportError where the tensor cannot be a row.
+    """
+    if tensor not in _makers(classifier.model.graph):
+        raise ExportError(f"the model computes no tensor {tensor!r}: see its graph in a viewer")
+    front = _fixed(classifier.model, classifier.input, (1, *classifier.shape), tensor)
+    shape, name = _shapes(front)[tensor], tensor
     if min(shape, default=0) < 1:
-        raise ExportError(f"the size of {cut.tensor} depends on data: cut at another tensor")
-    width = shape[1] if cut.is_map else int(np.prod(shape))
-    name = cut.tensor
-    if cut.is_map:
-        name = ":means"
-        model.graph.node.append(helper.make_node("GlobalAveragePool", [cut.tensor], [name]))
-    model.graph.node.append(helper.make_node("Reshape", [name, ":row"], ["row"]))
-    model.graph.initializer.append(numpy_helper.from_array(np.array([1, width]), ":row"))
-    model.graph.output[0].CopyFrom(_value("row", (1, width)))
-    return _clean(ir.from_proto(model)), width
+        raise ExportError(f"the size of {tensor} depends on data: cut at another tensor")
+    if len(shape) == 4 and not is_whole:
+        shape, name = shape[:2], ":means"
+        front.graph.node.append(helper.make_node("GlobalAveragePool", [tensor], [name]))
+    width = math.prod(shape)
+    _reshape(front, name, "row", (1, width), at=len(front.graph.node))
+    front.graph.output[0].CopyFrom(_value("row", (1, width)))
+    rest = _part(classifier.model, tensor, classifier.logits)
+    if is_whole and any(classifier.input in node.input for node in rest.graph.node):
+        raise ExportError(f"what follows {tensor} needs other tensors, too: cut at another one")
+    _reshape(rest, "row", tensor, (-1, *shape[1:]), at=0)
+    return _clean(ir.from_proto(front)), replace(
+        classifier, model=rest, input="row", shape=(width,)
+    )
 
 
-def tail_of(classifier: Classifier, cut: Cut) -> Classifier:
-    """What follows the tensor, from rows [batch, width]; ExportError where it needs more."""
-    fixed = _fixed(classifier.model, classifier.input, (1, *classifier.shape), cut.tensor)
-    shape = _shapes(fixed)[cut.tensor]
-    model = _part(classifier.model, cut.tensor, classifier.logits)
-    if any(classifier.input in node.input for node in model.graph.node):
-        raise ExportError(f"what follows {cut.tensor} needs other tensors, too: cut at another one")
-    model.graph.node.insert(0, helper.make_node("Reshape", ["row", ":sizes"], [cut.tensor]))
-    model.graph.initializer.append(numpy_helper.from_array(np.array([-1, *shape[1:]]), ":sizes"))
-    return replace(classifier, model=model, input="row", shape=(int(np.prod(shape)),))
+def _reshape(model: Any, x: str, y: str, shape: Sequence[int], at: int) -> None:
+    model.graph.node.insert(at, helper.make_node("Reshape", [x, ":shape"], [y]))
+    model.graph.initializer.append(numpy_helper.from_array(np.array(shape), ":shape"))
 
 
 def layers_of(classifier: Classifier, pattern: str) -> list[Layer]:
@@ -257,7 +238,8 @@ def layers_of(classifier: Classifier, pattern: str) -> list[Layer]:
             continue
         stems = [name.rpartition(".")[0] for name in names[1:]]
         name = next(filter(None, stems), node.name or node.output[0])
-        sizes = weight.dims if not _flag(node, "transB") else weight.dims[::-1]
+        is_turned = any(item.name == "transB" and item.i for item in node.attribute)
+        sizes = weight.dims[::-1] if is_turned else weight.dims
         layer = Layer(name if name not in found else node.output[0], node.output[0], *sizes)
         found[layer.name] = layer
     if not found:
@@ -266,10 +248,6 @@ def layers_of(classifier: Classifier, pattern: str) -> list[Layer]:
             "frozen): use --head last, or --lora '*'"
         )
     return list(found.values())
-
-
-def _flag(node: Any, name: str) -> bool:
-    return any(item.name == name and item.i for item in node.attribute)
 
 
 def write_lora(
@@ -315,23 +293,20 @@ def write_lora(
 
 def _with_lora(model: Any, layers: Sequence[Layer]) -> Any:
     """The model with x A B added to the results of the layers; A and B are not defined yet."""
-    made = onnx.ModelProto()
+    made, places = onnx.ModelProto(), {layer.node: layer.name for layer in layers}
     made.CopyFrom(model)
-    places = {layer.node: layer.name for layer in layers}
     del made.graph.node[:]
     for node in model.graph.node:
         made.graph.node.append(node)
-        if (layer := places.get(node.output[0])) is None:
-            continue
-        y, x = node.output[0], node.input[0]
-        made.graph.node[-1].output[0] = f"{y}:base"
-        made.graph.node.extend(
-            [
-                helper.make_node("MatMul", [x, f"{layer}.lora_A"], [f"{y}:down"]),
-                helper.make_node("MatMul", [f"{y}:down", f"{layer}.lora_B"], [f"{y}:up"]),
-                helper.make_node("Add", [f"{y}:base", f"{y}:up"], [y]),
-            ]
-        )
+        y = node.output[0]
+        if (layer := places.get(y)) is not None:
+            made.graph.node[-1].output[0] = f"{y}:base"
+            for kind, inputs, output in (
+                ("MatMul", (node.input[0], f"{layer}.lora_A"), f"{y}:down"),
+                ("MatMul", (f"{y}:down", f"{layer}.lora_B"), f"{y}:up"),
+                ("Add", (f"{y}:base", f"{y}:up"), y),
+            ):
+                made.graph.node.append(helper.make_node(kind, inputs, [output]))
     return made
 
 
@@ -371,54 +346,42 @@ def _renamed(model: Any, names: Mapping[str, str]) -> Any:
 def _train_step(
     classifier: Classifier, layers: Sequence[Layer], adapter: Mapping[str, Array], spec: TensorSpec
 ) -> bytes:
-    batch, logits = spec.shape[0], "logits"
+    """Loss and gradient: onnx-ad's from the logits on, between nodes of ours."""
+    batch, seed_shape = spec.shape[0], (spec.shape[0], classifier.classes, 1)
     model = _fixed(classifier.model, classifier.input, spec.shape, classifier.logits)
     keys = {key: f"t{at}" for at, key in enumerate(adapter)}
-    names = {classifier.input: spec.name, classifier.logits: logits, **keys}
+    names = {classifier.input: spec.name, classifier.logits: "logits", **keys}
     model = _renamed(_with_lora(model, layers), names)
-    graph = model.graph
     tensors = dict(zip(keys.values(), adapter.values(), strict=True))
-    graph.output[0].CopyFrom(_value(logits, (batch, classifier.classes)))
-    graph.input.extend(_value(key, tensor.shape) for key, tensor in tensors.items())
+    model.graph.output[0].CopyFrom(_value("logits", seed_shape[:2]))
+    model.graph.input.extend(_value(key, tensor.shape) for key, tensor in tensors.items())
     try:
-        model = reverse(model, list(tensors), [logits], prefix="d_", layout="onnx")
+        model = reverse(model, list(tensors), ["logits"], prefix="d_", layout="onnx")
     except (UnsupportedOperator, NotImplementedError) as error:
         raise ExportError(f"onnx-ad cannot differentiate it ({error}): use --head last") from error
-    seeds = model.graph.input[-1]
-    seed = seeds.name
-    seeds.CopyFrom(_value(seed, (batch, classifier.classes, 1)))
+    model.graph.input[-1].CopyFrom(_value("d_logits", seed_shape))  # one seed: no sizes are open
     del model.graph.value_info[:]
-    model = fold_constants(model, FOLDED_MAX)
-    return _clean(_joined(model, tensors, logits, seed, spec, classifier.classes))
-
-
-def _joined(
-    model: Any, tensors: Mapping[str, Array], logits: str, seed: str, spec: TensorSpec, classes: int
-) -> ir.Model:
-    """The gradient behind the loss and the adapter, simplified."""
-    graph, size = model.graph, sum(tensor.size for tensor in tensors.values())
+    graph, size = fold_constants(model, FOLDED_MAX).graph, sum(t.size for t in tensors.values())
     cut, constants = split_text(tensors)
-    before = _nodes(cut)
-    loss = _nodes(f"{CROSS_ENTROPY}\n    {seed} = Unsqueeze (change, behind)")
-    ends = [helper.make_node("Reshape", [f"d_{key}", "flat"], [f"e_{key}"]) for key in tensors]
-    ends.append(helper.make_node("Concat", [f"e_{key}" for key in tensors], ["gradient"], axis=0))
-    at = next(at for at, node in enumerate(graph.node) if logits in node.output) + 1
-    nodes = [*before, *graph.node[:at], *loss, *graph.node[at:], *ends]
-    constants |= loss_constants(spec.shape[0], classes) | {"behind": np.array([-1])}
+    constants |= loss_constants(batch, classifier.classes) | {"behind": np.array([-1])}
+    at = next(at for at, node in enumerate(graph.node) if "logits" in node.output) + 1
+    nodes = [
+        *_nodes(cut),
+        *graph.node[:at],
+        *_nodes(f"{CROSS_ENTROPY}\n d_logits = Unsqueeze (change, behind)"),
+        *graph.node[at:],
+        *_nodes(join_text(tensors)),
+    ]
+    inputs = [_value("adapter", (size,)), _value(spec.name, spec.shape)]
+    inputs.append(_value("target", spec.shape[:1], TensorProto.INT64))
     weights = [numpy_helper.from_array(np.asarray(v), key) for key, v in constants.items()]
-    inputs = (("adapter", (size,)), (spec.name, spec.shape))
-    made = helper.make_graph(
-        nodes,
-        "train_step",
-        [*(_value(*pair) for pair in inputs), _value("target", spec.shape[:1], TensorProto.INT64)],
-        [_value("loss", ()), _value("gradient", (size,))],
-        [*graph.initializer, *weights],
-    )
-    whole = helper.make_model(made, opset_imports=model.opset_import, ir_version=9)
+    outputs = [_value("loss", ()), _value("gradient", (size,))]
+    made = helper.make_graph(nodes, "step", inputs, outputs, [*graph.initializer, *weights])
+    whole = helper.make_model(made, opset_imports=model.opset_import, ir_version=IR_VERSION)
     step = ir.from_proto(shape_inference.infer_shapes(whole, data_prop=True))
     simplify(step)
     optimise(step)
-    return step
+    return _clean(step)
 
 
 def _nodes(text: str) -> list[Any]:

@@ -6,7 +6,7 @@ operators that boards run.
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -199,6 +199,13 @@ def split_text(adapter: Tensors) -> tuple[str, dict[str, Array]]:
     return "\n".join(lines), constants
 
 
+def join_text(keys: Collection[str]) -> str:
+    """Nodes that make `gradient` of the gradients `d_KEY`, in their order."""
+    lines = [f"flat_{key} = Reshape (d_{key}, flat)" for key in keys]
+    joined = ", ".join(f"flat_{key}" for key in keys)
+    return "\n".join([*lines, f"gradient = Concat <axis = 0> ({joined})"])
+
+
 def loss_constants(batch: int, classes: int) -> dict[str, Array]:
     """The constants of CROSS_ENTROPY."""
     return {
@@ -245,13 +252,11 @@ def _train_step(shape: Sequence[int], adapter: Tensors, batch: int) -> bytes:
     constants |= loss_constants(batch, adapter["head_bias"].size) | {"first": np.array([0])}
     if has_hidden := "hidden_weight" in adapter:
         constants["zero"] = np.array(0, np.float32)
-    ends = "\n".join(f"flat_{key} = Reshape (d_{key}, flat)" for key in adapter)
     inputs = f"float[{size}] adapter, {_typed(batch, *shape)} features, int64[{batch}] target"
     text = f"""({inputs}) => (float loss, float[{size}] gradient) {{
         {cut}
         {_begin(shape, adapter)} {CROSS_ENTROPY} {_GRADIENTS[has_hidden]}
-        {ends}
-        gradient = Concat <axis = 0> ({", ".join(f"flat_{key}" for key in adapter)})
+        {join_text(adapter)}
     }}"""
     return bytes_of(graph_of(text, constants))
 

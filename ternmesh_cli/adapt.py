@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -84,37 +84,35 @@ def _shape(text: str) -> tuple[str, tuple[int, ...]]:
 def _write(folder: Path, classifier: "Classifier", arguments: argparse.Namespace) -> "ModelPackage":
     """The package in a new folder, after a board's own check of its files."""
     from edge.onnx.check import check_file
-    from models.adapt import Cut, cut_at_last, front_of, layers_of, tail_of, write_lora
+    from models.adapt import cut_at_last, front_of, layers_of, write_lora
     from models.tails import write_tail
 
     labels = [label.strip() for label in (arguments.labels or "").split(",") if label.strip()]
-    common = {"name": arguments.name, "labels": labels, "batch": arguments.batch}
+    common: dict[str, Any] = {"name": arguments.name, "labels": labels, "batch": arguments.batch}
     with tempfile.TemporaryDirectory() as scratch:
-        front = {}
+        front: dict[str, Any] = {"front": None, "front_file": None}
         if arguments.head is not None:
-            is_last = arguments.head == "last"
-            cut = cut_at_last(classifier) if is_last else Cut(arguments.head, is_map=False)
-            data, width = front_of(classifier, cut)
-            file = Path(scratch, "front.onnx")
-            file.write_bytes(data)
-            check_file(file)
-            front = {"front": WHOLE, "front_file": file}
+            tensor, head = arguments.head, None
+            if tensor == "last":
+                tensor, head = cut_at_last(classifier)
+            is_whole = arguments.lora is not None
+            data, classifier = front_of(classifier, tensor, is_whole=is_whole)
+            front = {"front": WHOLE, "front_file": Path(scratch, "front.onnx")}
+            front["front_file"].write_bytes(data)
+            check_file(front["front_file"])
         if arguments.lora is not None:
-            if front:
-                classifier = tail_of(classifier, cut)
             layers = layers_of(classifier, arguments.lora)
-            rank = arguments.rank
-            package = write_lora(folder, classifier, layers, rank=rank, **common, **front)
+            package = write_lora(folder, classifier, layers, rank=arguments.rank, **common, **front)
         else:
-            classes = len(labels) or arguments.classes or classifier.classes
-            is_kept = classes == classifier.classes and arguments.hidden is None
+            width, classes = classifier.shape[0], len(labels) or arguments.classes
+            size = width, classes or classifier.classes
             package = write_tail(
                 folder,
                 rows=1,
                 width=width,
-                classes=classes,
+                classes=size[1],
                 hidden=arguments.hidden,
-                head=cut.head if is_kept else None,
+                head=head if head is not None and head[0].shape == size else None,
                 **common,
                 **front,
             )
