@@ -136,7 +136,7 @@ def _error(name: str, folder: Path) -> float:
     batch = ((x,), (target,))
     export(module, adapter, functional.cross_entropy, batch, folder / "traced", name=name)
     loaded = load_model(folder / "ours")
-    vector = loaded.initial + 0.05 * torch.randn(loaded.initial.size).numpy()
+    vector = loaded.initial + (0.05 * torch.randn(loaded.initial.size)).numpy()
     ours = {classifier.input: x.numpy(), "target": target.numpy()}
     _, gradient = TrainStep(loaded.folder, package).run(vector, ours)
     wanted = _autograd(module, adapter, vector, x, target)

@@ -313,7 +313,7 @@ def _with_lora(model: Any, layers: Sequence[Layer]) -> Any:
 def _forward(
     classifier: Classifier, layers: Sequence[Layer], adapter: Mapping[str, Array], given: str
 ) -> bytes:
-    free = ("batch", *classifier.shape)
+    free: tuple[int | str, ...] = ("batch", *classifier.shape)
     model = _fixed(classifier.model, classifier.input, free, classifier.logits)
     names = {classifier.input: given, classifier.logits: "output", **{key: key for key in adapter}}
     model = _renamed(_with_lora(model, layers), names)

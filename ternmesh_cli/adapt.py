@@ -5,7 +5,6 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,14 +12,17 @@ import numpy as np
 
 from ternmesh.codec.entropy_coder import bits_per_trit
 from ternmesh.config import ConfigError
+from ternmesh.errors import TernmeshError
 from ternmesh.model_package import FILES
+from ternmesh.plan import LENGTH_PREFIX, PERMILLE, make_plan
+from ternmesh.wire.frame import FRAME_OVERHEAD
+from ternmesh.wire.update import CHUNK_HEAD_SIZE, MANIFEST_SIZE_MIN
 from ternmesh_cli.process import number, path
 
 if TYPE_CHECKING:
     from models.adapt import Classifier
     from ternmesh.model_package import ModelPackage
 
-UP_ZEROS = 0.9  # of an update, by default: see `make_plan`
 STEPS = 5  # timed
 HIDDEN = 32  # of the layer that is proposed
 WHOLE = {"window": 0, "hop": 0, "rows": 1, "scale": 1.0, "rate": 0}  # a front of whole samples
@@ -83,7 +85,6 @@ def _shape(text: str) -> tuple[str, tuple[int, ...]]:
 
 def _write(folder: Path, classifier: "Classifier", arguments: argparse.Namespace) -> "ModelPackage":
     """The package in a new folder, after a board's own check of its files."""
-    from edge.onnx.check import check_file
     from models.adapt import cut_at_last, front_of, layers_of, write_lora
     from models.tails import write_tail
 
@@ -99,7 +100,7 @@ def _write(folder: Path, classifier: "Classifier", arguments: argparse.Namespace
             data, classifier = front_of(classifier, tensor, is_whole=is_whole)
             front = {"front": WHOLE, "front_file": Path(scratch, "front.onnx")}
             front["front_file"].write_bytes(data)
-            check_file(front["front_file"])
+            _check(front["front_file"])
         if arguments.lora is not None:
             layers = layers_of(classifier, arguments.lora)
             package = write_lora(folder, classifier, layers, rank=arguments.rank, **common, **front)
@@ -117,14 +118,22 @@ def _write(folder: Path, classifier: "Classifier", arguments: argparse.Namespace
                 **front,
             )
     for name in FILES[:2]:
-        check_file(folder / name)
+        _check(folder / name)
     return package
+
+
+def _check(file: Path) -> None:
+    from edge.errors import ModelError
+    from edge.onnx.check import check
+
+    try:
+        check(memoryview(file.read_bytes()))
+    except ModelError as error:
+        raise ModelError(f"boards refuse {file.name} ({error}): cut with --head TENSOR") from error
 
 
 def _propose(classifier: "Classifier", arguments: argparse.Namespace) -> int:
     """Print what could be trained, and what it costs."""
-    from models.errors import ExportError
-
     choices = (
         ("--head last", {"head": "last"}),
         (f"--head last --hidden {HIDDEN}", {"head": "last", "hidden": HIDDEN}),
@@ -136,9 +145,10 @@ def _propose(classifier: "Classifier", arguments: argparse.Namespace) -> int:
         with tempfile.TemporaryDirectory() as made:
             try:
                 package = _write(Path(made, "package"), classifier, options)
-            except ExportError as error:
+            except TernmeshError as error:
                 print(f"{text:28} {error}")
                 continue
+            _step_cost(Path(made, "package"), package)  # what onnxruntime itself takes is no cost
             step_ms, mib = _step_cost(Path(made, "package"), package)
         size, bytes_up = package.dimension, _bytes_of_round(package)
         print(f"{text:28} {size:9,} {bytes_up:11,} {step_ms:8.2f} {mib:6.1f}")
@@ -151,22 +161,23 @@ def _propose(classifier: "Classifier", arguments: argparse.Namespace) -> int:
 
 
 def _bytes_of_round(package: "ModelPackage") -> int:
-    return round(package.dimension * bits_per_trit(UP_ZEROS) / 8)
+    """About what an update takes on the air, at the defaults of a run."""
+    plan = make_plan(package.dimension, rounds=1, local_steps=1, learning_rate=0.001)
+    frame = LENGTH_PREFIX + FRAME_OVERHEAD
+    heads = frame + MANIFEST_SIZE_MIN + plan.up.count * (frame + CHUNK_HEAD_SIZE)
+    zeros = plan.up_zeros_permille / PERMILLE
+    return heads + round(package.dimension * bits_per_trit(zeros) / 8)
 
 
 def _step_cost(folder: Path, package: "ModelPackage") -> tuple[float, float]:
     """Milliseconds of a training step, and MiB that it adds to this process at its peak."""
     from edge.onnx.session import TrainStep
 
-    rng = np.random.default_rng(0)
-    features, target = package.batch_inputs
-    batch = {
-        features.name: rng.standard_normal(features.shape, np.float32),
-        target.name: np.zeros(target.shape, np.int64),
-    }
+    batch = {spec.name: np.ones(spec.shape, spec.dtype) for spec in package.batch_inputs}
     vector = np.zeros(package.dimension, np.float32)
     step, times = TrainStep(folder, package), []
-    before = _memory_mib("VmRSS", is_reset=True)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is now
+    before = _memory_mib("VmRSS")
     for _ in range(STEPS):
         begun = time.perf_counter()
         step.run(vector, batch)
@@ -174,8 +185,6 @@ def _step_cost(folder: Path, package: "ModelPackage") -> tuple[float, float]:
     return statistics.median(times), _memory_mib("VmHWM") - before
 
 
-def _memory_mib(what: str, *, is_reset: bool = False) -> float:
-    if is_reset:
-        Path("/proc/self/clear_refs").write_text("5")  # the peak is now
-    lines: Sequence[str] = Path("/proc/self/status").read_text().splitlines()
+def _memory_mib(what: str) -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(what)) / 1024

@@ -3,6 +3,7 @@
 import json
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install 't
 
 from models.tails import write_tail  # noqa: E402
 
-PLAIN = {"name": "tail", "front": None, "front_file": None}
+PLAIN: dict[str, Any] = {"name": "tail", "front": None, "front_file": None}
 WINDOWS = {"window": 4, "hop": 2, "rows": 3, "scale": 32768.0, "rate": 16000}
 
 
@@ -28,7 +29,7 @@ def test_loss_and_gradient_are_right_and_boards_load_the_files(rows, hidden, tmp
     )
     loaded = load_model(tmp_path / "tail")
     rng = np.random.default_rng(0)
-    vector = loaded.initial + rng.standard_normal(package.dimension).astype(np.float32) / 3
+    vector = loaded.initial + rng.standard_normal(package.dimension, np.float32) / np.float32(3)
     x = rng.standard_normal(package.batch_inputs[0].shape).astype(np.float32)
     assert x.shape == ((6, 8) if rows == 1 else (6, rows, 8))
     target = rng.integers(0, 4, 6)
@@ -74,7 +75,7 @@ def test_a_node_learns_a_tail(tmp_path: Path) -> None:
     try:
         world.finish()
         for node in nodes:
-            scores = [entry.metric for entry in node.evaluation.history]
+            scores = [entry.metric or 0.0 for entry in node.evaluation.history]
             assert scores[-1] >= 0.9 > scores[0]
     finally:
         world.close()
