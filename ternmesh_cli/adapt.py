@@ -134,22 +134,24 @@ def _check(file: Path) -> None:
 
 def _propose(classifier: "Classifier", arguments: argparse.Namespace) -> int:
     """Print what could be trained, and what it costs."""
-    choices = (
+    choices: tuple[tuple[str, dict[str, Any]], ...] = (
         ("--head last", {"head": "last"}),
         (f"--head last --hidden {HIDDEN}", {"head": "last", "hidden": HIDDEN}),
         (f"--lora '*' --rank {arguments.rank}", {"lora": "*"}),
     )
     print(f"{'choice':28} {'numbers':>9} {'bytes/round':>11} {'ms/step':>8} {'MiB':>6}")
-    for text, chosen in choices:
+    for place, (text, chosen) in enumerate((choices[0], *choices)):
         options = argparse.Namespace(**{**vars(arguments), **chosen})
         with tempfile.TemporaryDirectory() as made:
             try:
                 package = _write(Path(made, "package"), classifier, options)
             except TernmeshError as error:
-                print(f"{text:28} {error}")
+                if place:
+                    print(f"{text:28} {error}")
                 continue
-            _step_cost(Path(made, "package"), package)  # what onnxruntime itself takes is no cost
             step_ms, mib = _step_cost(Path(made, "package"), package)
+        if not place:
+            continue  # what onnxruntime itself takes at its first run is no cost of a choice
         size, bytes_up = package.dimension, _bytes_of_round(package)
         print(f"{text:28} {size:9,} {bytes_up:11,} {step_ms:8.2f} {mib:6.1f}")
     print(
