@@ -240,7 +240,8 @@ def layers_of(classifier: Classifier, pattern: str) -> list[Layer]:
         name = next(filter(None, stems), node.name or node.output[0])
         is_turned = any(item.name == "transB" and item.i for item in node.attribute)
         sizes = weight.dims[::-1] if is_turned else weight.dims
-        layer = Layer(name if name not in found else node.output[0], node.output[0], *sizes)
+        is_taken = name in found or f"{name}.lora_A" in weights
+        layer = Layer(node.output[0] if is_taken else name, node.output[0], *sizes)
         found[layer.name] = layer
     if not found:
         raise ExportError(

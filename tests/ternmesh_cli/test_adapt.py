@@ -130,6 +130,27 @@ def test_lora_behind_a_front_trains_the_tail_alone(mlp: Path, tmp_path: Path) ->
     np.testing.assert_allclose(probabilities(logits), run_of(mlp, x=x), atol=1e-6)
 
 
+def test_lora_on_a_model_that_has_lora_in_it(mlp: Path, tmp_path: Path) -> None:
+    model = onnx.load(mlp)
+    model.graph.initializer[0].name = model.graph.node[0].input[1] = "d.lora_A"
+    onnx.save(model, mlp)
+    assert main(["adapt", str(mlp), "--out", str(tmp_path / "out"), "--lora", "d*"]) == 0
+    assert gradient_error(tmp_path / "out") < 1e-3
+
+
+def test_a_tail_that_needs_more_than_its_rows_is_refused(tmp_path: Path, capsys) -> None:
+    text = """(float[n, 6] x) => (float[n, 3] y) {
+        h = Tanh (x)
+        s = Add (h, x)
+        y = MatMul (s, W)
+    }"""
+    path = save(tmp_path / "skip.onnx", text, {"W": (6, 3)})
+    common = ["adapt", str(path), "--lora", "*", "--out"]
+    assert main([*common, str(tmp_path / "a"), "--head", "h"]) == 1
+    assert "what follows h needs other tensors, too" in capsys.readouterr().err
+    assert main([*common, str(tmp_path / "b"), "--head", "s"]) == 0
+
+
 def test_without_a_choice_it_proposes_and_writes_nothing(mlp, tmp_path, capsys) -> None:
     before = set(tmp_path.rglob("*"))
     assert main(["adapt", str(mlp), "--out", str(tmp_path / "out")]) == 0
