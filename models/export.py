@@ -33,7 +33,7 @@ with installed("train", "export needs torch, onnx and onnxruntime"):
 from models.adapters.base import Adapter
 from models.errors import ExportError, one_sentence
 from models.graph_passes import make_overridable, name_by_place, optimise
-from models.package_files import check_folder, write_folder
+from models.package_files import check_folder, checked_description, write_folder
 from ternmesh.model_package import (
     ADAPTER,
     DOMAINS,
@@ -43,8 +43,6 @@ from ternmesh.model_package import (
     TRAIN_STEP,
     ModelPackage,
     TensorSpec,
-    read_model_package,
-    write_model_package,
 )
 
 RELATIVE_ERROR_MAX = 1e-4
@@ -119,9 +117,7 @@ def export(
         files={file: hashlib.sha256(data).hexdigest() for file, data in contents.items()},
         labels=tuple(labels),
     )
-    description = write_model_package(package)
-    read_model_package(description)  # as a board checks it: the labels are the caller's
-    write_folder(Path(folder), description, contents)
+    write_folder(Path(folder), checked_description(package), contents)
     return package
 
 

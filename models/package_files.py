@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from models.errors import ExportError
-from ternmesh.model_package import FILES
+from ternmesh.model_package import FILES, ModelPackage, read_model_package, write_model_package
 
 DESCRIPTION = "model.json"
 FRONT = "front.onnx"  # the frozen part, of format 2
@@ -20,6 +20,13 @@ def check_folder(folder: Path, *, replace: bool = False) -> None:
         raise ExportError(f"{folder} holds {min(others)}, no part of a package: give a new folder")
     if found and not replace:
         raise ExportError(f"{folder} holds a package: give another folder, or replace=True")
+
+
+def checked_description(package: ModelPackage) -> bytes:
+    """The bytes of model.json, checked as a board does: the labels are the caller's."""
+    description = write_model_package(package)
+    read_model_package(description)
+    return description
 
 
 def write_folder(folder: Path, description: bytes, contents: Mapping[str, bytes]) -> None:

@@ -21,16 +21,8 @@ with installed("adapt", "a package without torch needs the package onnx"):
     from onnx import numpy_helper
 
 from models.errors import ExportError
-from models.package_files import FRONT, check_folder, write_folder
-from ternmesh.model_package import (
-    ADAPTER,
-    FORWARD,
-    TRAIN_STEP,
-    ModelPackage,
-    TensorSpec,
-    read_model_package,
-    write_model_package,
-)
+from models.package_files import FRONT, check_folder, checked_description, write_folder
+from ternmesh.model_package import ADAPTER, FORWARD, TRAIN_STEP, ModelPackage, TensorSpec
 
 HEADER = '<ir_version: 9, opset_import: ["": 18]> tail '
 FORMAT = 2  # of a package with a front
@@ -151,8 +143,7 @@ def write_package(
         files={file: hashlib.sha256(data).hexdigest() for file, data in contents.items()},
         labels=tuple(labels),
     )
-    description = write_model_package(package)
-    read_model_package(description)  # as a board checks it
+    description = checked_description(package)
     if front_file is not None:
         contents[FRONT] = front_file.read_bytes()
         fields = json.loads(description) | {"format": FORMAT, "front": dict(front or {})}

@@ -62,18 +62,13 @@ class Servers:
 
 
 def servers_of(
-    page: PageConfig,
-    metrics: MetricsConfig,
-    alarms: AlarmsConfig,
-    name: str,
-    socket: Path,
-    folder: Path,
+    page: PageConfig, metrics: MetricsConfig, alarms: AlarmsConfig, socket: Path, folder: Path
 ) -> Servers:
-    """Those of the process `name` behind a control socket, with its state folder."""
+    """Those of the process behind a control socket, with its state folder."""
     failed: dict[str, str] = {}
     return Servers(
         {
-            "alarms": partial(pushed_alarms, alarms, name, socket, failed),
+            "alarms": partial(pushed_alarms, alarms, socket, failed),
             "metrics": partial(served_metrics, metrics, socket),
             "page": partial(served_page, page, socket, folder),
         },

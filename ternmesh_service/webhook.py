@@ -49,12 +49,11 @@ class AlarmsConfig:
 class AlarmMessages:
     """The messages that wait; an alarm is told once when it begins, and once when it ends."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self) -> None:
         self.waiting: deque[dict[str, Any]] = deque(maxlen=WAITING_MAX)
-        self._name = name
         self._known: Mapping[tuple[str, str], Alarm] = {}
 
-    def look(self, found: Sequence[Alarm]) -> None:
+    def look(self, name: str, found: Sequence[Alarm]) -> None:
         """Take the alarms of now. One whose numbers alone have changed is the same."""
         now = {(one.about, _NUMBER.sub("", one.text)): one for one in found}
         parts = {
@@ -64,7 +63,7 @@ class AlarmMessages:
         if any(parts.values()):
             lists = {**parts, "alarms": found}
             told = {key: [to_json(one) for one in several] for key, several in lists.items()}
-            self.waiting.append({"name": self._name, **told})
+            self.waiting.append({"name": name, **told})
         self._known = now
 
 
@@ -82,7 +81,7 @@ def check_alarms(config: AlarmsConfig) -> None:
 
 @contextmanager
 def pushed_alarms(
-    config: AlarmsConfig, name: str, socket: Path, failed: MutableMapping[str, str]
+    config: AlarmsConfig, socket: Path, failed: MutableMapping[str, str]
 ) -> Iterator[None]:
     """Post the alarms of the process behind a control socket; why that fails is in `failed`.
 
@@ -93,7 +92,7 @@ def pushed_alarms(
         return
     check_alarms(config)
     url, stop = urlsplit(config.url), threading.Event()
-    arguments = (url, AlarmMessages(name), socket, failed, stop)
+    arguments = (url, AlarmMessages(), socket, failed, stop)
     thread = threading.Thread(target=_run, args=arguments, name="alarms", daemon=True)
     thread.start()
     try:
@@ -114,7 +113,8 @@ def _run(
     while not stop.wait(LOOK_S):
         with suppress(ControlError):  # it starts, ends or is busy
             status = ask_status(socket)
-            messages.look([one for one in alarms(status) if one.text != failed.get("alarms")])
+            name = str(getattr(status, "name", status.role))
+            messages.look(name, [one for one in alarms(status) if one.text != failed.get("alarms")])
         now = time.monotonic()
         if not messages.waiting or (again.at is not None and not again.due(now)):
             continue

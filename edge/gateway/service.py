@@ -293,7 +293,7 @@ def run_gateway(config: GatewayConfig, stop: threading.Event, *, insecure: bool 
             )
 
         path = control_path(config.state_dir, config.control_socket)
-        pushed = pushed_alarms(config.alarms, config.name, path, {})
+        pushed = pushed_alarms(config.alarms, path, {})
         with closing(gateway), ControlServer(path, relay.ask), pushed:
             gateway.open()
             manager.ready()

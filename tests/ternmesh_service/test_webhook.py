@@ -81,7 +81,7 @@ def process(tmp_path, hook, monkeypatch) -> Iterator[Process]:
         monkeypatch.setattr(webhook, name, seconds)
     made, socket = Process(), tmp_path / "c.sock"
     posts = AlarmsConfig(hook.url)
-    servers = servers_of(PageConfig(), MetricsConfig(), posts, "ada", socket, tmp_path)
+    servers = servers_of(PageConfig(), MetricsConfig(), posts, socket, tmp_path)
     with ControlServer(socket, made.answer), servers:
         servers.turn(0.0)
         made.failed = servers.failed  # what the machine's status shows
@@ -142,11 +142,11 @@ def test_a_silent_webhook_blocks_neither_status_nor_end(process, hook, eventuall
 
 
 def test_only_the_newest_messages_wait() -> None:
-    messages = AlarmMessages("ada")
+    messages = AlarmMessages()
     alarm = Alarm(BAD, "", "hot", "cool it")
     for _ in range(WAITING_MAX):
-        messages.look([alarm])
-        messages.look([])
+        messages.look("ada", [alarm])
+        messages.look("ada", [])
     assert len(messages.waiting) == WAITING_MAX
     assert messages.waiting[-1]["ended"] == [to_json(alarm)]
 
