@@ -83,16 +83,12 @@ def check_alarms(config: AlarmsConfig) -> None:
 def pushed_alarms(
     config: AlarmsConfig, socket: Path, failed: MutableMapping[str, str]
 ) -> Iterator[None]:
-    """Post the alarms of the process behind a control socket; why that fails is in `failed`.
-
-    ConfigError for a url that can never work.
-    """
+    """Post the alarms of the process behind a control socket; why that fails is in `failed`."""
     if not config.url:
         yield
         return
-    check_alarms(config)
-    url, stop = urlsplit(config.url), threading.Event()
-    arguments = (url, AlarmMessages(), socket, failed, stop)
+    stop = threading.Event()
+    arguments = (urlsplit(config.url), socket, failed, stop)
     thread = threading.Thread(target=_run, args=arguments, name="alarms", daemon=True)
     thread.start()
     try:
@@ -103,12 +99,9 @@ def pushed_alarms(
 
 
 def _run(
-    url: SplitResult,
-    messages: AlarmMessages,
-    socket: Path,
-    failed: MutableMapping[str, str],
-    stop: threading.Event,
+    url: SplitResult, socket: Path, failed: MutableMapping[str, str], stop: threading.Event
 ) -> None:
+    messages = AlarmMessages()
     said, again = RateLimiter(LOG_S, LOG_S), Backoff(FIRST_S, LONGEST_S, random.Random())
     while not stop.wait(LOOK_S):
         with suppress(ControlError):  # it starts, ends or is busy

@@ -23,51 +23,26 @@ from tests.statuses import board_status
 
 
 class Hook:
-    """A web server that keeps what is posted, and answers `code` after `delay_s`."""
+    """A web server that answers `code` and keeps what it takes, and a process with an alarm."""
 
     def __init__(self) -> None:
         self.posted: list[tuple[str, Any]] = []
-        self.code, self.tries, self.held = 204, 0, threading.Event()
-        self.held.set()
+        self.code, self.tries, self.asked, self.loss = 204, 0, 0, ""
+        self.failed: dict[str, str] = {}  # what the machine's status shows
         hook = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 hook.tries += 1
-                hook.held.wait(10)
                 if hook.code == 204:
                     hook.posted.append((self.path, json.loads(body)))
                 self.send_response(hook.code)
                 self.end_headers()
 
-            def log_message(self, *args: object) -> None:
-                pass
-
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://localhost:{self.server.server_port}/hook?token=secret"
         threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
-
-    @property
-    def url(self) -> str:
-        return f"http://localhost:{self.server.server_port}/hook?token=secret"
-
-
-@pytest.fixture
-def hook() -> Iterator[Hook]:
-    made = Hook()
-    yield made
-    made.held.set()
-    made.server.shutdown()
-    made.server.server_close()
-
-
-class Process:
-    """A control socket that gives a status whose machine has lost its state, or not."""
-
-    def __init__(self) -> None:
-        self.loss = ""
-        self.asked = 0
-        self.failed: dict[str, str] = {}
 
     def answer(self, _request: object) -> dict[str, Any]:
         self.asked += 1
@@ -76,69 +51,52 @@ class Process:
 
 
 @pytest.fixture
-def process(tmp_path, hook, monkeypatch) -> Iterator[Process]:
+def hook(tmp_path, monkeypatch) -> Iterator[Hook]:
     for name, seconds in (("LOOK_S", 0.02), ("FIRST_S", 0.02), ("LONGEST_S", 0.05)):
         monkeypatch.setattr(webhook, name, seconds)
-    made, socket = Process(), tmp_path / "c.sock"
-    posts = AlarmsConfig(hook.url)
+    made, socket = Hook(), tmp_path / "c.sock"
+    posts = AlarmsConfig(made.url)
     servers = servers_of(PageConfig(), MetricsConfig(), posts, socket, tmp_path)
     with ControlServer(socket, made.answer), servers:
         servers.turn(0.0)
-        made.failed = servers.failed  # what the machine's status shows
+        made.failed = servers.failed
         yield made
+    made.server.shutdown()
+    made.server.server_close()
 
 
-def changes(hook: Hook) -> list[list[list[str]]]:
-    return [
-        [[alarm["text"] for alarm in message[part]] for part in ("began", "ended")]
-        for _, message in hook.posted
-    ]
-
-
-def test_an_alarm_is_posted_once_when_it_begins_and_once_when_it_ends(
-    process, hook, eventually
-) -> None:
-    eventually(lambda: process.asked > 3)
+def test_an_alarm_is_posted_once_when_it_begins_and_once_when_it_ends(hook, eventually) -> None:
+    eventually(lambda: hook.asked > 3)
     before = len(hook.posted)
-    process.loss = "the disk is gone, 3 times"
+    hook.loss = "the disk is gone, 3 times"
     eventually(lambda: len(hook.posted) == before + 1)
-    process.loss = "the disk is gone, 4 times"
-    asked = process.asked
-    eventually(lambda: process.asked > asked + 5)
-    process.loss = ""
+    hook.loss = "the disk is gone, 4 times"
+    asked = hook.asked
+    eventually(lambda: hook.asked > asked + 5)
+    hook.loss = ""
     eventually(lambda: len(hook.posted) >= before + 2)
-    began, ended = changes(hook)[before:]
-    assert began == [["the disk is gone, 3 times"], []]
-    assert ended == [[], ["the disk is gone, 4 times"]]
-    path, message = hook.posted[before]
-    assert path == "/hook?token=secret"
-    assert message["name"] == "ada"
-    assert message["began"][0] in message["alarms"]
-    assert set(message["began"][0]) == {"level", "about", "text", "advice"}
+    (path, first), (_, second) = hook.posted[before:]
+    assert [one["text"] for one in first["began"]] == ["the disk is gone, 3 times"]
+    assert [one["text"] for one in second["ended"]] == ["the disk is gone, 4 times"]
+    assert first["ended"] == second["began"] == []
+    assert (path, first["name"]) == ("/hook?token=secret", "ada")
+    assert first["began"][0] in first["alarms"]
+    assert set(first["began"][0]) == {"level", "about", "text", "advice"}
 
 
-def test_a_failing_webhook_is_tried_again_said_once_and_shown(
-    process, hook, eventually, caplog
-) -> None:
+def test_a_failing_webhook_is_tried_again_said_once_and_shown(hook, eventually, caplog) -> None:
     hook.code = 500
     with caplog.at_level(logging.WARNING):
-        process.loss = "the disk is gone"
+        hook.loss = "the disk is gone"
         eventually(lambda: hook.tries > 4)
-        [shown] = process.failed.values()
+        [shown] = hook.failed.values()
         assert "localhost fails: it answers 500" in shown
         assert "secret" not in shown + caplog.text
         assert caplog.text.count("it is tried again") == 1
         hook.code = 204
         eventually(lambda: hook.posted)
-        eventually(lambda: not process.failed)
+        eventually(lambda: not hook.failed)
     assert hook.posted[-1][1]["began"][-1]["text"] == "the disk is gone"
-
-
-def test_a_silent_webhook_blocks_neither_status_nor_end(process, hook, eventually) -> None:
-    hook.held.clear()
-    process.loss = "the disk is gone"
-    eventually(lambda: hook.tries == 1)
-    assert process.answer(None)  # the fixture's end waits GOODBYE_S for the thread, not longer
 
 
 def test_only_the_newest_messages_wait() -> None:
