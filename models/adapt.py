@@ -4,6 +4,7 @@ The gradients of LoRA are those of onnx-ad, taken out of what they have too much
 """
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -13,18 +14,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # see edge.onnx.session
 from ternmesh.extras import installed
 
 with installed("adapt", "`ternmesh adapt` needs the packages onnx, onnx-ad and onnx-ir"):
     import onnx
     import onnx_ir as ir
     import onnx_ir.passes.common as common
+    import onnxruntime
     from google.protobuf.message import DecodeError
     from onnx import TensorProto, helper, inliner, numpy_helper, shape_inference
     from onnx_ad import UnsupportedOperator, reverse
     from onnx_ad.fold import fold_constants
 
-from models.errors import ExportError
+from models.errors import ExportError, one_sentence
 from models.graph_passes import name_by_place, optimise, simplify
 from models.tails import (
     CROSS_ENTROPY,
@@ -105,6 +108,10 @@ def read_classifier(path: Path, shapes: Shapes) -> Classifier:
     shape = _shapes(fixed).get(logits, ())
     if len(shape) != 2 or shape[0] != 1 or shape[1] < 2:
         raise ExportError(f"{path} is no classifier: its output is {list(shape)}, not [1, classes]")
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4  # its errors are raised as well
+    with one_sentence(str(path)):  # its operator set may be too new for onnxruntime here
+        onnxruntime.InferenceSession(bytes_of(fixed), options, providers=["CPUExecutionProvider"])
     return Classifier(model, name, sizes, logits, shape[1], is_free)
 
 
@@ -176,6 +183,7 @@ def cut_at_last(classifier: Classifier) -> tuple[str, tuple[Array, Array] | None
             is_exact &= {settings.get(key, 1) for key in ("alpha", "beta", "group")} == {1}
             weight = own[0].reshape(own[0].shape[:2] if set(own[0].shape[2:]) <= {1} else (1, -1))
             weight = weight.T if settings.get("transB") or node.op_type == "Conv" else weight
+            is_exact &= not any(settings.get("pads", ())) and {*settings.get("strides", [1])} == {1}
             is_exact &= weight.shape[1] == classifier.classes and weight.dtype == np.float32
             return node.input[0], (weight, bias + sum(own[1:])) if is_exact else None
         if node.op_type == "Add" and own and own[0].size == classifier.classes:
@@ -234,12 +242,14 @@ def layers_of(classifier: Classifier, pattern: str) -> list[Layer]:
         added = users.get(node.output[0])
         adds = added.input if added is not None and added.op_type == "Add" else ()
         names = [node.name, *node.input[1:], *(name for name in adds if name in weights)]
-        if not any(fnmatchcase(name, pattern) for name in names if name):
+        turned = {item.name for item in node.attribute if item.i}
+        if "transA" in turned or not any(
+            fnmatchcase(name, pattern) for name in filter(None, names)
+        ):
             continue
         stems = [name.rpartition(".")[0] for name in names[1:]]
         name = next(filter(None, stems), node.name or node.output[0])
-        is_turned = any(item.name == "transB" and item.i for item in node.attribute)
-        sizes = weight.dims[::-1] if is_turned else weight.dims
+        sizes = weight.dims[::-1] if "transB" in turned else weight.dims
         is_taken = name in found or f"{name}.lora_A" in weights
         layer = Layer(node.output[0] if is_taken else name, node.output[0], *sizes)
         found[layer.name] = layer
