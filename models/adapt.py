@@ -27,7 +27,7 @@ with installed("adapt", "`ternmesh adapt` needs the packages onnx, onnx-ad and o
     from onnx_ad import UnsupportedOperator, reverse
     from onnx_ad.fold import fold_constants
 
-from models.errors import ExportError, one_sentence
+from models.errors import ExportError
 from models.graph_passes import name_by_place, optimise, simplify
 from models.tails import (
     CROSS_ENTROPY,
@@ -110,8 +110,11 @@ def read_classifier(path: Path, shapes: Shapes) -> Classifier:
         raise ExportError(f"{path} is no classifier: its output is {list(shape)}, not [1, classes]")
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # its errors are raised as well
-    with one_sentence(str(path)):  # its operator set may be too new for onnxruntime here
+    try:
         onnxruntime.InferenceSession(bytes_of(fixed), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # they have no common base
+        what = f"onnxruntime here cannot load {path} with its operator set {version}"
+        raise ExportError(f"{what}: export it with an older set, of 13 or more") from error
     return Classifier(model, name, sizes, logits, shape[1], is_free)
 
 
