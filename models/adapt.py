@@ -69,7 +69,7 @@ class Classifier:
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class LinearLayer:
     """A MatMul or Gemm with a frozen float32 weight, from `inputs` to `outputs` numbers."""
 
     name: str
@@ -232,12 +232,12 @@ def _reshape(model: Any, x: str, y: str, shape: Sequence[int], at: int) -> None:
     model.graph.initializer.append(numpy_helper.from_array(np.array(shape), ":shape"))
 
 
-def layers_of(classifier: Classifier, pattern: str) -> list[Layer]:
+def layers_of(classifier: Classifier, pattern: str) -> list[LinearLayer]:
     """The layers whose node, weight or bias is named so; ExportError where there are none."""
     graph = classifier.model.graph
     weights = {tensor.name: tensor for tensor in graph.initializer}
     users = {name: node for node in graph.node for name in node.input}
-    found: dict[str, Layer] = {}
+    found: dict[str, LinearLayer] = {}
     for node in graph.node:
         weight = weights.get(node.input[1]) if node.op_type in ("MatMul", "Gemm") else None
         if weight is None or weight.data_type != TensorProto.FLOAT or len(weight.dims) != 2:
@@ -254,7 +254,7 @@ def layers_of(classifier: Classifier, pattern: str) -> list[Layer]:
         name = next(filter(None, stems), node.name or node.output[0])
         sizes = weight.dims[::-1] if "transB" in turned else weight.dims
         is_taken = name in found or f"{name}.lora_A" in weights
-        layer = Layer(node.output[0] if is_taken else name, node.output[0], *sizes)
+        layer = LinearLayer(node.output[0] if is_taken else name, node.output[0], *sizes)
         found[layer.name] = layer
     if not found:
         raise ExportError(
@@ -267,7 +267,7 @@ def layers_of(classifier: Classifier, pattern: str) -> list[Layer]:
 def write_lora(
     folder: Path,
     classifier: Classifier,
-    layers: Sequence[Layer],
+    layers: Sequence[LinearLayer],
     *,
     name: str,
     rank: int = 8,
@@ -305,7 +305,7 @@ def write_lora(
     )
 
 
-def _with_lora(model: Any, layers: Sequence[Layer]) -> Any:
+def _with_lora(model: Any, layers: Sequence[LinearLayer]) -> Any:
     """The model with x A B added to the results of the layers; A and B are not defined yet."""
     made, places = onnx.ModelProto(), {layer.node: layer.name for layer in layers}
     made.CopyFrom(model)
@@ -325,7 +325,7 @@ def _with_lora(model: Any, layers: Sequence[Layer]) -> Any:
 
 
 def _forward(
-    classifier: Classifier, layers: Sequence[Layer], adapter: Mapping[str, Array], given: str
+    classifier: Classifier, layers: Sequence[LinearLayer], adapter: Mapping[str, Array], given: str
 ) -> bytes:
     free: tuple[int | str, ...] = ("batch", *classifier.shape)
     model = _fixed(classifier.model, classifier.input, free, classifier.logits)
@@ -358,7 +358,10 @@ def _renamed(model: Any, names: Mapping[str, str]) -> Any:
 
 
 def _train_step(
-    classifier: Classifier, layers: Sequence[Layer], adapter: Mapping[str, Array], spec: TensorSpec
+    classifier: Classifier,
+    layers: Sequence[LinearLayer],
+    adapter: Mapping[str, Array],
+    spec: TensorSpec,
 ) -> bytes:
     """Loss and gradient: onnx-ad's from the logits on, between nodes of ours."""
     batch, seed_shape = spec.shape[0], (spec.shape[0], classifier.classes, 1)
