@@ -147,7 +147,7 @@ def _serve(
         path = control_path(config.state_dir, config.control_socket)
         server = ControlServer(path, lambda request: finish_data(relay.ask(request)))
         with closing(data), server, ExitStack() as stack:
-            served = servers_of(config.page, config.metrics, path, state.folder)
+            served = servers_of(config.page, config.metrics, config.alarms, path, state.folder)
             servers = stack.enter_context(served)
             stack.enter_context(served_health(config.health, path, config.link.fleet, config.name))
             made = partial(Node, config, loaded, data, store, last, transport)

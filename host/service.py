@@ -394,7 +394,7 @@ def _host_model(
         if config.publishes:
             releases.open()
         path = control_path(config.state_dir, config.control_socket)
-        servers = servers_of(config.page, config.metrics, path, state.folder)
+        servers = servers_of(config.page, config.metrics, config.alarms, path, state.folder)
         relay = Relay()
         stack.enter_context(servers)
         stack.enter_context(served_health(config.health, path, config.link.fleet, HOST))

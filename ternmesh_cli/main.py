@@ -18,6 +18,7 @@ from transports.base import NameTaken, TransportError
 
 # The summary of each command, its module in this package, and the function that adds its arguments
 COMMANDS = {
+    "adapt": ("make a plain .onnx classifier learn on boards", "adapt", "add_arguments"),
     "backup": ("copy the state of a host or board", "backup", "add_backup_arguments"),
     "ble": ("try BLE without hardware", "ble", "add_arguments"),
     "broker": ("deploy a mosquitto for a fleet", "broker.command", "add_arguments"),

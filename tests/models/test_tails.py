@@ -1,0 +1,128 @@
+"""Tails that are written without torch: their gradient, their files, and a node that learns one."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge.onnx.session import Inference, TrainStep, load_model
+from models.errors import ExportError
+from ternmesh.plan import make_plan
+from tests.edge.conftest import model_file
+from tests.edge.fleet import World
+
+onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install 'ternmesh[dev]'")
+
+from models.tails import write_tail  # noqa: E402
+
+PLAIN: dict[str, Any] = {"name": "tail", "front": None, "front_file": None}
+WINDOWS = {"window": 4, "hop": 2, "rows": 3, "scale": 32768.0, "rate": 16000}
+
+
+@pytest.mark.parametrize(("rows", "hidden"), [(1, None), (3, None), (3, 5)])
+def test_loss_and_gradient_are_right_and_boards_load_the_files(rows, hidden, tmp_path) -> None:
+    package = write_tail(
+        tmp_path / "tail", rows=rows, width=8, classes=4, hidden=hidden, batch=6, **PLAIN
+    )
+    loaded = load_model(tmp_path / "tail")
+    rng = np.random.default_rng(0)
+    vector = loaded.initial + rng.standard_normal(package.dimension, np.float32) / np.float32(3)
+    x = rng.standard_normal(package.batch_inputs[0].shape).astype(np.float32)
+    assert x.shape == ((6, 8) if rows == 1 else (6, rows, 8))
+    target = rng.integers(0, 4, 6)
+
+    def loss_of(numbers: np.ndarray) -> float:
+        parts = {key: part.astype(float) for key, part in package.split(numbers).items()}
+        layer = x.reshape(6, -1).astype(float)
+        if hidden:
+            layer = np.maximum(layer @ parts["hidden_weight"] + parts["hidden_bias"], 0)
+        logits = layer @ parts["head_weight"] + parts["head_bias"]
+        shifted = np.log(np.exp(logits).sum(1)) - logits[np.arange(6), target]
+        return float(shifted.mean())
+
+    step = TrainStep(loaded.folder, package)
+    loss, gradient = step.run(vector, {"features": x, "target": target})
+    assert loss == pytest.approx(loss_of(vector), rel=1e-5)
+    for at in range(0, vector.size, 7):
+        change = np.zeros_like(vector)
+        change[at] = 1e-3
+        slope = (loss_of(vector + change) - loss_of(vector - change)) / 2e-3
+        assert gradient[at] == pytest.approx(slope, abs=2e-4)
+    [logits] = Inference(loaded.folder, package).predict({"features": x}).values()
+    assert logits.shape == (6, 4)
+    with pytest.raises(Exception, match="index"):
+        step.run(vector, {"features": x, "target": np.full(6, 4)})
+
+
+def test_a_node_learns_a_tail(tmp_path: Path) -> None:
+    labels = ("low", "high")
+    write_tail(tmp_path / "tail", rows=2, width=3, classes=2, labels=labels, batch=8, **PLAIN)
+    loaded = load_model(tmp_path / "tail")
+    assert loaded.package.labels == labels
+    x = np.random.default_rng(1).standard_normal((120, 2, 3)).astype(np.float32)
+    y = (x.sum((1, 2)) > 0).astype(np.int64)
+    parts = {"ada": slice(0, 40), "bob": slice(40, 80), "dev": slice(80, 120)}
+    data = {name: {"features": x[part], "target": y[part]} for name, part in parts.items()}
+    plan = make_plan(
+        loaded.package.dimension, rounds=6, local_steps=10, learning_rate=0.05, up_zeros=0.5
+    )
+    world = World(loaded, data, tmp_path)
+    world.new_host(plan, min_peers=2)
+    nodes = [world.add("ada"), world.add("bob")]
+    try:
+        world.finish()
+        for node in nodes:
+            scores = [entry.metric or 0.0 for entry in node.evaluation.history]
+            assert scores[-1] >= 0.9 > scores[0]
+    finally:
+        world.close()
+
+
+def test_a_front_is_copied_hashed_and_named(tmp_path: Path) -> None:
+    front = tmp_path / "some.onnx"
+    front.write_bytes(
+        model_file(
+            "(float[1, 4] sound) => (float[1, 2] row) {row = Gemm (sound, W)}",
+            W=np.ones((4, 2), np.float32),
+        )
+    )
+    write_tail(
+        tmp_path / "p", rows=3, width=2, classes=2, name="p", front=WINDOWS, front_file=front
+    )
+    found = json.loads((tmp_path / "p" / "model.json").read_bytes())
+    assert found["format"] == 2
+    assert found["front"] == WINDOWS
+    assert (tmp_path / "p" / "front.onnx").read_bytes() == front.read_bytes()
+    assert set(found["files"]) == {"front.onnx", "forward.onnx", "train_step.onnx", "adapter.f32"}
+    assert found["inputs"] == [{"name": "sound", "dtype": "float32", "shape": [-1, 8]}]
+    assert found["batch_inputs"][0]["shape"] == [16, 3, 2]
+
+
+def test_the_same_seed_gives_the_same_files_and_nothing_is_overwritten(tmp_path: Path) -> None:
+    hashes = [
+        write_tail(
+            tmp_path / str(at), rows=1, width=4, classes=2, hidden=3, seed=seed, **PLAIN
+        ).model_hash()
+        for at, seed in enumerate((0, 0, 1))
+    ]
+    assert [a == b for a, b in pairwise(hashes)] == [True, False]
+    with pytest.raises(ExportError, match="another folder"):
+        write_tail(tmp_path / "0", rows=1, width=4, classes=2, **PLAIN)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"classes": 1}, "two classes"),
+        ({"front": WINDOWS}, "both its description and its file"),
+        ({"head": (np.zeros((3, 2)), np.zeros(2))}, "must begin at a weight of"),
+    ],
+)
+def test_what_does_not_fit_is_refused(change, sentence, tmp_path) -> None:
+    arguments = {"rows": 1, "width": 4, "classes": 2, **PLAIN, **change}
+    with pytest.raises(ExportError, match=sentence):
+        write_tail(tmp_path / "tail", **arguments)
+    assert not (tmp_path / "tail").exists()
