@@ -84,6 +84,11 @@ class FrontSpec:
     scale: float
     rate: int  # Hz of sound; 0: it is no sound
 
+    @property
+    def length(self) -> int:
+        """The numbers of a sample; 0 where a window is a whole sample."""
+        return self.window + (self.rows - 1) * self.hop
+
 
 @dataclass(frozen=True, slots=True)
 class ModelPackage:
@@ -275,12 +280,13 @@ def _check_front(package: ModelPackage, front: FrontSpec) -> None:
     if not is_whole and front.rows > 1 and front.hop < 1:
         raise ModelPackageError("a front that makes several rows of a sample has a hop of 1 or more")
     sample, rows = package.inputs[0], package.batch_inputs[0]
-    length = front.window + (front.rows - 1) * front.hop
-    is_fit = all(size > 0 for size in sample.shape[1:]) if is_whole else sample.shape == (-1, length)
+    is_fit = min(sample.shape[1:], default=0) > 0
+    if not is_whole:
+        is_fit = sample.shape == (-1, front.length)
     if len(package.inputs) != 1 or not is_fit or math.prod(sample.shape[1:]) > SAMPLE_MAX:
         raise ModelPackageError(
-            f"a package with a front has one input: (-1, {length}), or of the shape of a whole "
-            f"sample, with up to {SAMPLE_MAX} numbers"
+            f"a package with a front has one input: (-1, {front.length}), or of the shape of a "
+            f"whole sample, with up to {SAMPLE_MAX} numbers"
         )
     if rows.shape[1:-1] != (() if is_whole else (front.rows,)) or len(rows.shape) < 2:
         raise ModelPackageError(

@@ -222,6 +222,10 @@ def _publish(arguments: argparse.Namespace) -> int:
         raise ControlError(answer["said"])
     else:
         print(answer["said"])
+        if manifest.new_front:
+            boards = (host.ask({}) or {}).get("nodes", ())
+            lost = sum(board["samples"] for board in boards)
+            print(f"boards with another front lose their labelled samples: up to {lost}")
     return 0
 
 
