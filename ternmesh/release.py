@@ -2,7 +2,7 @@
 
 The manifest is a canonical CBOR array `[tag, name, version, model, files, loss_max, latency_max]`;
 `files` is an array of `[size, sha256]` in the order of `WITH_FRONT`, so that no name or path comes from
-a peer; the last file is there for a model with a front. An eighth item, `true`, allows another
+a peer; the last file is there for a model with a front. An eighth item, 1, allows another
 front than the boards have. Versions only grow.
 
 A board puts a new release on trial. If the trial fails it goes back to the last good release.
@@ -75,7 +75,7 @@ def write_manifest(manifest: ReleaseManifest) -> bytes:
         [[entry.size, entry.sha256] for entry in manifest.files],
         manifest.loss_max,
         manifest.latency_max,
-        *([True] if manifest.new_front else ()),
+        *([1] if manifest.new_front else ()),
     ]
     return cbor2.dumps(fields, canonical=True)
 
@@ -91,7 +91,7 @@ def read_manifest(content: bytes) -> ReleaseManifest:
     match fields:
         case (tag, str(name), int(version), bytes(model), tuple(rows), int(loss), int(late), *more):
             is_sized = len(model) == HASH_SIZE and len(rows) in COUNTS
-            is_sized &= not more or (len(more) == 1 and more[0] is True)
+            is_sized &= more in ([], [1])
             numbers = version > 0 and loss > 0 and late > 0
             if tag == TAG and NAME.match(name) and numbers and is_sized:
                 files = tuple(map(_read_entry, rows))
