@@ -57,7 +57,8 @@ def export_learned(folder: Path, loaded: LoadedModel, vector: Vector, version: i
     """Write the adapter `vector` (float32, D) of `version` into a new folder, in three forms.
 
     Returns a model package, whose initial adapter it is; an adapter file; and a model that has it
-    in its weights (of a package with a front, the tail). OSError or ModelError where they cannot be written.
+    in its weights, which is the tail where there is a front. OSError or ModelError where they
+    cannot be written.
     """
     package = loaded.package
     if Path(package.name).name != package.name or package.name[:1] in ("", "."):

@@ -80,7 +80,7 @@ def speech_front() -> bytes:
     mel, embedding = (_part(name) for name in (MEL, EMBEDDING))
     # Between the two, as both were trained: x / 10 + 2, and the frames as a picture.
     between = onnx.parser.parse_model(
-        f'<ir_version: 8, opset_import: ["": 13]> between (float[a, b, c, d] x) => '
+        f'<ir_version: 8, opset_import: ["": 13]> at (float[a, b, c, d] x) => '
         f"(float[1, {FRAMES}, {BANDS}, 1] y) {{\n"
         "    tenth = Div (x, ten)\n    raised = Add (tenth, two)\n    y = Reshape (raised, shape)\n}"
     )

@@ -278,7 +278,9 @@ def _check_front(package: ModelPackage, front: FrontSpec) -> None:
     if front.rows < 1 or (is_whole and (front.hop, front.rows) != (0, 1)):
         raise ModelPackageError("a front makes 1 row or more, and of whole samples 1 with hop 0")
     if not is_whole and front.rows > 1 and front.hop < 1:
-        raise ModelPackageError("a front that makes several rows of a sample has a hop of 1 or more")
+        raise ModelPackageError(
+            "a front that makes several rows of a sample has a hop of 1 or more"
+        )
     sample, rows = package.inputs[0], package.batch_inputs[0]
     is_fit = min(sample.shape[1:], default=0) > 0
     if not is_whole:

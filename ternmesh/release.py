@@ -1,8 +1,8 @@
 """Releases of a model: their signed manifest, and which release a board runs.
 
 The manifest is a canonical CBOR array `[tag, name, version, model, files, loss_max, latency_max]`;
-`files` is an array of `[size, sha256]` in the order of `WITH_FRONT`, so that no name or path comes from
-a peer; the last file is there for a model with a front. An eighth item, 1, allows another
+`files` is an array of `[size, sha256]` in the order of `WITH_FRONT`, so that no name or path comes
+from a peer; the last file is there for a model with a front. An eighth item, 1, allows another
 front than the boards have. Versions only grow.
 
 A board puts a new release on trial. If the trial fails it goes back to the last good release.

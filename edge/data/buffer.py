@@ -98,7 +98,9 @@ class ReplayBuffer:
         self._counts = value_counts(tail)
         self._size = _layout(self._inputs).itemsize  # bytes of inputs, without those of `_raw`
         both = self._size + _layout(self._raw).itemsize
-        self._waiting_max = min(samples_max, max(1, bytes_max // both)) if self._raw else self.capacity
+        self._waiting_max = (
+            min(samples_max, max(1, bytes_max // both)) if self._raw else self.capacity
+        )
         self._database = database
         self._labelled: list[int] = []  # ids, oldest first
         self.classes: dict[int, int] = {}  # of labelled samples by id; -1: the model has none

@@ -63,7 +63,7 @@ class Front:
         return row
 
     def rows(self, inputs: Arrays) -> dict[str, Array]:
-        """The tail's inputs by name for those of the package, both with a batch axis; ModelError."""
+        """The tail's inputs by name for those of the package, with a batch axis; ModelError."""
         if self.spec is None:
             return dict(inputs)
         [samples], rows = inputs.values(), self._package.batch_inputs[0]

@@ -87,7 +87,8 @@ def open_files(
 ) -> tuple[FolderData | None, FolderData | None, SetAside]:
     """The files to evaluate and to train on, and what could not be read in their place.
 
-    They are as before a front.     DataError where a board without a source has none to train on, or none that [evaluate] names.
+    They are as before a front. DataError where a board without a source has none to train on, or
+    none that [evaluate] names.
     """
     data, damaged = config.data, SetAside()
 

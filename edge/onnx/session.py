@@ -155,7 +155,7 @@ class _Session:
         self._has_run = False
 
     def _run(self, names: list[str] | None, inputs: Arrays) -> list[Any]:
-        """The outputs by `names`, or all; ModelError if onnxruntime cannot load or run the model."""
+        """The outputs by `names`, or all; ModelError where onnxruntime cannot run the model."""
         providers = choose_providers(self._wanted, onnxruntime.get_available_providers())
         session = self._session  # another thread may release it
         try:

@@ -12,6 +12,7 @@ import pytest
 from edge.data.sources import FolderData
 from edge.onnx.session import LoadedModel, load_model
 from edge.releases.store import make_release
+from models.tails import write_tail
 from ternmesh.model_package import (
     ADAPTER,
     FILES,
@@ -21,7 +22,6 @@ from ternmesh.model_package import (
     TensorSpec,
     write_model_package,
 )
-from models.tails import write_tail
 from tests.edge.fleet import World
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install 'ternmesh[dev]'")

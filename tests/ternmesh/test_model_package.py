@@ -1,8 +1,8 @@
 """What model.json may say. A release brings one from afar."""
 
 import json
-from hashlib import sha256
 from dataclasses import replace
+from hashlib import sha256
 
 import pytest
 

@@ -8,16 +8,7 @@ import numpy as np
 
 from edge.data.live.base import LiveSource, sole_input
 from edge.data.live.options import MicrophoneOptions
-from edge.data.logmel import (
-    BEFORE,
-    FRAMES,
-    MELS,
-    SILENT,
-    Sound,
-    clip_length,
-    hears,
-    model_input,
-)
+from edge.data.logmel import BEFORE, FRAMES, MELS, SILENT, Sound, clip_length, hears, model_input
 from edge.data.sources import Label, Sample
 from edge.errors import DataError
 from ternmesh.model_package import ModelPackage
@@ -86,8 +77,8 @@ class MicrophoneSource(LiveSource):
         spec = sole_input(package)
         if not hears(package):
             raise DataError(
-                f"a microphone gives sound, or log-mel features of {(FRAMES, MELS)}, and {spec.name} "
-                f"of {package.name} has {spec.shape[1:]}: use a source of your own"
+                f"a microphone gives sound to a front, or log-mel features of {(FRAMES, MELS)}, "
+                f"and {spec.name} of {package.name} has {spec.shape[1:]}: use a source of your own"
             )
         self._options = options
         self._input = spec.name
