@@ -269,30 +269,26 @@ def _check_values(package: ModelPackage) -> None:
 
 
 def _check_front(package: ModelPackage, front: FrontSpec) -> None:
-    """ModelPackageError unless the front's samples and the tail's rows have the shapes it says."""
+    """ModelPackageError unless samples and rows have the shapes that the front says."""
     numbers = (front.window, front.hop, front.rows, front.rate)
     is_typed = {*map(type, numbers)} == {int} and type(front.scale) in (int, float)
-    is_whole = front.window == 0
-    if not is_typed or min(numbers) < 0 or not 0 < abs(front.scale) < math.inf:
-        raise ModelPackageError("a front's window, hop, rows and rate are whole numbers from 0 on")
-    if front.rows < 1 or (is_whole and (front.hop, front.rows) != (0, 1)):
-        raise ModelPackageError("a front makes 1 row or more, and of whole samples 1 with hop 0")
-    if not is_whole and front.rows > 1 and front.hop < 1:
+    is_whole = is_typed and front.window == 0
+    is_good = is_typed and min(numbers) >= 0 < front.rows and front.hop <= front.window
+    is_good &= front.rows == 1 or front.hop > 0
+    if not is_good or not 0 < abs(front.scale) < math.inf:
         raise ModelPackageError(
-            "a front that makes several rows of a sample has a hop of 1 or more"
+            "a front has a window of whole numbers, a hop and 1 row or more, or of whole samples "
+            "window 0, hop 0 and 1 row; a rate from 0 on; and a scale"
         )
     sample, rows = package.inputs[0], package.batch_inputs[0]
-    is_fit = min(sample.shape[1:], default=0) > 0
-    if not is_whole:
-        is_fit = sample.shape == (-1, front.length)
-    if len(package.inputs) != 1 or not is_fit or math.prod(sample.shape[1:]) > SAMPLE_MAX:
+    is_fit = (
+        min(sample.shape[1:], default=0) > 0 if is_whole else sample.shape == (-1, front.length)
+    )
+    is_fit &= len(package.inputs) == 1 and math.prod(sample.shape[1:]) <= SAMPLE_MAX
+    is_fit &= len(rows.shape) > 1 and rows.shape[1:-1] == (() if is_whole else (front.rows,))
+    if not is_fit or (sample.dtype, rows.dtype) != ("float32", "float32"):
         raise ModelPackageError(
-            f"a package with a front has one input: (-1, {front.length}), or of the shape of a "
-            f"whole sample, with up to {SAMPLE_MAX} numbers"
+            f"a package with a front has one input float32 (-1, {front.length}), or of the shape "
+            f"of a whole sample, with up to {SAMPLE_MAX} numbers, and its batch begins with rows "
+            f"float32, {front.rows} of each sample"
         )
-    if rows.shape[1:-1] != (() if is_whole else (front.rows,)) or len(rows.shape) < 2:
-        raise ModelPackageError(
-            f"the first batch input must be the front's rows, {front.rows} of each sample"
-        )
-    if (sample.dtype, rows.dtype) != ("float32", "float32"):
-        raise ModelPackageError("samples and rows of a front must be float32")

@@ -6,16 +6,17 @@ same in a clip as in a stream. What follows (buffer, training, evaluation) sees 
 
 import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.data.sources import Array, Arrays, FolderData, Sample, convert, input_specs, opened_npz
+from edge.data.sources import Array, Arrays, FolderData, Sample, convert, opened_npz
 from edge.errors import DataError, ModelError
 from edge.onnx.session import FrontGraph, LoadedModel
-from ternmesh.model_package import FRONT, FrontSpec
+from ternmesh.model_package import FRONT
 from ternmesh_service.notify import no_beat
 from ternmesh_store.files import PRIVATE, make_private_folder, unfinished_file
 
@@ -40,15 +41,12 @@ class Front:
         cache: Path | None = None,
         beat: Callable[[], None] = no_beat,
     ) -> None:
+        self.spec = loaded.package.front
         self._package = loaded.package
         self._graph = FrontGraph(loaded.folder, loaded.package, threads)
         self._cache = cache
         self._beat = beat
         self._used: set[Path] = set()  # files of the cache
-
-    @property
-    def spec(self) -> FrontSpec | None:
-        return self._package.front
 
     def row(self, window: Row) -> Row:
         """The row, float32 [width], of a window or of a whole sample; ModelError."""
@@ -67,75 +65,78 @@ class Front:
         if self.spec is None:
             return dict(inputs)
         [samples], rows = inputs.values(), self._package.batch_inputs[0]
-        made = [np.concatenate(self._rows_of(np.asarray(one, np.float32))) for one in samples]
-        return {rows.name: np.reshape(made, (len(samples), *rows.shape[1:])).astype(np.float32)}
-
-    def _rows_of(self, sample: Row) -> list[Row]:
-        assert self.spec is not None
-        return RowStream(self).take(sample) if self.spec.window else [self.row(sample)]
+        is_whole = not self.spec.window
+        made = [[self.row(one)] if is_whole else RowStream(self).take(one) for one in samples]
+        return {rows.name: np.array(made, np.float32).reshape(len(samples), *rows.shape[1:])}
 
     def enter(self, sample: Sample) -> Sample:
         """The sample with rows as its inputs, and its own ones as `raw`; DataError, ModelError."""
         if self.spec is None:
             return sample
-        [spec] = input_specs(self._package.outside())
+        [spec] = self._package.inputs
         shapes = {name: np.shape(array) for name, array in sample.inputs.items()}
         if shapes != {spec.name: spec.shape[1:]}:
             raise DataError(f"{sample.key} has {shapes}: it must have {spec.name} {spec.shape[1:]}")
         raw = {spec.name: convert(np.asarray(sample.inputs[spec.name]), spec, sample.key)}
-        rows = self.rows({spec.name: raw[spec.name][None]})
-        return Sample(sample.key, {k: array[0] for k, array in rows.items()}, sample.file, raw)
+        [(name, rows)] = self.rows({spec.name: raw[spec.name][None]}).items()
+        return replace(sample, inputs={name: rows[0]}, raw=raw)
 
     def data(self, data: FolderData) -> FolderData:
         """The samples of files as rows, from the cache where it has them.
 
         Those that give no rows of finite numbers are set aside. ModelError where none gives any.
         """
-        if self.spec is None or not len(data):
+        if self.spec is None:
             return data
-        raw, rows = self._package.inputs[0].name, self._package.batch_inputs[0]
-        path = None if self._cache is None else self._cache / f"{self._digest(data, raw)}.npz"
-        held = None if path is None else _read(path)
-        if held is None or held.shape != (len(data), *rows.shape[1:]):
-            held = self._convert(data, raw)
+        name, path = self._package.batch_inputs[0].name, None
+        if self._cache is not None:
+            path = self._cache / f"{self._digest(data)}.npz"
+            self._used.add(path)
+        rows = _read(path, len(data)) if path and path.exists() else None
+        if rows is None:
+            rows = self._convert(data)
             if path is not None:
                 make_private_folder(path.parent)
                 unfinished = unfinished_file(path, PRIVATE)
                 with unfinished.open("wb") as file:
-                    np.savez(file, rows=held)
+                    np.savez(file, rows=rows)
                 unfinished.replace(path)
-        self._used |= set() if path is None else {path}
-        made = data.with_inputs(self._package.tail(), {rows.name: held})
-        finite = np.isfinite(held).all(axis=tuple(range(1, held.ndim)))
-        made.set_aside(dict.fromkeys(np.flatnonzero(~finite).tolist(), f"{FRONT} cannot take it"))
+        made = data.with_inputs(self._package.tail(), {name: rows})
+        bad = np.flatnonzero(~np.isfinite(rows.reshape(len(rows), -1)).all(1)).tolist()
+        made.set_aside(dict.fromkeys(bad, f"{FRONT} makes no finite numbers of it"))
         return made
 
     def prune(self) -> None:
         """Delete the rows of files that are no longer read."""
-        for path in set() if self._cache is None else {*self._cache.glob("*.npz")} - self._used:
-            path.unlink(missing_ok=True)
+        for path in () if self._cache is None else self._cache.glob("*.npz"):
+            if path not in self._used:
+                path.unlink()
 
-    def _convert(self, data: FolderData, raw: str) -> Row:
-        shape = self._package.batch_inputs[0].shape[1:]
-        held = np.full((len(data), *shape), np.nan, np.float32)
+    def _samples(self, data: FolderData) -> Iterator[Arrays]:
+        """Each sample with a batch axis of 1: floats of all would need much memory."""
+        raw = self._package.inputs[0].name
+        return ({raw: data.batch(np.array([at]))[raw]} for at in range(len(data)))
+
+    def _convert(self, data: FolderData) -> Row:
+        """The rows of all samples, NaN where the front cannot run."""
+        rows = np.full((len(data), *self._package.batch_inputs[0].shape[1:]), np.nan, np.float32)
         failed: ModelError | None = None
-        for at in range(len(data)):
+        for at, sample in enumerate(self._samples(data)):
             if at % SAID_EVERY == 0:
                 _log.info("%d of %d samples have passed %s", at, len(data), FRONT)
             try:
-                [rows] = self.rows({raw: data.batch(np.array([at]))[raw]}).values()
-                held[at] = rows[0]
-            except ModelError as error:  # this sample alone is set aside
+                [rows[at : at + 1]] = self.rows(sample).values()
+            except ModelError as error:
                 failed = error
             self._beat()
-        if failed is not None and np.isnan(held).all():
+        if failed is not None and np.isnan(rows).all():
             raise failed
-        return held
+        return rows
 
-    def _digest(self, data: FolderData, raw: str) -> str:
+    def _digest(self, data: FolderData) -> str:
         digest = hashlib.sha256(f"{self._package.files[FRONT]} {self.spec}".encode())
-        for at in range(len(data)):
-            digest.update(data.batch(np.array([at]))[raw].tobytes())
+        for sample in self._samples(data):
+            digest.update(*map(np.ndarray.tobytes, sample.values()))
         return digest.hexdigest()
 
 
@@ -145,30 +146,23 @@ class RowStream:
     def __init__(self, front: Front) -> None:
         self._front = front
         self._held = np.zeros(0, np.float32)  # what the next window begins with
-        self._skipped = 0  # numbers up to the next window, where a hop is longer than a window
 
     def take(self, sound: Row) -> list[Row]:
         """The rows whose windows end in `sound`, float32 [numbers]; ModelError."""
-        spec = self._front.spec
+        spec, rows = self._front.spec, []
         assert spec is not None
-        skipped = min(self._skipped, len(sound))
-        self._skipped -= skipped
-        self._held = np.concatenate([self._held, sound[skipped:]])
-        rows = []
+        self._held = np.concatenate([self._held, sound])
         while len(self._held) >= spec.window:
             rows.append(self._front.row(self._held[: spec.window]))
-            hop = spec.hop or spec.window
-            self._skipped = max(0, hop - len(self._held))
-            self._held = self._held[hop:]
+            self._held = self._held[spec.hop or spec.window :]
         return rows
 
 
-def _read(path: Path) -> Row | None:
-    """The rows in a file of the cache; None where there are none, or it is damaged."""
-    if not path.exists():
-        return None
+def _read(path: Path, count: int) -> Row | None:
+    """The rows of so many samples in a file of the cache; None where it is damaged."""
     try:
         with opened_npz(path) as archive:
-            return np.asarray(archive["rows"], np.float32)
+            rows: Row = archive["rows"]
+            return rows if len(rows) == count else None
     except DataError:
         return None

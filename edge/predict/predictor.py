@@ -15,7 +15,6 @@ from edge.data.sources import input_specs
 from edge.errors import ModelError, OutOfMemory
 from edge.evaluation import softmax
 from edge.onnx.session import Arrays, Inference, LoadedModel, read_adapter
-from ternmesh.model_package import TensorSpec
 
 TOP_K = 3  # labels of a prediction
 
@@ -66,7 +65,7 @@ class Predictor:
     ) -> None:
         self.package = loaded.package.outside()  # its inputs are those of samples from outside
         self.front = Front(loaded, threads)
-        self._tail = loaded.package.tail()
+        self.row_specs = input_specs(loaded.package.tail())  # once they have passed the front
         self.bad_adapters = 0
         self.last_error = ""  # of an adapter
         self._path = adapter
@@ -80,11 +79,6 @@ class Predictor:
     def version(self) -> int | None:
         """The version of the global adapter in use; None before the first."""
         return None if self._active is None else self._active[0]
-
-    @property
-    def row_specs(self) -> tuple[TensorSpec, ...]:
-        """The inputs of samples that have passed the front."""
-        return input_specs(self._tail)
 
     def refresh(self) -> None:
         """Take over the adapter file if it is another one than at the last call."""

@@ -70,16 +70,6 @@ def test_a_clip_has_the_rows_of_a_stream(fronted: LoadedModel, calls: Any, part:
     np.testing.assert_allclose(rows[0][None], expected, atol=1e-6)
 
 
-def test_windows_may_lie_apart(fronted: LoadedModel) -> None:
-    spec = replace(fronted.package.front, hop=6)  # type: ignore[type-var]
-    front = Front(replace(fronted, package=replace(fronted.package, front=spec)))
-    sound = np.arange(22, dtype=np.float32) ** 2
-    stream = RowStream(front)
-    rows = [row for at in range(22) for row in stream.take(sound[at : at + 1])]
-    wanted = [front.row(sound[at : at + 4]) for at in (0, 6, 12, 18)]
-    np.testing.assert_array_equal(rows, wanted)
-
-
 def test_the_buffer_keeps_rows_and_sound_only_while_a_label_is_awaited(
     fronted: LoadedModel, slopes: Slopes, new_buffer: NewBuffer, calls: list[Any], state: Any
 ) -> None:
