@@ -182,10 +182,7 @@ class Node:
         return self.protocol.adapter_q24
 
     def scores(self, inputs: Arrays) -> NDArray[Any]:
-        """The first output under the global adapter, for inputs by name with a batch axis.
-
-        With a front, these are its rows.
-        """
+        """The first output for the tail's inputs, with a batch axis, under the global adapter."""
         self._busy_at = self._clock()
         return self._inference.predict(inputs)[self.package.outputs[0].name]
 

@@ -277,18 +277,16 @@ def _check_front(package: ModelPackage, front: FrontSpec) -> None:
     is_good &= front.rows == 1 or front.hop > 0
     if not is_good or not 0 < abs(front.scale) < math.inf:
         raise ModelPackageError(
-            "a front has a window of whole numbers, a hop and 1 row or more, or of whole samples "
-            "window 0, hop 0 and 1 row; a rate from 0 on; and a scale"
+            "a front has a window, a hop of up to that and rows, or window 0, hop 0 and 1 row; a "
+            "rate from 0 on; and a scale"
         )
     sample, rows = package.inputs[0], package.batch_inputs[0]
-    is_fit = (
-        min(sample.shape[1:], default=0) > 0 if is_whole else sample.shape == (-1, front.length)
-    )
+    is_fit = min(sample.shape[1:], default=0) > 0
+    is_fit &= is_whole or sample.shape == (-1, front.length)
     is_fit &= len(package.inputs) == 1 and math.prod(sample.shape[1:]) <= SAMPLE_MAX
     is_fit &= len(rows.shape) > 1 and rows.shape[1:-1] == (() if is_whole else (front.rows,))
     if not is_fit or (sample.dtype, rows.dtype) != ("float32", "float32"):
         raise ModelPackageError(
-            f"a package with a front has one input float32 (-1, {front.length}), or of the shape "
-            f"of a whole sample, with up to {SAMPLE_MAX} numbers, and its batch begins with rows "
-            f"float32, {front.rows} of each sample"
+            f"a package with a front has one input float32 (-1, {front.length}), or whole samples, "
+            f"of up to {SAMPLE_MAX} numbers, and its batch begins with {front.rows} rows of each"
         )

@@ -97,10 +97,8 @@ class ReplayBuffer:
         self._targets = target_specs(tail)
         self._counts = value_counts(tail)
         self._size = _layout(self._inputs).itemsize  # bytes of inputs, without those of `_raw`
-        both = self._size + _layout(self._raw).itemsize
-        self._waiting_max = (
-            min(samples_max, max(1, bytes_max // both)) if self._raw else self.capacity
-        )
+        self._raw_size = _layout(self._raw).itemsize
+        self._waiting_max = min(samples_max, bytes_max // (sample_bytes(tail) + self._raw_size))
         self._database = database
         self._labelled: list[int] = []  # ids, oldest first
         self.classes: dict[int, int] = {}  # of labelled samples by id; -1: the model has none
@@ -117,10 +115,11 @@ class ReplayBuffer:
 
         DataError also where no sample fits.
         """
-        if self.capacity < 1:
+        if self._waiting_max < 1:
+            size = sample_bytes(self.package) + self._raw_size
             raise DataError(
-                f"one sample of {self.package.name} has {sample_bytes(self.package)} bytes, more "
-                "than data.replay_bytes_max: raise that"
+                f"one sample of {self.package.name} has {size} bytes, more than "
+                "data.replay_bytes_max: raise that"
             )
         specs: list[Any] = [asdict(spec) for spec in self.package.batch_inputs]
         if self._raw:
@@ -252,10 +251,7 @@ class ReplayBuffer:
 
     def sizes(self) -> tuple[int, int]:
         """The bytes of a sample that waits, and of one with a label."""
-        return (
-            self._size + _layout(self._raw).itemsize,
-            self._size + _layout(self._targets).itemsize,
-        )
+        return self._size + self._raw_size, self._size + _layout(self._targets).itemsize
 
     def key(self, row: int) -> str:
         return str(self._database.rows("SELECT key FROM replay_sample WHERE id = ?", row)[0][0])

@@ -7,6 +7,7 @@ same in a clip as in a stream. What follows (buffer, training, evaluation) sees 
 import hashlib
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -88,20 +89,8 @@ class Front:
         """
         if self.spec is None:
             return data
-        name, path = self._package.batch_inputs[0].name, None
-        if self._cache is not None:
-            path = self._cache / f"{self._digest(data)}.npz"
-            self._used.add(path)
-        rows = _read(path, len(data)) if path and path.exists() else None
-        if rows is None:
-            rows = self._convert(data)
-            if path is not None:
-                make_private_folder(path.parent)
-                unfinished = unfinished_file(path, PRIVATE)
-                with unfinished.open("wb") as file:
-                    np.savez(file, rows=rows)
-                unfinished.replace(path)
-        made = data.with_inputs(self._package.tail(), {name: rows})
+        rows = self._convert(data) if self._cache is None else self._cached(self._cache, data)
+        made = data.with_inputs(self._package.tail(), {self._package.batch_inputs[0].name: rows})
         bad = np.flatnonzero(~np.isfinite(rows.reshape(len(rows), -1)).all(1)).tolist()
         made.set_aside(dict.fromkeys(bad, f"{FRONT} makes no finite numbers of it"))
         return made
@@ -111,6 +100,24 @@ class Front:
         for path in () if self._cache is None else self._cache.glob("*.npz"):
             if path not in self._used:
                 path.unlink()
+
+    def _cached(self, folder: Path, data: FolderData) -> Row:
+        digest = hashlib.sha256(f"{self._package.files[FRONT]} {self.spec}".encode())
+        for sample in self._samples(data):
+            digest.update(*map(np.ndarray.tobytes, sample.values()))
+        path = folder / f"{digest.hexdigest()}.npz"
+        self._used.add(path)
+        with suppress(DataError), opened_npz(path) as archive:  # missing, or damaged
+            return np.reshape(
+                archive["rows"], (len(data), *self._package.batch_inputs[0].shape[1:])
+            )
+        rows = self._convert(data)
+        make_private_folder(folder)
+        unfinished = unfinished_file(path, PRIVATE)
+        with unfinished.open("wb") as file:
+            np.savez(file, rows=rows)
+        unfinished.replace(path)
+        return rows
 
     def _samples(self, data: FolderData) -> Iterator[Arrays]:
         """Each sample with a batch axis of 1: floats of all would need much memory."""
@@ -133,12 +140,6 @@ class Front:
             raise failed
         return rows
 
-    def _digest(self, data: FolderData) -> str:
-        digest = hashlib.sha256(f"{self._package.files[FRONT]} {self.spec}".encode())
-        for sample in self._samples(data):
-            digest.update(*map(np.ndarray.tobytes, sample.values()))
-        return digest.hexdigest()
-
 
 class RowStream:
     """Rows of one stream of sound or numbers, one a hop."""
@@ -156,13 +157,3 @@ class RowStream:
             rows.append(self._front.row(self._held[: spec.window]))
             self._held = self._held[spec.hop or spec.window :]
         return rows
-
-
-def _read(path: Path, count: int) -> Row | None:
-    """The rows of so many samples in a file of the cache; None where it is damaged."""
-    try:
-        with opened_npz(path) as archive:
-            rows: Row = archive["rows"]
-            return rows if len(rows) == count else None
-    except DataError:
-        return None

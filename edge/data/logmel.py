@@ -1,7 +1,5 @@
 """Sound to log-mel features, as the shipped keyword model knows them; sound from .wav files.
 
-A model with a front for sound gets the sound itself, in the rate of that front.
-
 A second of sound at 8 kHz becomes 50 frames of 32 mel bands. With these numbers the features of the
 recordings in models/zoo/fsdd come out bit for bit.
 """
@@ -75,10 +73,8 @@ def model_input(sound: Sound, rate: int, front: FrontSpec | None = None) -> Soun
     """What a model gets of a clip of `rate` Hz: `log_mel`, or the sound that its front takes."""
     if front is None:
         return log_mel(resample(sound, rate))
-    clip = np.zeros(front.length, np.float32)
     taken = resample(sound, rate, front.rate)[: front.length]
-    clip[: len(taken)] = taken
-    return clip
+    return np.pad(taken, (0, front.length - len(taken)))
 
 
 @cache

@@ -67,10 +67,7 @@ class NodeData:
 def open_data(
     config: NodeConfig, package: ModelPackage, database: Database, front: Front | None = None
 ) -> NodeData:
-    """The data that the configuration names, with the probe set if there is one; DataError.
-
-    They pass the `front` of a package that has one.
-    """
+    """The data that the configuration names, past the front, and the probe set; DataError."""
     data = _open_samples(config, package, database, front)
     probe = open_knowledge(config, package, front)
     if front is not None:
@@ -87,8 +84,7 @@ def open_files(
 ) -> tuple[FolderData | None, FolderData | None, SetAside]:
     """The files to evaluate and to train on, and what could not be read in their place.
 
-    They are as before a front. DataError where a board without a source has none to train on, or
-    none that [evaluate] names.
+    DataError where a board without a source has none to train on, or none that [evaluate] names.
     """
     data, damaged = config.data, SetAside()
 

@@ -241,10 +241,10 @@ class FrontGraph(_Session):
 
     def run(self, window: Vector) -> Vector:
         """The row, float32 [width], of a window or whole sample, float32 with a batch axis of 1."""
-        [row] = self._run(None, {self._package.inputs[0].name: window})
-        if row.dtype != np.float32:
-            raise ModelError(f"{self._path} gives {row.dtype}: a front gives float32")
-        return np.asarray(row.reshape(-1), np.float32)
+        rows = self._run(None, {self._package.inputs[0].name: window})
+        if [row.dtype for row in rows] != [np.float32]:
+            raise ModelError(f"{self._path} must have one output, of float32")
+        return np.ravel(rows[0])
 
 
 def write_adapter(path: Path, package: ModelPackage, vector: Vector, version: int) -> None:

@@ -110,10 +110,7 @@ class Predictor:
         return self._predict(self.front.rows(inputs))[1]
 
     def certainty(self, rows: Arrays) -> NDArray[Any]:
-        """The largest probability for each sample in `rows`; NaN for a model without classes.
-
-        `rows` are what the front makes of inputs, or these themselves without a front.
-        """
+        """The largest probability for each sample in `rows`; NaN for a model without classes."""
         tops = [prediction.top for prediction in self.predict_rows(rows)]
         return np.array([top[0][1] if top else np.nan for top in tops])
 

@@ -44,6 +44,7 @@ LIVE_MAX = 128  # samples of one poll of the source that are predicted
 OUT_MAX = 1 << 20  # bytes of answers that a client has not read
 LINE_BYTES, NUMBER_BYTES = 4096, 32  # of a request, and for each number in it
 RECENT_MAX = 1000  # answers in the latency
+Predict = Callable[[Arrays], list[Prediction]]
 # `failed`: NaN, wrong shapes, a fault of the model. `refused`: told to try later, or no request.
 COUNTS = ("count", "failed", "refused", "clients_refused", "clients_dropped")
 
@@ -165,8 +166,7 @@ class PredictionServer:
                 good[key] = read_sample(sample.inputs, self.predictor.row_specs)
             except Exception as error:  # noqa: BLE001  (the user's code may give anything)
                 yield key, 0.0, error
-        run = self.predictor.predict_rows
-        predictions = self._run([*good.values()], run) if good else []
+        predictions = self._run([*good.values()], self.predictor.predict_rows) if good else []
         seconds = time.monotonic() - began
         yield from ((key, seconds, one) for key, one in zip(good, predictions, strict=True))
 
@@ -235,9 +235,7 @@ class PredictionServer:
         if "error" not in content:
             self._seconds.append(seconds)
 
-    def _run(
-        self, samples: Sequence[Arrays], predict: Callable[[Arrays], list[Prediction]]
-    ) -> list[Prediction | Exception]:
+    def _run(self, samples: Sequence[Arrays], predict: Predict) -> list[Prediction | Exception]:
         """The prediction of each sample, or its error. One bad sample must not fail the others."""
         try:
             inputs = {name: np.stack([one[name] for one in samples]) for name in samples[0]}

@@ -117,8 +117,8 @@ def try_release(
     if config.evaluate.path is None:
         _log.info("the loss of the release is not checked: [evaluate] names no data for it")
         return
-    held_out = open_folder(Path(config.evaluate.path), package.outside(), config.evaluate)
-    held_out = front.data(held_out)
+    path = Path(config.evaluate.path)
+    held_out = front.data(open_folder(path, package.outside(), config.evaluate))
     step = TrainStep(loaded.folder, package, training.threads, training.provider)
     adapter = _kept(config, loaded)
     loss = mean_loss(step, package, adapter, held_out, config.evaluate.samples_max, beat)

@@ -104,10 +104,7 @@ def _limit(memory_bytes: int, cpu_s: int) -> None:
 
 
 def _measure(folder: Path, threads: int) -> float:
-    """Load and check the model, predict, take steps; the seconds of the fastest step.
-
-    The front also makes the rows of one sample.
-    """
+    """Load and check the model, predict, take steps; the seconds of the fastest step."""
     from edge.data.front import Front
     from edge.onnx.session import Inference, TrainStep, load_model
 
