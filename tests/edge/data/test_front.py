@@ -19,12 +19,16 @@ from edge.data.sources import Label, NpzSettings, Sample, open_folder
 from edge.errors import DataError, ModelError
 from edge.export import export_learned
 from edge.node import Node
-from edge.onnx.session import FrontGraph, Inference, LoadedModel, load_model
+from edge.onnx.session import FrontGraph, Inference, LoadedModel, load_model, write_adapter
+from edge.predict.predictor import Predictor
+from edge.predict.server import PredictionServer
+from models.tails import write_tail
 from ternmesh.model_package import FrontSpec, TensorSpec
-from tests.edge.conftest import FrontedPackage
+from tests.edge.conftest import FrontedPackage, model_file
 from tests.edge.data.conftest import NewBuffer, ask
 from tests.edge.data.test_logmel import write_wav
 from tests.edge.fleet import World
+from tests.edge.predict.conftest import Client
 
 Slopes = dict[str, np.ndarray]
 
@@ -261,3 +265,40 @@ def test_sound_comes_in_the_rate_of_the_front(new_fronted: FrontedPackage, tmp_p
     MicrophoneSource(MicrophoneOptions(), package)
     with pytest.raises(DataError, match="a microphone gives sound"):
         MicrophoneSource(MicrophoneOptions(), new_fronted().package.outside())
+
+
+def test_predictions_take_samples_and_live_ones_pass_the_front_once(
+    fronted: LoadedModel, slopes: Slopes, tmp_path: Path, calls: list[Any]
+) -> None:
+    write_adapter(tmp_path / "a", fronted.package, np.arange(18, dtype=np.float32), 1)
+    predictor, front = Predictor(fronted, tmp_path / "a"), Front(fronted)
+    server = PredictionServer(tmp_path / "p.sock", predictor)
+    server.start()
+    try:
+        with Client(tmp_path / "p.sock") as client:
+            sound = slopes["sound"][0].tolist()
+            found = client.ask({"id": 1, "inputs": {"sound": sound}})
+            assert "shape (4,)" in client.ask({"id": 2, "inputs": {"sound": sound[:4]}})["error"]
+        entered = front.enter(sample(0, slopes))
+        ran = len(calls)
+        assert server.predict_live([entered]) == pytest.approx({"0": found["top"][0][1]}, abs=1e-4)
+        assert len(calls) == ran
+    finally:
+        server.close()
+    same = predictor.predict({"sound": slopes["sound"][:1]})
+    assert same == predictor.predict_rows(front.rows({"sound": slopes["sound"][:1]}))
+
+
+def test_a_front_may_take_whole_samples(tmp_path: Path) -> None:
+    flat = "(float[1, 3, 2, 2] image) => (float[1, 12] row) { row = Flatten (image) }"
+    (tmp_path / "front.onnx").write_bytes(model_file(flat))
+    front = {"window": 0, "hop": 0, "rows": 1, "scale": 2.0, "rate": 0}
+    given: Any = {"front": front, "front_file": tmp_path / "front.onnx", "name": "eyes"}
+    write_tail(tmp_path / "package", rows=1, width=12, classes=3, **given)
+    loaded = load_model(tmp_path / "package")
+    assert loaded.package.inputs[0].shape == (-1, 3, 2, 2)
+    images = np.random.default_rng(0).random((5, 3, 2, 2)).astype(np.float32)
+    rows = Front(loaded).rows({"image": images})
+    np.testing.assert_array_equal(rows["features"], images.reshape(5, 12) * 2)
+    [output] = Inference(loaded.folder, loaded.package).predict(rows).values()
+    assert output.shape == (5, 3)
