@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.config import NodeConfig
 from edge.data.sources import Array, Arrays, FolderData, Sample, convert, opened_npz
 from edge.errors import DataError, ModelError
 from edge.onnx.session import FrontGraph, LoadedModel
@@ -139,6 +140,11 @@ class Front:
         if failed is not None and np.isnan(rows).all():
             raise failed
         return rows
+
+
+def front_of(config: NodeConfig, loaded: LoadedModel, beat: Callable[[], None]) -> Front:
+    """The front of a board's model, with the cache in its state folder."""
+    return Front(loaded, config.training.threads, Path(config.state_dir, CACHE), beat)
 
 
 class RowStream:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from edge.config import NodeConfig
-from edge.data.front import CACHE, Front
+from edge.data.front import front_of
 from edge.data.node_data import open_knowledge
 from edge.data.sources import open_folder
 from edge.errors import BoardFault, ModelError, NoData, NotSigned
@@ -112,7 +112,7 @@ def try_release(
         )
     if config.data.path is not None:
         open_folder(Path(config.data.path), package.outside(), config.data)
-    front = Front(loaded, training.threads, Path(config.state_dir, CACHE), beat)
+    front = front_of(config, loaded, beat)
     open_knowledge(config, package, front)
     if config.evaluate.path is None:
         _log.info("the loss of the release is not checked: [evaluate] names no data for it")
