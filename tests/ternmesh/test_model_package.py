@@ -98,7 +98,8 @@ def sized(*shape: int) -> dict[str, object]:
         fronted(rows=True),
         sized(-1, 11),
         sized(-1),
-        fronted(hop=1 << 24) | sized(-1, 4 + (3 << 24)),
+        fronted(hop=5) | sized(-1, 19),
+        fronted(window=1 << 24) | sized(-1, (1 << 24) + 6),
     ],
     ids=str,
 )
