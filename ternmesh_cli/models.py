@@ -5,8 +5,6 @@ from pathlib import Path
 
 from ternmesh_cli.process import ExitCode, Subcommands, add_option, number, path
 
-ROWS_MAX, COLUMNS_MAX = 1024, 4096
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     rows = Subcommands(parser)
@@ -16,8 +14,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     row.add_argument("--out", type=path, metavar="FOLDER", help="a new folder; else ./NAME")
     what = "the names of the classes, with commas; one is for anything else"
     row.add_argument("--labels", required=True, metavar="A,B,..", help=what)
-    add_option(row, "--rows", number(1, ROWS_MAX), 16, "that the model looks at")
-    add_option(row, "--columns", number(1, COLUMNS_MAX), 1, "numbers in a row of a sensor")
+    add_option(row, "--rows", number(1, 1024), 16, "that the model looks at")
+    add_option(row, "--columns", number(1, 4096), 1, "numbers in a row of a sensor")
 
 
 def _list(_arguments: argparse.Namespace) -> int:

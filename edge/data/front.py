@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from edge.config import NodeConfig
 from edge.data.sources import Array, Arrays, FolderData, Sample, convert, opened_npz
-from edge.errors import DataError, ModelError
+from edge.errors import DataError, ModelError, OutOfMemory
 from edge.onnx.session import FrontGraph, LoadedModel
 from ternmesh.model_package import FRONT
 from ternmesh_service.notify import no_beat
@@ -26,6 +26,7 @@ CACHE = "rows"  # in a state folder: the rows of files, by what they were made o
 SAID_EVERY = 1000  # samples, between two lines of the log
 
 Row = NDArray[np.float32]
+Beat = Callable[[], None]
 
 _log = logging.getLogger(__name__)
 
@@ -33,15 +34,11 @@ _log = logging.getLogger(__name__)
 class Front:
     """Makes rows of samples; without a front, samples stay as they are. One thread may call.
 
-    `cache` is the folder that keeps the rows of files. `beat` is called after each sample.
+    `cache` is the folder that keeps the rows of files. `beat` is called after each row.
     """
 
     def __init__(
-        self,
-        loaded: LoadedModel,
-        threads: int = 1,
-        cache: Path | None = None,
-        beat: Callable[[], None] = no_beat,
+        self, loaded: LoadedModel, threads: int = 1, cache: Path | None = None, beat: Beat = no_beat
     ) -> None:
         self.spec = loaded.package.front
         self._package = loaded.package
@@ -54,11 +51,10 @@ class Front:
         """The row, float32 [width], of a window or of a whole sample; ModelError."""
         assert self.spec is not None
         row = self._graph.run((window * np.float32(self.spec.scale))[None])
-        width = self._package.batch_inputs[0].shape[-1]
-        if row.shape != (width,):
+        self._beat()
+        if row.size != (width := self._package.batch_inputs[0].shape[-1]):
             raise ModelError(
-                f"{FRONT} of {self._package.name} makes rows of {row.size} numbers, and its tail "
-                f"takes {width}: build the package again"
+                f"{FRONT} makes rows of {row.size} numbers, and its tail takes {width}"
             )
         return row
 
@@ -109,15 +105,18 @@ class Front:
         path = folder / f"{digest.hexdigest()}.npz"
         self._used.add(path)
         with suppress(DataError), opened_npz(path) as archive:  # missing, or damaged
-            return np.reshape(
-                archive["rows"], (len(data), *self._package.batch_inputs[0].shape[1:])
-            )
+            return np.asarray(archive["rows"])
         rows = self._convert(data)
-        make_private_folder(folder)
-        unfinished = unfinished_file(path, PRIVATE)
-        with unfinished.open("wb") as file:
-            np.savez(file, rows=rows)
-        unfinished.replace(path)
+        try:
+            make_private_folder(folder)
+            unfinished = unfinished_file(path, PRIVATE)
+            with unfinished.open("wb") as file:
+                np.savez(file, rows=rows)
+            unfinished.replace(path)
+        except OSError as error:
+            _log.warning(
+                "%s cannot be written: the next start makes its rows again: %s", path, error
+            )
         return rows
 
     def _samples(self, data: FolderData) -> Iterator[Arrays]:
@@ -134,15 +133,16 @@ class Front:
                 _log.info("%d of %d samples have passed %s", at, len(data), FRONT)
             try:
                 [rows[at : at + 1]] = self.rows(sample).values()
+            except OutOfMemory:
+                raise
             except ModelError as error:
                 failed = error
-            self._beat()
         if failed is not None and np.isnan(rows).all():
             raise failed
         return rows
 
 
-def front_of(config: NodeConfig, loaded: LoadedModel, beat: Callable[[], None]) -> Front:
+def front_of(config: NodeConfig, loaded: LoadedModel, beat: Beat) -> Front:
     """The front of a board's model, with the cache in its state folder."""
     return Front(loaded, config.training.threads, Path(config.state_dir, CACHE), beat)
 

@@ -110,8 +110,8 @@ def _measure(folder: Path, threads: int) -> float:
 
     loaded = load_model(folder)
     outside, package = loaded.package.outside(), loaded.package.tail()
-    front = Front(loaded, threads)
-    front.rows({one.name: np.zeros((1, *one.shape[1:]), one.dtype) for one in outside.inputs})
+    samples = {one.name: np.zeros((1, *one.shape[1:]), one.dtype) for one in outside.inputs}
+    Front(loaded, threads).rows(samples)
     initial = loaded.initial
     zeros = {spec.name: np.zeros(spec.shape, spec.dtype) for spec in package.batch_inputs}
     # The adapter's tensors are inputs: a trial writes no adapter file.

@@ -204,6 +204,16 @@ def fleet(fronted: LoadedModel, slopes: Slopes, tmp_path: Path) -> Any:
     made.close()
 
 
+def test_a_full_disk_costs_no_start(
+    fronted: LoadedModel, slopes: Slopes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    np.savez(tmp_path / "a.npz", **slopes)  # type: ignore[arg-type]
+    (tmp_path / "rows").write_bytes(b"")  # in place of the folder
+    data = open_folder(tmp_path / "a.npz", fronted.package.outside(), NpzSettings())
+    assert len(Front(fronted, cache=tmp_path / "rows").data(data)) == 96
+    assert "makes its rows again" in caplog.text
+
+
 def test_nodes_learn_on_rows(fleet: World, calls: list[Any]) -> None:
     nodes: list[Node] = [fleet.add("ada"), fleet.add("bob")]
     ran = len(calls)
@@ -238,14 +248,6 @@ def test_an_exported_package_keeps_its_front(fronted: LoadedModel, tmp_path: Pat
     learned = load_model(made[0])
     assert learned.package.front == fronted.package.front
     np.testing.assert_array_equal(learned.initial, vector)
-
-
-def test_a_changed_front_is_refused(fronted: LoadedModel, tmp_path: Path) -> None:
-    for file in fronted.folder.iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    (tmp_path / "front.onnx").write_bytes(b"\x08\x09")
-    with pytest.raises(ModelError, match=r"front.onnx is not what model.json describes"):
-        load_model(tmp_path)
 
 
 def test_sound_comes_in_the_rate_of_the_front(new_fronted: FrontedPackage, tmp_path: Path) -> None:
