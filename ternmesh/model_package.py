@@ -140,18 +140,15 @@ class ModelPackage:
 
     def outside(self) -> "ModelPackage":
         """The package for those who bring samples: a batch holds inputs of the front, no rows."""
-        if self.front is None:
-            return self
         raw = (replace(spec, shape=(self.batch, *spec.shape[1:])) for spec in self.inputs)
-        return replace(self, batch_inputs=(*raw, *self.batch_inputs[1:]))
+        batch = (*raw, *self.batch_inputs[1:])
+        return replace(self, batch_inputs=batch) if self.front else self
 
     def tail(self) -> "ModelPackage":
         """The package for those who train on samples that have passed the front: rows go in."""
-        if self.front is None:
-            return self
         rows = self.batch_inputs[0]
         inputs = (replace(rows, shape=(-1, *rows.shape[1:])),)
-        return replace(self, inputs=inputs, front=None)
+        return replace(self, inputs=inputs, front=None) if self.front else self
 
     def split(self, vector: Vector) -> dict[str, NDArray[np.float32]]:
         """The adapter tensors by name, as views into `vector`."""

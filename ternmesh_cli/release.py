@@ -82,8 +82,9 @@ def _make(arguments: argparse.Namespace) -> int:
     package: Path = arguments.package
     if not package.is_dir():
         package = package_folder(str(package), "PACKAGE")
-    new_front = arguments.new_front
-    manifest = make_release(package, arguments.out, arguments.version, limits, new_front=new_front)
+    manifest = make_release(
+        package, arguments.out, arguments.version, limits, new_front=arguments.new_front
+    )
     print(f"{arguments.out}: {_named(manifest)}, not signed")
     return 0
 

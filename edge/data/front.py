@@ -80,10 +80,7 @@ class Front:
         return replace(sample, inputs={name: rows[0]}, raw=raw)
 
     def data(self, data: FolderData) -> FolderData:
-        """The samples of files as rows, from the cache where it has them.
-
-        Those that give no rows of finite numbers are set aside. ModelError where none gives any.
-        """
+        """The samples of files as rows; one without finite rows is set aside. ModelError."""
         if self.spec is None:
             return data
         rows = self._convert(data) if self._cache is None else self._cached(self._cache, data)

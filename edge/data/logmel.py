@@ -59,9 +59,8 @@ def log_mel(sound: Sound) -> NDArray[np.float32]:
 
 def hears(package: ModelPackage) -> bool:
     """Whether the one input of a model is log-mel features, or sound for its front."""
-    if package.front is not None:
-        return package.front.rate > 0
-    return [spec.shape[1:] for spec in package.inputs] == [(FRAMES, MELS)]
+    is_features = [spec.shape[1:] for spec in package.inputs] == [(FRAMES, MELS)]
+    return package.front.rate > 0 if package.front else is_features
 
 
 def clip_length(rate: int, front: FrontSpec | None = None) -> int:

@@ -145,7 +145,7 @@ def _open_samples(
 
 
 def open_knowledge(
-    config: NodeConfig, package: ModelPackage, front: Front | None = None
+    config: NodeConfig, package: ModelPackage, front: Front | None
 ) -> ProbeSet | None:
     """The probe set that the configuration names, if it names one; DataError."""
     settings = config.knowledge

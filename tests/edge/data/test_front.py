@@ -15,7 +15,7 @@ from edge.data.live.microphone import MicrophoneSource
 from edge.data.live.options import MicrophoneOptions
 from edge.data.logmel import RATE, model_input, read_clip
 from edge.data.probe_set import open_probe_set, predict
-from edge.data.sources import Label, NpzSettings, Sample, open_folder
+from edge.data.sources import FolderData, Label, NpzSettings, Sample, open_folder
 from edge.errors import DataError, ModelError
 from edge.export import export_learned
 from edge.node import Node
@@ -47,6 +47,11 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     return shapes
 
 
+def files(loaded: LoadedModel, slopes: Slopes, folder: Path) -> FolderData:
+    np.savez(folder / "a.npz", **slopes)  # type: ignore[arg-type]
+    return open_folder(folder / "a.npz", loaded.package.outside(), NpzSettings())
+
+
 def sample(number: int, slopes: Slopes) -> Sample:
     return Sample(str(number), {"sound": slopes["sound"][number]})
 
@@ -70,8 +75,7 @@ def test_a_clip_has_the_rows_of_a_stream(fronted: LoadedModel, calls: Any, part:
         [clip] = front.rows({"sound": sound[None, 2 * at : 2 * at + 10]}).values()
         assert clip.tobytes() == np.stack(rows[at : at + 4])[None].tobytes()
     half = sound[:4] * np.float32(0.5)
-    expected = np.tanh((half[:2] - half[2:])[None])
-    np.testing.assert_allclose(rows[0][None], expected, atol=1e-6)
+    np.testing.assert_allclose(rows[0], np.tanh(half[:2] - half[2:]), atol=1e-6)
 
 
 def test_the_buffer_keeps_rows_and_sound_only_while_a_label_is_awaited(
@@ -143,8 +147,7 @@ def test_files_pass_the_front_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
-    np.savez(tmp_path / "a.npz", **slopes)  # type: ignore[arg-type]
-    data = open_folder(tmp_path / "a.npz", fronted.package.outside(), NpzSettings())
+    data = files(fronted, slopes, tmp_path)
 
     def rows(loaded: LoadedModel = fronted) -> np.ndarray:
         front = Front(loaded, cache=tmp_path / "rows")
@@ -169,8 +172,7 @@ def test_files_pass_the_front_once(
 def test_a_sample_that_gives_no_row_is_set_aside(
     fronted: LoadedModel, slopes: Slopes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    np.savez(tmp_path / "a.npz", **slopes)  # type: ignore[arg-type]
-    data = open_folder(tmp_path / "a.npz", fronted.package.outside(), NpzSettings())
+    data = files(fronted, slopes, tmp_path)
     bad: dict[int, Any] = {7: ModelError("broken"), 9: np.full((4, 2), np.inf, np.float32)}
     run, seen = Front.rows, iter(range(96))
 
