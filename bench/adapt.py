@@ -196,7 +196,7 @@ def _speedup(folder: Path, blocks: int) -> float:
     _, rest = front_of(classifier, cut_at_last(classifier)[0])
     rows: ModelPackage = write_tail(
         folder / "rows", rows=1, width=rest.shape[0], classes=classifier.classes, name="rows",
-        front=None, front_file=None, batch=BATCH,
+        batch=BATCH,
     )  # fmt: skip
     assert rows.batch == BATCH
     return _time_ratio(folder / "whole", folder / "rows", blocks)

@@ -32,18 +32,20 @@ from models.graph_passes import name_by_place, optimise, simplify
 from models.tails import (
     CROSS_ENTROPY,
     HEADER,
+    FrozenFront,
     bytes_of,
     join_text,
     loss_constants,
     split_text,
     write_package,
 )
-from ternmesh.model_package import DOMAINS, ModelPackage, TensorSpec
+from ternmesh.model_package import DOMAINS, FrontSpec, ModelPackage, TensorSpec
 
 BYTES_MAX = 200_000_000
 OPSETS = range(13, 29)  # that a board runs
 FOLDED_MAX = 256  # numbers of a result: shapes, never weights
 IR_VERSION = 10
+WHOLE = FrontSpec(window=0, hop=0, rows=1, scale=1.0, rate=0)
 OURS = {"adapter", "target", "loss", "gradient", "output"}
 _CONTROL = {"If", "Loop", "Scan"}
 _PASSED = {"Softmax", "LogSoftmax", "Identity"}  # between the logits and the output
@@ -108,14 +110,24 @@ def read_classifier(path: Path, shapes: Shapes) -> Classifier:
     shape = _shapes(fixed).get(logits, ())
     if len(shape) != 2 or shape[0] != 1 or shape[1] < 2:
         raise ExportError(f"{path} is no classifier: its output is {list(shape)}, not [1, classes]")
+    classifier = Classifier(model, name, sizes, logits, shape[1], is_free)
+    try:
+        logits_of(classifier, np.zeros((1, *sizes), np.float32))
+    except Exception as error:  # those of onnxruntime have no common base
+        what = f"onnxruntime here cannot run {path} with its operator set {version}"
+        raise ExportError(f"{what}: export it with an older set, of 13 or more") from error
+    return classifier
+
+
+def logits_of(classifier: Classifier, sample: Array) -> Array:
+    """Its logits, float32 [1, classes], for a sample with a batch axis of 1."""
+    model = _fixed(classifier.model, classifier.input, sample.shape, classifier.logits)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # its errors are raised as well
-    try:
-        onnxruntime.InferenceSession(bytes_of(fixed), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # they have no common base
-        what = f"onnxruntime here cannot load {path} with its operator set {version}"
-        raise ExportError(f"{what}: export it with an older set, of 13 or more") from error
-    return Classifier(model, name, sizes, logits, shape[1], is_free)
+    providers = ["CPUExecutionProvider"]
+    session = onnxruntime.InferenceSession(bytes_of(model), options, providers=providers)
+    logits: Array = session.run(None, {classifier.input: sample})[0]
+    return logits
 
 
 def _input_of(path: Path, graph: Any, shapes: Shapes) -> tuple[str, tuple[int, ...], bool]:
@@ -200,8 +212,8 @@ def cut_at_last(classifier: Classifier) -> tuple[str, tuple[Array, Array] | None
 
 def front_of(
     classifier: Classifier, tensor: str, *, is_whole: bool = False
-) -> tuple[bytes, Classifier]:
-    """The graph that makes a row float32 [1, width] of a sample, and what follows from such rows.
+) -> tuple[FrozenFront, Classifier]:
+    """What makes a row float32 [1, width] of a sample, and what follows from such rows.
 
     Of a map [1, channels, height, width] a row has the means, unless `is_whole`: then the rest of
     the graph can follow. ExportError where the tensor cannot be a row.
@@ -222,9 +234,9 @@ def front_of(
     if is_whole and any(classifier.input in node.input for node in rest.graph.node):
         raise ExportError(f"what follows {tensor} needs other tensors, too: cut at another one")
     _reshape(rest, "row", tensor, (-1, *shape[1:]), at=0)
-    return _clean(ir.from_proto(front)), replace(
-        classifier, model=rest, input="row", shape=(width,)
-    )
+    sample = TensorSpec(classifier.input, "float32", (-1, *classifier.shape))
+    made = FrozenFront(WHOLE, _clean(ir.from_proto(front)), sample)
+    return made, replace(classifier, model=rest, input="row", shape=(width,))
 
 
 def _reshape(model: Any, x: str, y: str, shape: Sequence[int], at: int) -> None:
@@ -274,8 +286,7 @@ def write_lora(
     batch: int = 16,
     labels: Sequence[str] = (),
     seed: int = 0,
-    front: Mapping[str, Any] | None = None,
-    front_file: Path | None = None,
+    front: FrozenFront | None = None,
 ) -> ModelPackage:
     """Write the package of a classifier with LoRA, y = x W + (x A) B; A is random and B zero.
 
@@ -301,7 +312,6 @@ def write_lora(
         classes=classifier.classes,
         labels=labels,
         front=front,
-        front_file=front_file,
     )
 
 

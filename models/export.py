@@ -4,7 +4,6 @@ Loss and gradient are traced together into one graph of standard operators (`mak
 `torch.func.grad_and_value`), because exporting `torch.func.grad` itself fails.
 """
 
-import hashlib
 import inspect
 import logging
 import os
@@ -33,7 +32,7 @@ with installed("train", "export needs torch, onnx and onnxruntime"):
 from models.adapters.base import Adapter
 from models.errors import ExportError, one_sentence
 from models.graph_passes import make_overridable, name_by_place, optimise
-from models.package_files import check_folder, checked_description, write_folder
+from models.package_files import check_folder, write_folder
 from ternmesh.model_package import (
     ADAPTER,
     DOMAINS,
@@ -105,8 +104,9 @@ def export(
         train_step = _serialise(graph, TRAIN_STEP)
         _check_train_step(train_step, step, adapter, inputs + targets)
     vector = adapter.vector().astype("<f4").tobytes()
-    contents = {FORWARD: forward, TRAIN_STEP: train_step, ADAPTER: vector}
-    package = ModelPackage(
+    return write_folder(
+        Path(folder),
+        {FORWARD: forward, TRAIN_STEP: train_step, ADAPTER: vector},
         name=name,
         version=version,
         inputs=_specs(input_names, inputs, batch_free=True),
@@ -114,11 +114,8 @@ def export(
         batch_inputs=_specs([*input_names, *target_names], inputs + targets),
         adapter=_specs(adapter.names, adapter.initial),
         metric=metric,
-        files={file: hashlib.sha256(data).hexdigest() for file, data in contents.items()},
         labels=tuple(labels),
     )
-    write_folder(Path(folder), checked_description(package), contents)
-    return package
 
 
 def _outputs(module: nn.Module, inputs: Tensors) -> Tensors:

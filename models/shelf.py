@@ -6,7 +6,6 @@
 
 import importlib.metadata
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -14,9 +13,9 @@ from typing import Any, Final
 import numpy as np
 
 from models.errors import ExportError
-from models.tails import bytes_of, write_tail
+from models.tails import FrozenFront, bytes_of, write_tail
 from ternmesh.extras import installed
-from ternmesh.model_package import FRONT, ModelPackage
+from ternmesh.model_package import FrontSpec, ModelPackage, TensorSpec
 
 with installed("adapt", "a package without torch needs the package onnx"):
     import onnx
@@ -43,12 +42,10 @@ def add(
         raise ExportError(f"{name} needs two labels or more, one of them for anything else")
     own: dict[str, Any] = {"classes": len(labels), "labels": labels, "hidden": 32, "name": name}
     if name not in HEARING:
-        return write_tail(folder, rows=rows, width=columns, front=None, front_file=None, **own)
-    front = {"window": WINDOW, "hop": HOP, "rows": rows, "scale": SCALE, "rate": RATE}
-    with tempfile.TemporaryDirectory() as made:
-        file = Path(made, FRONT)
-        file.write_bytes(speech_front())
-        return write_tail(folder, rows=rows, width=WIDTH, front=front, front_file=file, **own)
+        return write_tail(folder, rows=rows, width=columns, **own)
+    spec = FrontSpec(WINDOW, HOP, rows, SCALE, RATE)
+    front = FrozenFront(spec, speech_front(), TensorSpec("sound", "float32", (-1, spec.length)))
+    return write_tail(folder, rows=rows, width=WIDTH, front=front, **own)
 
 
 def speech_front() -> bytes:

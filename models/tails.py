@@ -4,10 +4,8 @@ All weights are in the adapter vector. The gradient of the softmax cross-entropy
 operators that boards run.
 """
 
-import hashlib
-import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +19,18 @@ with installed("adapt", "a package without torch needs the package onnx"):
     from onnx import numpy_helper
 
 from models.errors import ExportError
-from models.package_files import FRONT, check_folder, checked_description, write_folder
-from ternmesh.model_package import ADAPTER, FORWARD, TRAIN_STEP, ModelPackage, TensorSpec
+from models.package_files import check_folder, write_folder
+from ternmesh.model_package import (
+    ADAPTER,
+    FORWARD,
+    FRONT,
+    TRAIN_STEP,
+    FrontSpec,
+    ModelPackage,
+    TensorSpec,
+)
 
 HEADER = '<ir_version: 9, opset_import: ["": 18]> tail '
-FORMAT = 2  # of a package with a front
 
 Array = NDArray[Any]
 Tensors = Mapping[str, NDArray[np.float32]]
@@ -63,6 +68,15 @@ _GRADIENTS = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class FrozenFront:
+    """A graph that makes one row of a window, and the sample that it is for."""
+
+    spec: FrontSpec
+    graph: bytes
+    sample: TensorSpec  # with a free batch axis
+
+
 def write_tail(
     folder: Path,
     *,
@@ -72,8 +86,7 @@ def write_tail(
     hidden: int | None = None,
     labels: Sequence[str] = (),
     name: str,
-    front: Mapping[str, Any] | None,
-    front_file: Path | None,
+    front: FrozenFront | None = None,
     batch: int = 16,
     seed: int = 0,
     head: tuple[Array, Array] | None = None,
@@ -82,24 +95,17 @@ def write_tail(
 
     Without `hidden` the head is linear and begins at zero, or at `head`, a weight [rows * width,
     classes] and a bias [classes]; else it has a layer of so many numbers with ReLU, drawn from
-    `seed`. `front` (window, hop, rows, scale, rate of model.json, format 2) and `front_file`, a
-    frozen graph that makes one row of a window, come together; a window of 0 is a whole sample, and
-    the rows then are [batch, width], as they are for one row without a front. The inputs of
-    such a package are raw samples, but `batch_inputs` are rows. ExportError for what does not fit.
+    `seed`. Rows are [batch, width] for a front of whole samples, and for one row without a front.
+    ExportError for what does not fit.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp(), "tail")
-    >>> write_tail(
-    ...     folder, rows=3, width=8, classes=2, name="tail", front=None, front_file=None
-    ... ).dimension
+    >>> write_tail(folder, rows=3, width=8, classes=2, name="tail").dimension
     50
     """
-    check_folder(folder)
     if min(rows, width, batch) < 1 or classes < 2 or (hidden is not None and hidden < 1):
         raise ExportError("a tail has at least one row, number and sample, and two classes")
-    if (front is None) != (front_file is None):
-        raise ExportError("a front needs both its description and its file")
-    shape = (width,) if rows == 1 and not (front and front["window"]) else (rows, width)
+    shape = (width,) if rows == 1 and not (front and front.spec.window) else (rows, width)
     adapter = _initial(rows * width, classes, hidden, seed, head)
     return write_package(
         folder,
@@ -111,7 +117,6 @@ def write_tail(
         classes=classes,
         labels=labels,
         front=front,
-        front_file=front_file,
     )
 
 
@@ -125,42 +130,28 @@ def write_package(
     name: str,
     classes: int,
     labels: Sequence[str],
-    front: Mapping[str, Any] | None,
-    front_file: Path | None,
+    front: FrozenFront | None,
 ) -> ModelPackage:
-    """Write the package of a classifier of one batch input; of format 2 where it has a front."""
+    """Write the package of a classifier with one input to a new folder."""
+    check_folder(folder)
     vector = np.concatenate([tensor.ravel() for tensor in adapter.values()])
     contents = {FORWARD: forward, TRAIN_STEP: train_step, ADAPTER: vector.astype("<f4").tobytes()}
+    if front is not None:
+        contents[FRONT] = front.graph
     rows = replace(features, shape=(-1, *features.shape[1:]))
-    package = ModelPackage(
+    return write_folder(
+        folder,
+        contents,
         name=name,
         version=1,
-        inputs=(rows if front_file is None else _raw_input(front or {}, front_file),),
+        inputs=(rows if front is None else front.sample,),
         outputs=(TensorSpec("output", "float32", (-1, classes)),),
         batch_inputs=(features, TensorSpec("target", "int64", features.shape[:1])),
         adapter=tuple(TensorSpec(key, "float32", part.shape) for key, part in adapter.items()),
         metric="accuracy",
-        files={file: hashlib.sha256(data).hexdigest() for file, data in contents.items()},
         labels=tuple(labels),
+        front=front and front.spec,
     )
-    description = checked_description(package)
-    if front_file is not None:
-        contents[FRONT] = front_file.read_bytes()
-        fields = json.loads(description) | {"format": FORMAT, "front": dict(front or {})}
-        fields["files"][FRONT] = hashlib.sha256(contents[FRONT]).hexdigest()
-        description = json.dumps(fields, sort_keys=True, indent=1).encode()
-    write_folder(folder, description, contents)
-    return package
-
-
-def _raw_input(front: Mapping[str, Any], file: Path) -> TensorSpec:
-    """The samples that a front takes: as long as its windows, or one input without windows."""
-    [value] = onnx.load_model(str(file), load_external_data=False).graph.input
-    if window := front["window"]:
-        shape = [window + (front["rows"] - 1) * front["hop"]]
-    else:
-        shape = [axis.dim_value for axis in value.type.tensor_type.shape.dim][1:]
-    return TensorSpec(value.name, "float32", (-1, *shape))
 
 
 def graph_of(text: str, constants: Mapping[str, Array]) -> onnx.ModelProto:

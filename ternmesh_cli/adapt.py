@@ -13,7 +13,6 @@ import numpy as np
 from ternmesh.codec.entropy_coder import bits_per_trit
 from ternmesh.config import ConfigError
 from ternmesh.errors import TernmeshError
-from ternmesh.model_package import FILES
 from ternmesh.plan import LENGTH_PREFIX, PERMILLE, make_plan
 from ternmesh.wire.frame import FRAME_OVERHEAD
 from ternmesh.wire.update import CHUNK_HEAD_SIZE, MANIFEST_SIZE_MIN
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 STEPS = 5  # timed
 HIDDEN = 32  # of the layer that is proposed
-WHOLE = {"window": 0, "hop": 0, "rows": 1, "scale": 1.0, "rate": 0}  # a front of whole samples
+SAMPLES, ERROR_MAX = 4, 1e-3  # that are compared; relative to the largest number
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -84,52 +83,57 @@ def _shape(text: str) -> tuple[str, tuple[int, ...]]:
 
 
 def _write(folder: Path, classifier: "Classifier", arguments: argparse.Namespace) -> "ModelPackage":
-    """The package in a new folder, after a board's own check of its files."""
+    """The package in a new folder, after a look at it with a board's own classes."""
     from models.adapt import cut_at_last, front_of, layers_of, write_lora
     from models.tails import write_tail
 
     labels = [label.strip() for label in (arguments.labels or "").split(",") if label.strip()]
     common: dict[str, Any] = {"name": arguments.name, "labels": labels, "batch": arguments.batch}
-    with tempfile.TemporaryDirectory() as scratch:
-        front: dict[str, Any] = {"front": None, "front_file": None}
-        if arguments.head is not None:
-            tensor, head = arguments.head, None
-            if tensor == "last":
-                tensor, head = cut_at_last(classifier)
-            is_whole = arguments.lora is not None
-            data, classifier = front_of(classifier, tensor, is_whole=is_whole)
-            front = {"front": WHOLE, "front_file": Path(scratch, "front.onnx")}
-            front["front_file"].write_bytes(data)
-            _check(front["front_file"])
-        if arguments.lora is not None:
-            layers = layers_of(classifier, arguments.lora)
-            package = write_lora(folder, classifier, layers, rank=arguments.rank, **common, **front)
-        else:
-            width, classes = classifier.shape[0], len(labels) or arguments.classes
-            size = width, classes or classifier.classes
-            package = write_tail(
-                folder,
-                rows=1,
-                width=width,
-                classes=size[1],
-                hidden=arguments.hidden,
-                head=head if head is not None and head[0].shape == size else None,
-                **common,
-                **front,
-            )
-    for name in FILES[:2]:
-        _check(folder / name)
+    rest, head, is_lora = classifier, None, arguments.lora is not None
+    if (tensor := arguments.head) is not None:
+        if tensor == "last":
+            tensor, head = cut_at_last(classifier)
+        common["front"], rest = front_of(classifier, tensor, is_whole=is_lora)
+    if is_lora:
+        layers = layers_of(rest, arguments.lora)
+        package = write_lora(folder, rest, layers, rank=arguments.rank, **common)
+    else:
+        width, classes = rest.shape[0], len(labels) or arguments.classes or rest.classes
+        if head is not None and (arguments.hidden or head[0].shape != (width, classes)):
+            head = None
+        sizes = {"rows": 1, "width": width, "classes": classes, "hidden": arguments.hidden}
+        package = write_tail(folder, head=head, **sizes, **common)
+    _compare(folder, classifier, begins_as_it=is_lora or head is not None)
     return package
 
 
-def _check(file: Path) -> None:
+def _compare(folder: Path, classifier: "Classifier", *, begins_as_it: bool) -> None:
+    """ConfigError unless a board can run the package, and it gives the classifier's logits."""
+    from edge.data.front import Front
     from edge.errors import ModelError
-    from edge.onnx.check import check
+    from edge.onnx.session import Inference, load_model
+    from models.adapt import logits_of
 
     try:
-        check(memoryview(file.read_bytes()))
+        loaded = load_model(folder)
+        front, tail = Front(loaded), Inference(folder, loaded.package)
+        adapter, [spec] = loaded.package.split(loaded.initial), loaded.package.inputs
+        rng = np.random.default_rng(0)
+        for _ in range(SAMPLES):
+            sample = rng.standard_normal((1, *classifier.shape)).astype(np.float32)
+            rows = front.rows({spec.name: sample})
+            [logits] = tail.predict({**rows, **adapter}).values()
+            if not begins_as_it:
+                continue
+            wanted = logits_of(classifier, sample)
+            error = np.abs(logits - wanted).max() / max(np.abs(wanted).max(), 1e-6)
+            if not error <= ERROR_MAX:
+                raise ConfigError(
+                    f"the package differs from the model by {error:.1e} of its largest number: cut "
+                    "it at another tensor, --head TENSOR"
+                )
     except ModelError as error:
-        raise ModelError(f"boards refuse {file.name} ({error}): cut with --head TENSOR") from error
+        raise ModelError(f"boards refuse the package ({error}): cut with --head TENSOR") from error
 
 
 def _propose(classifier: "Classifier", arguments: argparse.Namespace) -> int:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,12 +13,13 @@ import pytest
 from edge.data.sources import FolderData
 from edge.onnx.session import LoadedModel, load_model
 from edge.releases.store import make_release
-from models.tails import write_tail
+from models.tails import FrozenFront, write_tail
 from ternmesh.model_package import (
     ADAPTER,
     FILES,
     FORWARD,
     TRAIN_STEP,
+    FrontSpec,
     ModelPackage,
     TensorSpec,
     write_model_package,
@@ -160,19 +162,11 @@ def new_fronted(tmp_path_factory: pytest.TempPathFactory) -> FrontedPackage:
 
     def make(slope: float = 1.0, rate: int = 0) -> LoadedModel:
         folder = tmp_path_factory.mktemp("front")
-        (folder / "made.onnx").write_bytes(front_file(slope))
-        write_tail(
-            folder / "package",
-            rows=4,
-            width=2,
-            classes=2,
-            labels=("down", "up"),
-            name="tiny",
-            front={"window": 4, "hop": 2, "rows": 4, "scale": 0.5, "rate": rate},
-            front_file=folder / "made.onnx",
-            batch=8,
-        )
-        return load_model(folder / "package")
+        spec = FrontSpec(window=4, hop=2, rows=4, scale=0.5, rate=rate)
+        front = FrozenFront(spec, front_file(slope), TensorSpec("sound", "float32", (-1, 10)))
+        tail: Any = {"rows": 4, "width": 2, "classes": 2, "labels": ("down", "up"), "batch": 8}
+        write_tail(folder, name="tiny", front=front, **tail)
+        return load_model(folder)
 
     return make
 

@@ -1,6 +1,5 @@
 """Tails that are written without torch: their gradient, their files, and a node that learns one."""
 
-import json
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,15 +10,13 @@ import pytest
 from edge.onnx.session import Inference, TrainStep, load_model
 from models.errors import ExportError
 from ternmesh.plan import make_plan
-from tests.edge.conftest import model_file
 from tests.edge.fleet import World
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install 'ternmesh[dev]'")
 
 from models.tails import write_tail  # noqa: E402
 
-PLAIN: dict[str, Any] = {"name": "tail", "front": None, "front_file": None}
-WINDOWS = {"window": 4, "hop": 2, "rows": 3, "scale": 32768.0, "rate": 16000}
+PLAIN: dict[str, Any] = {"name": "tail"}
 
 
 @pytest.mark.parametrize(("rows", "hidden"), [(1, None), (3, None), (3, 5)])
@@ -81,26 +78,6 @@ def test_a_node_learns_a_tail(tmp_path: Path) -> None:
         world.close()
 
 
-def test_a_front_is_copied_hashed_and_named(tmp_path: Path) -> None:
-    front = tmp_path / "some.onnx"
-    front.write_bytes(
-        model_file(
-            "(float[1, 4] sound) => (float[1, 2] row) {row = Gemm (sound, W)}",
-            W=np.ones((4, 2), np.float32),
-        )
-    )
-    write_tail(
-        tmp_path / "p", rows=3, width=2, classes=2, name="p", front=WINDOWS, front_file=front
-    )
-    found = json.loads((tmp_path / "p" / "model.json").read_bytes())
-    assert found["format"] == 2
-    assert found["front"] == WINDOWS
-    assert (tmp_path / "p" / "front.onnx").read_bytes() == front.read_bytes()
-    assert set(found["files"]) == {"front.onnx", "forward.onnx", "train_step.onnx", "adapter.f32"}
-    assert found["inputs"] == [{"name": "sound", "dtype": "float32", "shape": [-1, 8]}]
-    assert found["batch_inputs"][0]["shape"] == [16, 3, 2]
-
-
 def test_the_same_seed_gives_the_same_files_and_nothing_is_overwritten(tmp_path: Path) -> None:
     hashes = [
         write_tail(
@@ -117,7 +94,6 @@ def test_the_same_seed_gives_the_same_files_and_nothing_is_overwritten(tmp_path:
     ("change", "sentence"),
     [
         ({"classes": 1}, "two classes"),
-        ({"front": WINDOWS}, "both its description and its file"),
         ({"head": (np.zeros((3, 2)), np.zeros(2))}, "must begin at a weight of"),
     ],
 )

@@ -22,7 +22,7 @@ from edge.node import Node
 from edge.onnx.session import FrontGraph, Inference, LoadedModel, load_model, write_adapter
 from edge.predict.predictor import Predictor
 from edge.predict.server import PredictionServer
-from models.tails import write_tail
+from models.tails import FrozenFront, write_tail
 from ternmesh.model_package import FrontSpec, TensorSpec
 from tests.edge.conftest import FrontedPackage, model_file
 from tests.edge.data.conftest import NewBuffer, ask
@@ -296,11 +296,10 @@ def test_predictions_take_samples_and_live_ones_pass_the_front_once(
 
 def test_a_front_may_take_whole_samples(tmp_path: Path) -> None:
     flat = "(float[1, 3, 2, 2] image) => (float[1, 12] row) { row = Flatten (image) }"
-    (tmp_path / "front.onnx").write_bytes(model_file(flat))
-    front = {"window": 0, "hop": 0, "rows": 1, "scale": 2.0, "rate": 0}
-    given: Any = {"front": front, "front_file": tmp_path / "front.onnx", "name": "eyes"}
-    write_tail(tmp_path / "package", rows=1, width=12, classes=3, **given)
-    loaded = load_model(tmp_path / "package")
+    spec = FrontSpec(window=0, hop=0, rows=1, scale=2.0, rate=0)
+    front = FrozenFront(spec, model_file(flat), TensorSpec("image", "float32", (-1, 3, 2, 2)))
+    write_tail(tmp_path, rows=1, width=12, classes=3, name="eyes", front=front)
+    loaded = load_model(tmp_path)
     assert loaded.package.inputs[0].shape == (-1, 3, 2, 2)
     images = np.random.default_rng(0).random((5, 3, 2, 2)).astype(np.float32)
     rows = Front(loaded).rows({"image": images})
