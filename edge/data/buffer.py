@@ -97,8 +97,8 @@ class ReplayBuffer:
         self._targets = target_specs(tail)
         self._counts = value_counts(tail)
         self._size = _layout(self._inputs).itemsize  # bytes of inputs, without those of `_raw`
-        self._raw_size = _layout(self._raw).itemsize
-        self._waiting_max = min(samples_max, bytes_max // (sample_bytes(tail) + self._raw_size))
+        raw_size = _layout(self._raw).itemsize
+        self._waiting_max = min(samples_max, bytes_max // (sample_bytes(tail) + raw_size))
         self._database = database
         self._labelled: list[int] = []  # ids, oldest first
         self.classes: dict[int, int] = {}  # of labelled samples by id; -1: the model has none
@@ -116,7 +116,7 @@ class ReplayBuffer:
         DataError also where no sample fits.
         """
         if self._waiting_max < 1:
-            size = sample_bytes(self.package) + self._raw_size
+            size = sample_bytes(self.package) + _layout(self._raw).itemsize
             raise DataError(
                 f"one sample of {self.package.name} has {size} bytes, more than "
                 "data.replay_bytes_max: raise that"
@@ -251,7 +251,9 @@ class ReplayBuffer:
 
     def sizes(self) -> tuple[int, int]:
         """The bytes of a sample that waits, and of one with a label."""
-        return self._size + self._raw_size, self._size + _layout(self._targets).itemsize
+        return self._size + _layout(self._raw).itemsize, self._size + _layout(
+            self._targets
+        ).itemsize
 
     def key(self, row: int) -> str:
         return str(self._database.rows("SELECT key FROM replay_sample WHERE id = ?", row)[0][0])
@@ -288,9 +290,9 @@ class ReplayBuffer:
 
     def least_certain(self) -> list[int]:
         """The ids of waiting samples, the least certain and then the newest first."""
-        certainties = self._waiting
         # One that nothing has rated comes after all others: it makes room first.
-        return sorted(reversed(certainties), key=lambda row: _or_most(certainties[row]))
+        known = {row: math.inf if rated is None else rated for row, rated in self._waiting.items()}
+        return sorted(reversed(known), key=known.__getitem__)
 
     def inputs(self, rows: Sequence[int]) -> dict[str, Array]:
         """The inputs of samples by name, with a batch axis."""
@@ -445,10 +447,6 @@ class ReplayBuffer:
 def _is_utf8(text: str) -> bool:
     """Not so are bytes of a command line that are no UTF-8, and halves of a pair in JSON."""
     return text.encode(errors="replace").decode() == text
-
-
-def _or_most(certainty: float | None) -> float:
-    return math.inf if certainty is None else certainty
 
 
 def _pack(

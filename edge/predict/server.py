@@ -194,7 +194,7 @@ class PredictionServer:
             if request.inputs is None:
                 asker.follows = request.follow is True
                 asker.send({"id": request_id, "follow": asker.follows})
-            elif self._is_full(asker):
+            elif max(len(self._queue), SHARE * asker.queued) >= self._queue_max:
                 self.counts["refused"] += 1
                 asker.send({"id": request_id, "error": BUSY, "busy": True})
             else:
@@ -207,9 +207,6 @@ class PredictionServer:
     def _take_live(self, content: Answer, seconds: float) -> None:
         self._count(content, seconds)
         self._publish(content)
-
-    def _is_full(self, asker: Asker) -> bool:
-        return max(len(self._queue), SHARE * asker.queued) >= self._queue_max
 
     def _enqueue(self, request_id: str | int | None, sample: Arrays, asker: Asker) -> None:
         if not self._queue:
