@@ -14,25 +14,21 @@ import random
 import re
 import threading
 import time
-from collections import deque
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from ternmesh.config import ConfigError
-from ternmesh.timers import Backoff, RateLimiter
+from ternmesh.timers import Backoff
 from ternmesh_service.alarms import Alarm, alarms
 from ternmesh_service.control_socket import ControlError
-from ternmesh_service.status import ask_status, to_json
+from ternmesh_service.status import Status, ask_status, to_json
 
 LOOK_S = 10.0  # between two looks at the alarms, and at least between two messages
 TIMEOUT_S = 10.0  # of a connection, and of each wait for an answer
 FIRST_S, LONGEST_S = 5.0, 900.0  # between attempts after a failure
-WAITING_MAX = 32  # messages; the oldest give way
-LOG_S = 3600.0  # at least between two lines of the log about failures
 GOODBYE_S = 1.0
 
 _log = logging.getLogger(__name__)
@@ -44,27 +40,6 @@ class AlarmsConfig:
     """`[alarms]`: where alarms are posted, `https://HOST/...` or `http://`; "" posts none."""
 
     url: str = field(default="", repr=False)  # it may hold a secret
-
-
-class AlarmMessages:
-    """The messages that wait; an alarm is told once when it begins, and once when it ends."""
-
-    def __init__(self) -> None:
-        self.waiting: deque[dict[str, Any]] = deque(maxlen=WAITING_MAX)
-        self._known: Mapping[tuple[str, str], Alarm] = {}
-
-    def look(self, name: str, found: Sequence[Alarm]) -> None:
-        """Take the alarms of now. One whose numbers alone have changed is the same."""
-        now = {(one.about, _NUMBER.sub("", one.text)): one for one in found}
-        parts = {
-            "began": [one for key, one in now.items() if key not in self._known],
-            "ended": [one for key, one in self._known.items() if key not in now],
-        }
-        if any(parts.values()):
-            lists = {**parts, "alarms": found}
-            told = {key: [to_json(one) for one in several] for key, several in lists.items()}
-            self.waiting.append({"name": name, **told})
-        self._known = now
 
 
 def check_alarms(config: AlarmsConfig) -> None:
@@ -101,25 +76,41 @@ def pushed_alarms(
 def _run(
     url: SplitResult, socket: Path, failed: MutableMapping[str, str], stop: threading.Event
 ) -> None:
-    messages = AlarmMessages()
-    said, again = RateLimiter(LOG_S, LOG_S), Backoff(FIRST_S, LONGEST_S, random.Random())
+    told: dict[tuple[str, str], Alarm] = {}  # what the webhook knows
+    again = Backoff(FIRST_S, LONGEST_S, random.Random())
     while not stop.wait(LOOK_S):
         with suppress(ControlError):  # it starts, ends or is busy
-            status = ask_status(socket)
-            name = str(getattr(status, "name", status.role))
-            messages.look(name, [one for one in alarms(status) if one.text != failed.get("alarms")])
-        now = time.monotonic()
-        if not messages.waiting or (again.at is not None and not again.due(now)):
-            continue
-        if reason := _post(url, json.dumps(messages.waiting[0]).encode()):
-            again.again(now)
-            failed["alarms"] = f"the webhook of [alarms] at {url.hostname} fails: {reason}"
-            if said.allow("", now):
-                _log.warning("%s; it is tried again", failed["alarms"])
-        else:
-            messages.waiting.popleft()
-            again.stop()
-            failed.pop("alarms", None)
+            if again.at is None or again.due(time.monotonic()):
+                told = _tell(url, ask_status(socket), told, failed)
+                if "alarms" in failed:
+                    again.again(time.monotonic())
+                else:
+                    again.stop()
+
+
+def _tell(
+    url: SplitResult,
+    status: Status,
+    told: dict[tuple[str, str], Alarm],
+    failed: MutableMapping[str, str],
+) -> dict[tuple[str, str], Alarm]:
+    """Post what has changed; what the webhook knows then."""
+    found = [one for one in alarms(status) if one.text != failed.get("alarms")]
+    # An alarm whose numbers alone have changed is the same.
+    now = {(one.about, _NUMBER.sub("", one.text)): one for one in found}
+    began = [to_json(one) for key, one in now.items() if key not in told]
+    ended = [to_json(one) for key, one in told.items() if key not in now]
+    if began or ended:
+        name = str(getattr(status, "name", status.role))
+        message = {"name": name, "began": began, "ended": ended, "alarms": [*map(to_json, found)]}
+        if reason := _post(url, json.dumps(message).encode()):
+            sentence = f"the webhook of [alarms] at {url.hostname} fails: {reason}"
+            if "alarms" not in failed:
+                _log.warning("%s; it is tried again", sentence)
+            failed["alarms"] = sentence
+            return told
+    failed.pop("alarms", None)
+    return now
 
 
 def _post(url: SplitResult, body: bytes) -> str:

@@ -12,13 +12,12 @@ import pytest
 
 from ternmesh.config import ConfigError
 from ternmesh_service import webhook
-from ternmesh_service.alarms import BAD, Alarm
 from ternmesh_service.control_socket import ControlServer
 from ternmesh_service.metrics import MetricsConfig
 from ternmesh_service.page.config import PageConfig
 from ternmesh_service.servers import servers_of
 from ternmesh_service.status import to_json
-from ternmesh_service.webhook import WAITING_MAX, AlarmMessages, AlarmsConfig, check_alarms
+from ternmesh_service.webhook import AlarmsConfig, check_alarms
 from tests.statuses import board_status
 
 
@@ -97,16 +96,6 @@ def test_a_failing_webhook_is_tried_again_said_once_and_shown(hook, eventually, 
         eventually(lambda: hook.posted)
         eventually(lambda: not hook.failed)
     assert hook.posted[-1][1]["began"][-1]["text"] == "the disk is gone"
-
-
-def test_only_the_newest_messages_wait() -> None:
-    messages = AlarmMessages()
-    alarm = Alarm(BAD, "", "hot", "cool it")
-    for _ in range(WAITING_MAX):
-        messages.look("ada", [alarm])
-        messages.look("ada", [])
-    assert len(messages.waiting) == WAITING_MAX
-    assert messages.waiting[-1]["ended"] == [to_json(alarm)]
 
 
 @pytest.mark.parametrize(
