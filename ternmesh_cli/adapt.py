@@ -34,10 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=path, metavar="FOLDER", help=what)
     what = "freeze what makes this tensor, and train a head on it; `last`: the last layer's input"
     parser.add_argument("--head", metavar="TENSOR", help=what)
-    classes = parser.add_mutually_exclusive_group()
-    what = "classes of the head (default: those of the model)"
-    classes.add_argument("--classes", type=number(2, 10_000), metavar="N", help=what)
-    classes.add_argument("--labels", metavar="A,B,C", help="the names of the classes, instead")
+    what = "the names of the classes of the head (default: as many as the model has, unnamed)"
+    parser.add_argument("--labels", metavar="A,B,C", help=what)
     what = "numbers of a hidden layer in the head (default: none)"
     parser.add_argument("--hidden", type=number(1, 4096), metavar="N", help=what)
     what = "train LoRA in the layers whose node or weight is named so: '*' is all"
@@ -60,8 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
         return _propose(classifier, arguments)
     if arguments.out is None:
         raise ConfigError("--out is missing: name a new folder for the model package")
-    if arguments.lora is not None and (arguments.hidden or arguments.classes):
-        raise ConfigError("LoRA keeps the classes and layers: leave out --classes and --hidden")
+    if arguments.lora is not None and arguments.hidden:
+        raise ConfigError("LoRA keeps the layers: leave out --hidden")
     with tempfile.TemporaryDirectory() as made:
         package = _write(Path(made, "package"), classifier, arguments)
         if arguments.out.exists() and any(arguments.out.iterdir()):
@@ -98,7 +96,7 @@ def _write(folder: Path, classifier: "Classifier", arguments: argparse.Namespace
         layers = layers_of(rest, arguments.lora)
         package = write_lora(folder, rest, layers, rank=arguments.rank, **common)
     else:
-        width, classes = rest.shape[0], len(labels) or arguments.classes or rest.classes
+        width, classes = rest.shape[0], len(labels) or rest.classes
         if head is not None and (arguments.hidden or head[0].shape != (width, classes)):
             head = None
         sizes = {"rows": 1, "width": width, "classes": classes, "hidden": arguments.hidden}
@@ -108,7 +106,7 @@ def _write(folder: Path, classifier: "Classifier", arguments: argparse.Namespace
 
 
 def _compare(folder: Path, classifier: "Classifier", *, begins_as_it: bool) -> None:
-    """ConfigError unless a board can run the package, and it gives the classifier's logits."""
+    """ModelError unless a board can run the package, and it gives the classifier's logits."""
     from edge.data.front import Front
     from edge.errors import ModelError
     from edge.onnx.session import Inference, load_model
@@ -128,12 +126,9 @@ def _compare(folder: Path, classifier: "Classifier", *, begins_as_it: bool) -> N
             wanted = logits_of(classifier, sample)
             error = np.abs(logits - wanted).max() / max(np.abs(wanted).max(), 1e-6)
             if not error <= ERROR_MAX:
-                raise ConfigError(
-                    f"the package differs from the model by {error:.1e} of its largest number: cut "
-                    "it at another tensor, --head TENSOR"
-                )
+                raise ModelError(f"its logits differ from the model's by {error:.1e}, relative")
     except ModelError as error:
-        raise ModelError(f"boards refuse the package ({error}): cut with --head TENSOR") from error
+        raise ModelError(f"no board can use this package ({error}): try --head TENSOR") from error
 
 
 def _propose(classifier: "Classifier", arguments: argparse.Namespace) -> int:

@@ -1,28 +1,23 @@
-"""Tails that are written without torch: their gradient, their files, and a node that learns one."""
+"""Tails that are written without torch: their gradient and their files."""
 
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from edge.onnx.session import Inference, TrainStep, load_model
 from models.errors import ExportError
-from ternmesh.plan import make_plan
-from tests.edge.fleet import World
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install 'ternmesh[dev]'")
 
 from models.tails import write_tail  # noqa: E402
 
-PLAIN: dict[str, Any] = {"name": "tail"}
-
 
 @pytest.mark.parametrize(("rows", "hidden"), [(1, None), (3, None), (3, 5)])
 def test_loss_and_gradient_are_right_and_boards_load_the_files(rows, hidden, tmp_path) -> None:
     package = write_tail(
-        tmp_path / "tail", rows=rows, width=8, classes=4, hidden=hidden, batch=6, **PLAIN
+        tmp_path / "tail", rows=rows, width=8, classes=4, hidden=hidden, batch=6, name="tail"
     )
     loaded = load_model(tmp_path / "tail")
     rng = np.random.default_rng(0)
@@ -54,40 +49,16 @@ def test_loss_and_gradient_are_right_and_boards_load_the_files(rows, hidden, tmp
         step.run(vector, {"features": x, "target": np.full(6, 4)})
 
 
-def test_a_node_learns_a_tail(tmp_path: Path) -> None:
-    labels = ("low", "high")
-    write_tail(tmp_path / "tail", rows=2, width=3, classes=2, labels=labels, batch=8, **PLAIN)
-    loaded = load_model(tmp_path / "tail")
-    assert loaded.package.labels == labels
-    x = np.random.default_rng(1).standard_normal((120, 2, 3)).astype(np.float32)
-    y = (x.sum((1, 2)) > 0).astype(np.int64)
-    parts = {"ada": slice(0, 40), "bob": slice(40, 80), "dev": slice(80, 120)}
-    data = {name: {"features": x[part], "target": y[part]} for name, part in parts.items()}
-    plan = make_plan(
-        loaded.package.dimension, rounds=6, local_steps=10, learning_rate=0.05, up_zeros=0.5
-    )
-    world = World(loaded, data, tmp_path)
-    world.new_host(plan, min_peers=2)
-    nodes = [world.add("ada"), world.add("bob")]
-    try:
-        world.finish()
-        for node in nodes:
-            scores = [entry.metric or 0.0 for entry in node.evaluation.history]
-            assert scores[-1] >= 0.9 > scores[0]
-    finally:
-        world.close()
-
-
 def test_the_same_seed_gives_the_same_files_and_nothing_is_overwritten(tmp_path: Path) -> None:
     hashes = [
         write_tail(
-            tmp_path / str(at), rows=1, width=4, classes=2, hidden=3, seed=seed, **PLAIN
+            tmp_path / str(at), rows=1, width=4, classes=2, hidden=3, seed=seed, name="tail"
         ).model_hash()
         for at, seed in enumerate((0, 0, 1))
     ]
     assert [a == b for a, b in pairwise(hashes)] == [True, False]
     with pytest.raises(ExportError, match="another folder"):
-        write_tail(tmp_path / "0", rows=1, width=4, classes=2, **PLAIN)
+        write_tail(tmp_path / "0", rows=1, width=4, classes=2, name="tail")
 
 
 @pytest.mark.parametrize(
@@ -98,7 +69,7 @@ def test_the_same_seed_gives_the_same_files_and_nothing_is_overwritten(tmp_path:
     ],
 )
 def test_what_does_not_fit_is_refused(change, sentence, tmp_path) -> None:
-    arguments = {"rows": 1, "width": 4, "classes": 2, **PLAIN, **change}
+    arguments = {"rows": 1, "width": 4, "classes": 2, "name": "tail", **change}
     with pytest.raises(ExportError, match=sentence):
         write_tail(tmp_path / "tail", **arguments)
     assert not (tmp_path / "tail").exists()

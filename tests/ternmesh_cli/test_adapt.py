@@ -96,14 +96,22 @@ def test_a_head_begins_as_good_as_the_model(kind, mlp, tmp_path, capsys) -> None
     np.testing.assert_allclose(got, run_of(path, **{name: samples}), atol=1e-5)
 
 
-def test_other_classes_get_a_new_head_with_their_names(mlp: Path, tmp_path: Path) -> None:
-    options = ["--head", "t", "--labels", "ant,bee", "--hidden", "4", "--batch", "8"]
-    assert main(["adapt", str(mlp), "--out", str(tmp_path / "out"), *options]) == 0
-    described = json.loads((tmp_path / "out" / "model.json").read_bytes())
-    assert described["labels"] == ["ant", "bee"]
-    shapes = {tensor["name"]: tensor["shape"] for tensor in described["adapter"]}
-    assert shapes["hidden_weight"] == [5, 4]
-    assert shapes["head_weight"] == [4, 2]
+def test_other_classes_get_a_new_head_with_their_names(tmp_path: Path) -> None:
+    text = MLP.replace("n, 6", "n, width")
+    path, out = save(tmp_path / "open.onnx", text, MLP_WEIGHTS), tmp_path / "out"
+    options = ["--head", "t", "--labels", "ant,bee", "--hidden", "4", "--shape", "x=1,6"]
+    assert main(["adapt", str(path), "--out", str(out), *options]) == 0
+    package = load_model(out).package
+    assert (package.labels, package.inputs[0].shape) == (("ant", "bee"), (-1, 6))
+    shapes = {tensor.name: tensor.shape for tensor in package.adapter}
+    assert (shapes["hidden_weight"], shapes["head_weight"]) == ((5, 4), (4, 2))
+
+
+def test_a_package_that_computes_else_is_not_written(mlp, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr("models.adapt.logits_of", lambda *_: np.ones((1, 3), np.float32))
+    assert main(["adapt", str(mlp), "--out", str(tmp_path / "out"), "--head", "last"]) == 1
+    assert "its logits differ from the model's" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(("pattern", "names"), [("*", {"W", "V"}), ("V", {"V"})])
@@ -229,12 +237,3 @@ def test_int8_weights_are_a_front_but_take_no_lora(tmp_path: Path, capsys) -> No
     assert main([*common, str(tmp_path / "a"), "--head", "last"]) == 0
     assert main([*common, str(tmp_path / "b"), "--lora", "Q"]) == 1
     assert "int8 weights stay frozen" in capsys.readouterr().err
-
-
-def test_open_sizes_can_be_given(tmp_path: Path) -> None:
-    text = "(float[n, width] x) => (float[n, 3] y) { h = Tanh (x) y = MatMul (h, W) }"
-    path = save(tmp_path / "open.onnx", text, {"W": (6, 3)})
-    common = ["adapt", str(path), "--head", "last", "--shape", "x=1,6", "--out"]
-    assert main([*common, str(tmp_path / "out")]) == 0
-    described = json.loads((tmp_path / "out" / "model.json").read_bytes())
-    assert described["inputs"][0]["shape"] == [-1, 6]

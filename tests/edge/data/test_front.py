@@ -114,25 +114,15 @@ class SimpleSource:
         return self.items
 
 
-def test_a_moved_file_is_known_by_its_rows(
-    fronted: LoadedModel, slopes: Slopes, new_buffer: NewBuffer
+def test_rows_tell_a_moved_file_and_go_with_their_front(
+    fronted: LoadedModel, new_fronted: FrontedPackage, slopes: Slopes, new_buffer: NewBuffer, caplog
 ) -> None:
-    buffer, front = new_buffer(fronted.package), Front(fronted)
-    buffer.add([front.enter(replace(sample(0, slopes), key="a@1", file="a"))])
-    buffer = new_buffer(fronted.package)
-    buffer.add([front.enter(replace(sample(0, slopes), key="b@1", file="b"))])
+    front = Front(fronted)
+    for name in ("a", "b"):
+        buffer = new_buffer(fronted.package)
+        buffer.add([front.enter(replace(sample(0, slopes), key=f"{name}@1", file=name))])
     assert (buffer.counters.repeated, buffer.waiting) == (1, 1)
-
-
-def test_rows_of_another_front_are_deleted_with_a_count(
-    fronted: LoadedModel,
-    new_fronted: FrontedPackage,
-    slopes: Slopes,
-    new_buffer: NewBuffer,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    buffer, front = new_buffer(fronted.package), Front(fronted)
-    buffer.add([front.enter(sample(0, slopes)), label(0, slopes)])
+    buffer.label(replace(label(0, slopes), key="b@1"))
     assert len(new_buffer(fronted.package)) == 1
     assert len(new_buffer(new_fronted(2.0).package)) == 0
     assert "1 labelled samples are deleted" in caplog.text
@@ -167,6 +157,9 @@ def test_files_pass_the_front_once(
     np.testing.assert_array_equal(rows(), first)
     assert not np.array_equal(rows(new_fronted(2.0)), first)
     assert len([*(tmp_path / "rows").glob("*.npz")]) == 1, "rows that nobody reads are deleted"
+    full = Front(fronted, cache=tmp_path / "a.npz")  # no folder can be made there
+    np.testing.assert_array_equal(full.data(data).batch(np.arange(96))["features"], first)
+    assert "makes its rows again" in caplog.text
 
 
 def test_a_sample_that_gives_no_row_is_set_aside(
@@ -204,16 +197,6 @@ def fleet(fronted: LoadedModel, slopes: Slopes, tmp_path: Path) -> Any:
     made.new_host(min_peers=2)
     yield made
     made.close()
-
-
-def test_a_full_disk_costs_no_start(
-    fronted: LoadedModel, slopes: Slopes, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    np.savez(tmp_path / "a.npz", **slopes)  # type: ignore[arg-type]
-    (tmp_path / "rows").write_bytes(b"")  # in place of the folder
-    data = open_folder(tmp_path / "a.npz", fronted.package.outside(), NpzSettings())
-    assert len(Front(fronted, cache=tmp_path / "rows").data(data)) == 96
-    assert "makes its rows again" in caplog.text
 
 
 def test_nodes_learn_on_rows(fleet: World, calls: list[Any]) -> None:
