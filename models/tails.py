@@ -18,7 +18,6 @@ with installed("adapt", "a package without torch needs the package onnx"):
     import onnx
     from onnx import numpy_helper
 
-from models.errors import ExportError
 from models.package_files import check_folder, write_folder
 from ternmesh.model_package import (
     ADAPTER,
@@ -96,15 +95,13 @@ def write_tail(
     Without `hidden` the head is linear and begins at zero, or at `head`, a weight [rows * width,
     classes] and a bias [classes]; else it has a layer of so many numbers with ReLU, drawn from
     `seed`. Rows are [batch, width] for a front of whole samples, and for one row without a front.
-    ExportError for what does not fit.
+    ExportError where something is in the folder already.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp(), "tail")
     >>> write_tail(folder, rows=3, width=8, classes=2, name="tail").dimension
     50
     """
-    if min(rows, width, batch) < 1 or classes < 2 or (hidden is not None and hidden < 1):
-        raise ExportError("a tail has at least one row, number and sample, and two classes")
     shape = (width,) if rows == 1 and not (front and front.spec.window) else (rows, width)
     adapter = _initial(rows * width, classes, hidden, seed, head)
     return write_package(
@@ -201,22 +198,19 @@ def loss_constants(batch: int, classes: int) -> dict[str, Array]:
 def _initial(
     inputs: int, classes: int, hidden: int | None, seed: int, head: tuple[Array, Array] | None
 ) -> dict[str, NDArray[np.float32]]:
-    weight, bias = np.zeros((inputs, classes), np.float32), np.zeros(classes, np.float32)
+    parts: dict[str, Array]
     if hidden is None:
-        if head is not None:
-            weight, bias = (np.asarray(part, np.float32) for part in head)
-        if (weight.shape, bias.shape) != ((inputs, classes), (classes,)):
-            raise ExportError(f"the head must begin at a weight of {(inputs, classes)} and a bias")
-        return {"head_weight": weight, "head_bias": bias}
-    rng = np.random.default_rng(seed)
-    first = rng.standard_normal((inputs, hidden)) * (2 / inputs) ** 0.5
-    second = rng.standard_normal((hidden, classes)) * hidden**-0.5
-    return {
-        "hidden_weight": first.astype(np.float32),
-        "hidden_bias": np.zeros(hidden, np.float32),
-        "head_weight": second.astype(np.float32),
-        "head_bias": bias,
-    }
+        weight, bias = head or (np.zeros((inputs, classes)), np.zeros(classes))
+        parts = {"head_weight": weight, "head_bias": bias}
+    else:
+        rng = np.random.default_rng(seed)
+        parts = {
+            "hidden_weight": rng.standard_normal((inputs, hidden)) * (2 / inputs) ** 0.5,
+            "hidden_bias": np.zeros(hidden),
+            "head_weight": rng.standard_normal((hidden, classes)) * hidden**-0.5,
+            "head_bias": np.zeros(classes),
+        }
+    return {name: np.asarray(part, np.float32) for name, part in parts.items()}
 
 
 def _forward(shape: Sequence[int], adapter: Tensors) -> bytes:

@@ -59,17 +59,3 @@ def test_the_same_seed_gives_the_same_files_and_nothing_is_overwritten(tmp_path:
     assert [a == b for a, b in pairwise(hashes)] == [True, False]
     with pytest.raises(ExportError, match="another folder"):
         write_tail(tmp_path / "0", rows=1, width=4, classes=2, name="tail")
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ({"classes": 1}, "two classes"),
-        ({"head": (np.zeros((3, 2)), np.zeros(2))}, "must begin at a weight of"),
-    ],
-)
-def test_what_does_not_fit_is_refused(change, sentence, tmp_path) -> None:
-    arguments = {"rows": 1, "width": 4, "classes": 2, "name": "tail", **change}
-    with pytest.raises(ExportError, match=sentence):
-        write_tail(tmp_path / "tail", **arguments)
-    assert not (tmp_path / "tail").exists()
