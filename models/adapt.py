@@ -74,8 +74,7 @@ class Classifier:
 class LinearLayer:
     """A MatMul or Gemm with a frozen float32 weight, from `inputs` to `outputs` numbers."""
 
-    name: str
-    node: str  # its output
+    name: str  # of its output
     inputs: int
     outputs: int
 
@@ -249,7 +248,7 @@ def layers_of(classifier: Classifier, pattern: str) -> list[LinearLayer]:
     graph = classifier.model.graph
     weights = {tensor.name: tensor for tensor in graph.initializer}
     users = {name: node for node in graph.node for name in node.input}
-    found: dict[str, LinearLayer] = {}
+    found = []
     for node in graph.node:
         weight = weights.get(node.input[1]) if node.op_type in ("MatMul", "Gemm") else None
         if weight is None or weight.data_type != TensorProto.FLOAT or len(weight.dims) != 2:
@@ -258,22 +257,16 @@ def layers_of(classifier: Classifier, pattern: str) -> list[LinearLayer]:
         adds = added.input if added is not None and added.op_type == "Add" else ()
         names = [node.name, *node.input[1:], *(name for name in adds if name in weights)]
         turned = {item.name for item in node.attribute if item.i}
-        if "transA" in turned or not any(
-            fnmatchcase(name, pattern) for name in filter(None, names)
-        ):
-            continue
-        stems = [name.rpartition(".")[0] for name in names[1:]]
-        name = next(filter(None, stems), node.name or node.output[0])
-        sizes = weight.dims[::-1] if "transB" in turned else weight.dims
-        is_taken = name in found or f"{name}.lora_A" in weights
-        layer = LinearLayer(node.output[0] if is_taken else name, node.output[0], *sizes)
-        found[layer.name] = layer
+        is_named = any(name and fnmatchcase(name, pattern) for name in names)
+        if is_named and "transA" not in turned:
+            sizes = weight.dims[::-1] if "transB" in turned else weight.dims
+            found.append(LinearLayer(node.output[0], *sizes))
     if not found:
         raise ExportError(
             f"no MatMul or Gemm with float32 weights is named {pattern!r} (int8 weights stay "
             "frozen): use --head last, or --lora '*'"
         )
-    return list(found.values())
+    return found
 
 
 def write_lora(
@@ -317,17 +310,17 @@ def write_lora(
 
 def _with_lora(model: Any, layers: Sequence[LinearLayer]) -> Any:
     """The model with x A B added to the results of the layers; A and B are not defined yet."""
-    made, places = onnx.ModelProto(), {layer.node: layer.name for layer in layers}
+    made, places = onnx.ModelProto(), {layer.name for layer in layers}
     made.CopyFrom(model)
     del made.graph.node[:]
     for node in model.graph.node:
         made.graph.node.append(node)
         y = node.output[0]
-        if (layer := places.get(y)) is not None:
+        if y in places:
             made.graph.node[-1].output[0] = f"{y}:base"
             for kind, inputs, output in (
-                ("MatMul", (node.input[0], f"{layer}.lora_A"), f"{y}:down"),
-                ("MatMul", (f"{y}:down", f"{layer}.lora_B"), f"{y}:up"),
+                ("MatMul", (node.input[0], f"{y}.lora_A"), f"{y}:down"),
+                ("MatMul", (f"{y}:down", f"{y}.lora_B"), f"{y}:up"),
                 ("Add", (f"{y}:base", f"{y}:up"), y),
             ):
                 made.graph.node.append(helper.make_node(kind, inputs, [output]))
