@@ -108,7 +108,8 @@ def gemm_with_frozen_transpose(model: ir.Model) -> None:
     """MatMul(x, Transpose(w)) becomes Gemm, with x reshaped to a matrix, for a frozen matrix w."""
     for node in list(model.graph):
         transpose = _producer(node, "Transpose", 1) if node.op_type == "MatMul" else None
-        if transpose is None or not _is_frozen_matrix(_input(transpose, 0)):
+        w = None if transpose is None else _input(transpose, 0)
+        if w is None or not w.is_initializer() or w.shape is None or len(w.shape) != 2:
             continue
         x, y = _input(node, 0), node.outputs[0]
         if x.shape is None or y.shape is None or not x.shape.is_static():
@@ -158,10 +159,6 @@ def _producer(node: ir.Node, op_type: str, index: int) -> ir.Node | None:
     value = node.inputs[index]
     producer = value.producer() if value is not None else None
     return producer if producer is not None and producer.op_type == op_type else None
-
-
-def _is_frozen_matrix(value: ir.Value) -> bool:
-    return value.is_initializer() and value.shape is not None and len(value.shape) == 2
 
 
 def _reshape(tape: Tape, x: ir.Value, shape: Sequence[int]) -> ir.Value:

@@ -36,7 +36,8 @@ def round_of(body: bytes, version: int, plan: Plan, takes_partial_aggregates: bo
             raise WireError("length", "a body of an update is shorter than its header")
         return wire.whole_round(int.from_bytes(body[1:3], "little"), version)
     message = control.read_control(body) if body[0] == control.KIND else None
-    if not isinstance(message, Silent) or not plan.has_silence:
+    may_be_silent = plan.rounds == 0 or plan.silence_rounds > 0
+    if not isinstance(message, Silent) or not may_be_silent:
         raise WireError("kind", f"the host does not accept a body of kind {body[0]} here")
     return message.round
 
@@ -191,10 +192,6 @@ class PartialAggregateReassembler(UpdateReassembler):
     def counted(self, address: int) -> Counted:
         """Return the entry of a contributor in a global update."""
         return Counted(address, self.round, self.rows[address].digest, self.have)
-
-    def counted_itself(self) -> Counted:
-        """Return the entry of the partial aggregate, with which the gateway settles it."""
-        return UpdateReassembler.counted(self, self.lead)
 
     def _add_contributions(self, body: bytes) -> bool:
         wire.read_contributions(body)
@@ -398,7 +395,7 @@ class OpenRound:
         return Count(
             [item.update(address) for address, item in (own | leads).items()],
             dict(sorted(rows.items())),
-            {address: item.counted_itself() for address, item in aggregates.items()},
+            {one: UpdateReassembler.counted(item, item.lead) for one, item in aggregates.items()},
         )
 
     def answers(self, address: int) -> list[control.Control]:

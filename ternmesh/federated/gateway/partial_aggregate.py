@@ -19,7 +19,7 @@ from ternmesh.federated.open_round import UpdateReassembler
 from ternmesh.federated.robust import bound
 from ternmesh.federated.state import NO_RUN
 from ternmesh.plan import Plan
-from ternmesh.types import DeltaQ24, Vector
+from ternmesh.types import Vector
 from ternmesh.wire.update import (
     CONTRIBUTORS_MIN,
     MODEL_SIZE,
@@ -181,15 +181,9 @@ def settle_partial_aggregate(
     these chunks in their own residuals.
     """
     counted = np.array(read_bitmap(have, plan.up.count).tolist(), dtype=np.bool_)
-    chunks = partial_aggregate.bodies[2:]
-    sent = partial_aggregate_q24(chunks, plan) * UNIT * partial_aggregate.samples
+    chunks = (read_chunk(body, VOTE_CHUNK_KIND) for body in partial_aggregate.bodies[2:])
+    sent = read_chunks(chunks, plan.up).delta_q24() * UNIT * partial_aggregate.samples
     places = order(model_hash, partial_aggregate.round, plan.dimension)
     after = partial_aggregate.wanted[places] - sent
     is_counted = plan.up.spread(counted)
     return scatter(np.where(is_counted, after, residual[places]), places).astype(np.float32)
-
-
-def partial_aggregate_q24(chunks: Sequence[bytes], plan: Plan) -> DeltaQ24:
-    """The decoded chunks of a partial aggregate, in slice order."""
-    read = (read_chunk(body, VOTE_CHUNK_KIND) for body in chunks)
-    return read_chunks(read, plan.up).delta_q24()
