@@ -14,6 +14,7 @@ from ternmesh_service.keyring import SecurityConfig
 from ternmesh_service.metrics import MetricsConfig
 from ternmesh_service.mqtt_health import HealthConfig
 from ternmesh_service.page.config import PageConfig, check_page
+from ternmesh_service.webhook import AlarmsConfig, check_alarms
 from transports.factory import check_link
 from transports.link_config import LinkConfig
 from transports.mqtt.topics import check_topic
@@ -173,6 +174,7 @@ class NodeConfig:
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     page: PageConfig = field(default_factory=PageConfig)
     health: HealthConfig = field(default_factory=HealthConfig)
+    alarms: AlarmsConfig = field(default_factory=AlarmsConfig)
     control_socket: str | None = field(default=None, metadata=PATH)
     log_level: str = field(default="INFO", metadata=choices(*LOG_LEVELS))
 
@@ -216,6 +218,7 @@ def check_config(config: NodeConfig) -> NodeConfig:
     check_name(config.name)
     check_link(config.link, config.name)
     check_page(config.page)
+    check_alarms(config.alarms)
     config.security.check(has_radio=config.link.has_radio)
     package_folder(config.model)
     if (source := config.data.source) is not None and source in BUILT_IN:

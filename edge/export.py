@@ -22,7 +22,7 @@ from edge.onnx.reader import FIELDS_MAX
 from edge.onnx.session import DESCRIPTION, LoadedModel, load_model, read_adapter, write_adapter
 from edge.releases.store import Releases, accept_unsigned
 from ternmesh.errors import WireError
-from ternmesh.model_package import ADAPTER, FORWARD, TRAIN_STEP, write_model_package
+from ternmesh.model_package import ADAPTER, FORWARD, write_model_package
 from ternmesh.protobuf import MessageSchema, Value, Walk, bytes_field, number_field
 from ternmesh.release import FILE_BYTES_MAX
 from ternmesh.types import Vector
@@ -30,18 +30,23 @@ from ternmesh_service.config_file import package_folder
 from ternmesh_store.files import replace_file
 
 
-def learned_on(config: NodeConfig) -> tuple[LoadedModel, Vector, int]:
-    """The model of a board, its newest adapter, and the adapter's version.
-
-    The board may run. ModelError where it has no such adapter yet.
-    """
+def model_in_use(config: NodeConfig) -> Path:
+    """The folder of a board's model: of its last good release, or the configured one."""
     folder = package_folder(config.model)
     if config.releases.dir is not None:
         releases = Releases(Path(config.releases.dir), accept_unsigned)
         standing = releases.standing()
         release = standing.last_good if standing.on_trial else standing.current
         folder = releases.folder / str(release) if release else folder
-    loaded = load_model(folder)
+    return folder
+
+
+def learned_on(config: NodeConfig) -> tuple[LoadedModel, Vector, int]:
+    """The model of a board, its newest adapter, and the adapter's version.
+
+    The board may run. ModelError where it has no such adapter yet.
+    """
+    loaded = load_model(model_in_use(config))
     path = config.adapter_path
     if not path.exists():
         raise ModelError(f"{path} is not there: {config.name} has not run yet")
@@ -52,13 +57,16 @@ def export_learned(folder: Path, loaded: LoadedModel, vector: Vector, version: i
     """Write the adapter `vector` (float32, D) of `version` into a new folder, in three forms.
 
     Returns a model package, whose initial adapter it is; an adapter file; and a model that has it
-    in its weights. OSError or ModelError where they cannot be written.
+    in its weights, which is the tail where there is a front. OSError or ModelError where they
+    cannot be written.
     """
     package = loaded.package
     if Path(package.name).name != package.name or package.name[:1] in ("", "."):
         raise ModelError(f"the model is called {package.name!r}, which is no name for a file")
     contents = {
-        name: read_file(loaded.folder / name, FILE_BYTES_MAX) for name in (FORWARD, TRAIN_STEP)
+        name: read_file(loaded.folder / name, FILE_BYTES_MAX)
+        for name in package.files
+        if name != ADAPTER
     }
     merged = merge_adapter(contents[FORWARD], package.split(vector))
     contents[ADAPTER] = vector.astype("<f4").tobytes()

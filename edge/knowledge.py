@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.data.feed import Rehearsal
+from edge.data.front import Front
 from edge.data.probe_set import ProbeSet, open_probe_set, predict
 from edge.data.sources import NpzSettings
 from edge.errors import EdgeError
@@ -153,7 +154,7 @@ def open_probe_predictions(
     try:
         loaded = load_model(model)
         predictions = ProbePredictions(
-            loaded, open_probe_set(path, loaded.package, settings, identity)
+            loaded, open_probe_set(path, loaded.package, settings, identity, Front(loaded))
         )
         predictions(0 * loaded.initial)  # a model that cannot run here fails now
     except EdgeError as error:

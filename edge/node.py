@@ -119,7 +119,7 @@ class Node:
             config,
             loaded,
             data.held_out,
-            evaluator=Evaluator(self._inference, package, beat, clock),
+            evaluator=Evaluator(self._inference, package.tail(), beat, clock),
             store=store,
             moved_bytes=self._moved_bytes,
             clock=clock,
@@ -184,7 +184,7 @@ class Node:
         return self.protocol.adapter_q24
 
     def scores(self, inputs: Arrays) -> NDArray[Any]:
-        """The first output for inputs by name, with a batch axis, under the global adapter."""
+        """The first output for the tail's inputs, with a batch axis, under the global adapter."""
         self._busy_at = self._clock()
         return self._inference.predict(inputs)[self.package.outputs[0].name]
 

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from edge.data.front import Front
 from edge.data.sources import FolderData, NpzSettings, open_folder
 from edge.errors import EdgeError
 from edge.onnx.session import LoadedModel, TrainStep, load_model
@@ -49,7 +50,8 @@ def open_own_samples(model: Path, path: Path, settings: NpzSettings, plan: Plan)
     """Training on the samples at `path` with the model package in `model`; ConfigError."""
     try:
         loaded = load_model(model)
-        training = OwnTraining(loaded, open_folder(path, loaded.package, settings), plan)
+        data = open_folder(path, loaded.package.outside(), settings)
+        training = OwnTraining(loaded, Front(loaded).data(data), plan)
         training(0, 0 * loaded.initial)  # a model that cannot be trained here fails now
     except EdgeError as error:
         raise ConfigError(f"[own_samples]: {error}") from error

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from edge.config import NodeConfig, check_config, warn_of_shared
+from edge.data.front import front_of
 from edge.data.labels import PresentModel, answer_data, finish_data
 from edge.data.node_data import open_data
 from edge.node import Node
@@ -143,11 +144,11 @@ def _serve(
     store, relay = NodeStore(state), Relay()
     try:
         last = store.load(package.model_hash(), package.dimension, package.adapter_key())
-        data = open_data(config, package, state)
+        data = open_data(config, package, state, front_of(config, loaded, manager.beat))
         path = control_path(config.state_dir, config.control_socket)
         server = ControlServer(path, lambda request: finish_data(relay.ask(request)))
         with closing(data), server, ExitStack() as stack:
-            served = servers_of(config.page, config.metrics, path, state.folder)
+            served = servers_of(config.page, config.metrics, config.alarms, path, state.folder)
             servers = stack.enter_context(served)
             stack.enter_context(served_health(config.health, path, config.link.fleet, config.name))
             made = partial(Node, config, loaded, data, store, last, transport)

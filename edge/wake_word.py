@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from edge.data.live.microphone import EnergyGate
-from edge.data.logmel import CLIP, FRAMES, MELS, RATE, Sound, log_mel, resample
+from edge.data.logmel import FRAMES, MELS, Sound, clip_length, hears, model_input
 from edge.data.sources import input_specs
 from edge.errors import DataError
 from edge.predict.predictor import Predictor
@@ -72,14 +72,15 @@ class Ears:
         self._rate = 0
         self._gate: EnergyGate | None = None
         self._input = input_specs(predictor.package)[0].name
+        self._front = predictor.package.front
 
     def take(self, sound: Sound, rate: int) -> list[str]:
         """The words that end in `sound`; DataError for a rate that we do not have, ModelError."""
         if not SOUND_RATES[0] <= rate <= SOUND_RATES[1]:
             raise DataError(f"sound of {rate} Hz: send {SOUND_RATES[0]} to {SOUND_RATES[1]} Hz")
         if self._gate is None or rate != self._rate:
-            self._gate, self._rate = EnergyGate(rate, CLIP * rate // RATE), rate
-        clips = [log_mel(resample(clip, rate)) for clip in self._gate.take(sound)]
+            self._gate, self._rate = EnergyGate(rate, clip_length(rate, self._front)), rate
+        clips = [model_input(clip, rate, self._front) for clip in self._gate.take(sound)]
         predictions = self._predictor.predict({self._input: np.stack(clips)}) if clips else []
         tops = [item.top[0] for item in predictions if item.top]
         return [word for word, sure in tops if word in self._words and sure >= self._threshold]
@@ -100,12 +101,11 @@ class WakeWordService:
 
     def __init__(self, predictor: Predictor, words: Sequence[str], threshold: float) -> None:
         """DataError where the model knows no words, or not these."""
-        specs = input_specs(predictor.package)
         labels = predictor.package.labels
-        if len(specs) != 1 or specs[0].shape[1:] != (FRAMES, MELS) or not labels:
+        if not hears(predictor.package) or not labels:
             raise DataError(
                 f"{predictor.package.name} is no model of words: it needs one input of "
-                f"{(FRAMES, MELS)} log-mel features, and labels"
+                f"{(FRAMES, MELS)} log-mel features or a front for sound, and labels"
             )
         if unknown := [word for word in words if word not in labels]:
             raise DataError(f"the model does not know {unknown[0]!r}: it has {', '.join(labels)}")

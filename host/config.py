@@ -24,6 +24,7 @@ from ternmesh_service.keyring import SecurityConfig
 from ternmesh_service.metrics import MetricsConfig
 from ternmesh_service.mqtt_health import HealthConfig
 from ternmesh_service.page.config import PageConfig, check_page
+from ternmesh_service.webhook import AlarmsConfig, check_alarms
 from transports.base import HOST, BearerProfile
 from transports.factory import NETWORK_PROFILE, check_link, profile_of
 from transports.link_config import LinkConfig
@@ -175,6 +176,7 @@ class HostConfig:
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     page: PageConfig = field(default_factory=PageConfig)
     health: HealthConfig = field(default_factory=HealthConfig)
+    alarms: AlarmsConfig = field(default_factory=AlarmsConfig)
     control_socket: str | None = field(default=None, metadata=PATH)
     log_level: str = field(default="INFO", metadata=choices(*LOG_LEVELS))
 
@@ -214,6 +216,7 @@ def _check(config: HostConfig) -> HostConfig:
     if config.upstream != LinkConfig() or config.link.aggregator:
         _check_upstream(config)
     check_page(config.page)
+    check_alarms(config.alarms)
     load_rule(config.run.aggregation, config.run.aggregation_file)
     if rules.is_rooted(config.run.aggregation) and config.own_samples.path is None:
         raise ConfigError(

@@ -422,7 +422,7 @@ def _host_model(
             council = stack.enter_context(voting.seated(config, stored))
         releases = _publisher(config, model, package.name, keyring, float(plan.announce_s))
         path, relay = control_path(config.state_dir, config.control_socket), Relay()
-        servers = servers_of(config.page, config.metrics, path, state.folder)
+        servers = servers_of(config.page, config.metrics, config.alarms, path, state.folder)
         stack.enter_context(servers)
         stack.enter_context(served_health(config.health, path, config.link.fleet, HOST))
         stack.enter_context(ControlServer(path, relay.ask))

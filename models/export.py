@@ -4,7 +4,6 @@ Loss and gradient are traced together into one graph of standard operators (`mak
 `torch.func.grad_and_value`), because exporting `torch.func.grad` itself fails.
 """
 
-import hashlib
 import inspect
 import logging
 import os
@@ -33,21 +32,18 @@ with installed("train", "export needs torch, onnx and onnxruntime"):
 from models.adapters.base import Adapter
 from models.errors import ExportError, one_sentence
 from models.graph_passes import make_overridable, name_by_place, optimise
+from models.package_files import check_folder, write_folder
 from ternmesh.model_package import (
     ADAPTER,
     DOMAINS,
-    FILES,
     FORWARD,
     METRICS,
     OPERATORS,
     TRAIN_STEP,
     ModelPackage,
     TensorSpec,
-    read_model_package,
-    write_model_package,
 )
 
-DESCRIPTION = "model.json"
 RELATIVE_ERROR_MAX = 1e-4
 TINY = 1e-30  # keeps an error relative to zero finite
 BATCH_MIN = 2  # torch.export treats sizes 0 and 1 as constants
@@ -87,7 +83,7 @@ def export(
     module is exported in evaluation mode. With `replace`, an earlier package is overwritten. Raises
     ExportError or ModelPackageError for what does not fit, cannot be exported or computes else.
     """
-    _check_folder(Path(folder), replace)
+    check_folder(Path(folder), replace=replace)
     _check_arguments(module, adapter, example_batch)
     inputs, targets = (tuple(tensor.detach() for tensor in part) for part in example_batch)
     with one_sentence("the module, given the example inputs,"):
@@ -108,8 +104,9 @@ def export(
         train_step = _serialise(graph, TRAIN_STEP)
         _check_train_step(train_step, step, adapter, inputs + targets)
     vector = adapter.vector().astype("<f4").tobytes()
-    contents = {FORWARD: forward, TRAIN_STEP: train_step, ADAPTER: vector}
-    package = ModelPackage(
+    return write_folder(
+        Path(folder),
+        {FORWARD: forward, TRAIN_STEP: train_step, ADAPTER: vector},
         name=name,
         version=version,
         inputs=_specs(input_names, inputs, batch_free=True),
@@ -117,34 +114,8 @@ def export(
         batch_inputs=_specs([*input_names, *target_names], inputs + targets),
         adapter=_specs(adapter.names, adapter.initial),
         metric=metric,
-        files={file: hashlib.sha256(data).hexdigest() for file, data in contents.items()},
         labels=tuple(labels),
     )
-    _write(Path(folder), package, contents)
-    return package
-
-
-def _write(folder: Path, package: ModelPackage, contents: Mapping[str, bytes]) -> None:
-    description = write_model_package(package)
-    read_model_package(description)  # as a board checks it: the labels are the caller's
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for file, data in {**contents, DESCRIPTION: description}.items():
-            (folder / file).write_bytes(data)
-    except OSError as error:
-        raise ExportError(f"cannot write the model package: {error}") from error
-
-
-def _check_folder(folder: Path, replace: bool) -> None:
-    """ExportError if files would be overwritten that are no earlier package to `replace`."""
-    try:
-        found = {path.name for path in folder.iterdir()} if folder.exists() else set()
-    except OSError as error:
-        raise ExportError(f"cannot write the model package: {error}") from error
-    if others := found.difference(FILES, {DESCRIPTION}):
-        raise ExportError(f"{folder} holds {min(others)}, no part of a package: give a new folder")
-    if found and not replace:
-        raise ExportError(f"{folder} holds a package: give another folder, or replace=True")
 
 
 def _outputs(module: nn.Module, inputs: Tensors) -> Tensors:

@@ -60,6 +60,39 @@ def optimise(model: ir.Model) -> None:
     common.DeduplicateInitializersPass(size_limit=SHARED_SIZE_MAX)(model)
 
 
+def simplify(model: ir.Model) -> None:
+    """Take out what a gradient made node by node has too much, for graphs with known shapes."""
+    common.RemoveUnusedNodesPass()(model)  # the gradients of frozen weights
+    drop_expands(model)
+    views_to_reshapes(model)
+    merge_reshapes(model)
+
+
+def drop_expands(model: ir.Model) -> None:
+    """Expand(x) becomes x where the shape is that of x."""
+    for node in list(model.graph):
+        if node.op_type == "Expand" and node.outputs[0].shape is not None:
+            x, y = _input(node, 0), node.outputs[0]
+            if x.shape == y.shape and not y.is_graph_output():
+                ir.convenience.replace_all_uses_with(y, x)
+
+
+def views_to_reshapes(model: ir.Model) -> None:
+    """A node that keeps the order of its numbers becomes a Reshape, which copies nothing."""
+    for node in list(model.graph):
+        x, y = (node.inputs or (None,))[0], node.outputs[0]
+        if x is None or x.shape is None or y.shape is None or not y.shape.is_static():
+            continue
+        is_view = node.op_type in ("Unsqueeze", "Squeeze", "Identity", "Flatten")
+        if node.op_type == "Transpose":
+            sizes = x.shape.numpy()
+            moved = [axis for axis in _permutation(node) if sizes[axis] > 1]
+            is_view = moved == sorted(moved)
+        if is_view:
+            tape = Tape()
+            _replace(model, node, tape, _reshape(tape, x, y.shape.numpy()))
+
+
 def cancel_transposes(model: ir.Model) -> None:
     """Transpose(Transpose(x)) becomes x where the two permutations cancel."""
     for node in list(model.graph):
@@ -75,7 +108,8 @@ def gemm_with_frozen_transpose(model: ir.Model) -> None:
     """MatMul(x, Transpose(w)) becomes Gemm, with x reshaped to a matrix, for a frozen matrix w."""
     for node in list(model.graph):
         transpose = _producer(node, "Transpose", 1) if node.op_type == "MatMul" else None
-        if transpose is None or not _is_frozen_matrix(_input(transpose, 0)):
+        w = None if transpose is None else _input(transpose, 0)
+        if w is None or not w.is_initializer() or w.shape is None or len(w.shape) != 2:
             continue
         x, y = _input(node, 0), node.outputs[0]
         if x.shape is None or y.shape is None or not x.shape.is_static():
@@ -125,10 +159,6 @@ def _producer(node: ir.Node, op_type: str, index: int) -> ir.Node | None:
     value = node.inputs[index]
     producer = value.producer() if value is not None else None
     return producer if producer is not None and producer.op_type == op_type else None
-
-
-def _is_frozen_matrix(value: ir.Value) -> bool:
-    return value.is_initializer() and value.shape is not None and len(value.shape) == 2
 
 
 def _reshape(tape: Tape, x: ir.Value, shape: Sequence[int]) -> ir.Value:

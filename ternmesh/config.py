@@ -105,7 +105,8 @@ def _table(kind: type[T], content: Mapping[str, Any], prefix: str) -> T:
             values[name] = _table(types[name], {}, f"{prefix}{name}.")
     made = kind(**values)
     for name, item in known.items():
-        if "needs" in item.metadata and getattr(made, name) != _default(item):
+        default = item.default if item.default_factory is MISSING else item.default_factory()
+        if "needs" in item.metadata and getattr(made, name) != default:
             other, value = item.metadata["needs"]
             if not (getattr(made, other) if value is None else getattr(made, other) == value):
                 wanted = "" if value is None else f' = "{value}"'
@@ -114,10 +115,6 @@ def _table(kind: type[T], content: Mapping[str, Any], prefix: str) -> T:
                     "set that"
                 )
     return made
-
-
-def _default(item: Field[Any]) -> Any:
-    return item.default if item.default_factory is MISSING else item.default_factory()
 
 
 def _value(wanted: Any, item: Field[Any], value: Any, name: str) -> Any:

@@ -81,11 +81,6 @@ class Plan:
         return self.rounds or VERSION_MAX
 
     @property
-    def has_silence(self) -> bool:
-        """Whether a node may be silent in a round."""
-        return self.rounds == 0 or self.silence_rounds > 0
-
-    @property
     def up(self) -> Slicing:
         return Slicing(self.dimension, self.up_span)
 

@@ -1,8 +1,9 @@
 """Releases of a model: their signed manifest, and which release a board runs.
 
 The manifest is a canonical CBOR array `[tag, name, version, model, files, loss_max, latency_max]`;
-`files` is an array of `[size, sha256]` in the order of `FILES`, so that no name or path comes from
-a peer. Versions only grow.
+`files` is an array of `[size, sha256]` in the order of `WITH_FRONT`, so that no name or path comes
+from a peer; the last file is there for a model with a front. An eighth item, 1, allows another
+front than the boards have. Versions only grow.
 
 A board puts a new release on trial. If the trial fails it goes back to the last good release.
 `ReleaseStanding` is the board's state of this on disk; only the functions here change it, without a
@@ -23,7 +24,9 @@ from ternmesh.wire.control import INTEGER_MAX, NAME, read_cbor
 
 TAG: Final = "ternmesh release 1"  # no other signed content begins like this
 DESCRIPTION: Final = "model.json"
-FILES: Final = (DESCRIPTION, *model_package.FILES)
+FILES: Final = (DESCRIPTION, *model_package.FILES)  # of every release
+WITH_FRONT: Final = (*FILES, model_package.FRONT)
+COUNTS: Final = (len(FILES), len(WITH_FRONT))
 MANIFEST, SIGNATURES = "manifest.cbor", "signatures"  # beside the files
 MANIFEST_MAX: Final = 1024  # bytes
 SIGNATURES_MAX: Final = 16_384  # bytes, all signers together
@@ -59,6 +62,7 @@ class ReleaseManifest:
     files: tuple[FileEntry, ...]
     loss_max: int  # on the board's own held-out data, in millionths
     latency_max: int  # of one step, in milliseconds
+    new_front: bool = False  # boards may take it that have another front, and lose their rows
 
 
 def write_manifest(manifest: ReleaseManifest) -> bytes:
@@ -71,6 +75,7 @@ def write_manifest(manifest: ReleaseManifest) -> bytes:
         [[entry.size, entry.sha256] for entry in manifest.files],
         manifest.loss_max,
         manifest.latency_max,
+        *([1] if manifest.new_front else ()),
     ]
     return cbor2.dumps(fields, canonical=True)
 
@@ -84,12 +89,13 @@ def read_manifest(content: bytes) -> ReleaseManifest:
     except WireError as error:
         raise ModelPackageError("this is not the manifest of a release of this version") from error
     match fields:
-        case (tag, str(name), int(version), bytes(model), tuple(rows), int(loss), int(late)):
-            sizes = len(model), len(rows)
+        case (tag, str(name), int(version), bytes(model), tuple(rows), int(loss), int(late), *more):
+            is_sized = len(model) == HASH_SIZE and len(rows) in COUNTS
+            is_sized &= more in ([], [1])
             numbers = version > 0 and loss > 0 and late > 0
-            if tag == TAG and NAME.match(name) and numbers and sizes == (HASH_SIZE, len(FILES)):
+            if tag == TAG and NAME.match(name) and numbers and is_sized:
                 files = tuple(map(_read_entry, rows))
-                return ReleaseManifest(name, version, model, files, loss, late)
+                return ReleaseManifest(name, version, model, files, loss, late, bool(more))
     raise ModelPackageError("this is not the manifest of a release of this version")
 
 
@@ -105,6 +111,8 @@ def make_manifest(
     version: int,
     files: tuple[FileEntry, ...],
     limits: tuple[float, float],
+    *,
+    new_front: bool = False,
 ) -> ReleaseManifest:
     """The manifest of a model package; `limits` are loss and seconds. ModelPackageError."""
     loss_max = round(limits[0] / LOSS_UNIT)
@@ -118,7 +126,9 @@ def make_manifest(
         raise ModelPackageError(
             f"a release's name has 1 to 32 of A-Z a-z 0-9 _ . -, not {loaded.name!r}"
         )
-    return ReleaseManifest(loaded.name, version, loaded.model_hash(), files, loss_max, latency_max)
+    return ReleaseManifest(
+        loaded.name, version, loaded.model_hash(), files, loss_max, latency_max, new_front
+    )
 
 
 def write_object(content: bytes, signatures: bytes, files: Sequence[bytes]) -> bytes:
@@ -135,7 +145,7 @@ def read_object(data: bytes) -> tuple[bytes, bytes, tuple[bytes, ...]]:
         raise ModelPackageError(f"this is not a release in one file: {error}") from error
     match fields:
         case (tag, bytes(content), bytes(signatures), tuple(files)):
-            if tag == OBJECT and [type(file) for file in files] == [bytes] * len(FILES):
+            if tag == OBJECT and len(files) in COUNTS and {*map(type, files)} == {bytes}:
                 return content, signatures[:SIGNATURES_MAX], files
     raise ModelPackageError("this is not a release in one file, of this version")
 

@@ -18,6 +18,7 @@ from transports.base import NameTaken, TransportError
 
 # The summary of each command, its module in this package, and the function that adds its arguments
 COMMANDS = {
+    "adapt": ("make a plain .onnx classifier learn on boards", "adapt", "add_arguments"),
     "backup": ("copy the state of a host or board", "backup", "add_backup_arguments"),
     "ble": ("try BLE without hardware", "ble", "add_arguments"),
     "broker": ("deploy a mosquitto for a fleet", "broker.command", "add_arguments"),
@@ -31,6 +32,7 @@ COMMANDS = {
     "host": ("host a fleet", "programs", "add_host_arguments"),
     "import": ("import what a sensor has recorded", "samples", "add_import_arguments"),
     "label": ("label the samples of a board", "samples", "add_label_arguments"),
+    "models": ("make a model for your own labels", "models", "add_arguments"),
     "node": ("take part in a fleet with this board's data", "programs", "add_node_arguments"),
     "page": ("print the address of a host's or board's web page", "page", "add_arguments"),
     "pipeline": ("train a model in stages far apart", "pipeline", "add_arguments"),

@@ -45,7 +45,8 @@ def run(arguments: argparse.Namespace) -> int:
     config = read_node_config(arguments.config)
     if not config.predict.enabled:
         raise ConfigError(f"{arguments.config}: write enabled = true under [predict]")
-    samples = read_samples(arguments.files, load_model_package(config.model), config.data)
+    package = load_model_package(config.model).outside()
+    samples = read_samples(arguments.files, package, config.data)
     for answer in _ask(config.predict_path, samples, arguments.follow):
         print(json.dumps(answer) if arguments.json else prediction_text(answer), flush=True)
     return 0

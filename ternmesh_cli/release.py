@@ -36,6 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("--latency-max-ms", number(1, VERSION_MAX), "of one step on a board"),
     ):
         make.add_argument(option, type=parse, required=True, help=what)
+    what = "boards that have another front take it, and lose the samples they have labelled"
+    make.add_argument("--new-front", action="store_true", help=what)
     row = rows.add("sign", "sign a release with the key of the host or of another signer", _sign)
     _add_release(row)
     add_signer(row)
@@ -80,7 +82,9 @@ def _make(arguments: argparse.Namespace) -> int:
     package: Path = arguments.package
     if not package.is_dir():
         package = package_folder(str(package), "PACKAGE")
-    manifest = make_release(package, arguments.out, arguments.version, limits)
+    manifest = make_release(
+        package, arguments.out, arguments.version, limits, new_front=arguments.new_front
+    )
     print(f"{arguments.out}: {_named(manifest)}, not signed")
     return 0
 
@@ -217,6 +221,10 @@ def _publish(arguments: argparse.Namespace) -> int:
         raise ControlError(answer["said"])
     else:
         print(answer["said"])
+        if manifest.new_front:
+            boards = (host.ask({}) or {}).get("nodes", ())
+            lost = sum(board["samples"] for board in boards)
+            print(f"boards with another front lose their labelled samples: up to {lost}")
     return 0
 
 

@@ -183,7 +183,7 @@ def _machine(machine: MachineStatus) -> Iterator[Alarm]:
     if machine.loss:
         yield Alarm(BAD, "", machine.loss, "`ternmesh backup`, stop it, and `ternmesh restore`")
     for text in machine.not_served:
-        yield Alarm(WARN, "", text, "it is tried again every half a minute")
+        yield Alarm(WARN, "", text, "it is tried again by itself")
     for name, left_s in machine.certificates.items():
         if left_s < ENDS_DAYS * DAY_S:
             ends = f"ends in {left_s / DAY_S:.0f} days" if left_s > 0 else "has ended"

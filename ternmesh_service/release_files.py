@@ -27,14 +27,14 @@ def pack_folder(folder: Path, held: Collection[release.FileEntry] = ()) -> bytes
     signed = (folder / release.SIGNATURES).exists()
     signatures = read_file(folder / release.SIGNATURES, release.SIGNATURES_MAX) if signed else b""
     files = []
-    for name, entry in zip(release.FILES, release.read_manifest(content).files, strict=True):
+    for name, entry in zip(release.WITH_FRONT, release.read_manifest(content).files, strict=False):
         files.append(b"" if entry in held else read_file(folder / name, entry.size))
     return release.write_object(content, signatures, files)
 
 
 def entries_of(folder: Path) -> list[release.FileEntry]:
     """Size and SHA-256 of the files of a model package."""
-    return [entry_of(folder / name) for name in release.FILES]
+    return [entry_of(path) for name in release.WITH_FRONT if (path := folder / name).exists()]
 
 
 def entry_of(path: Path) -> release.FileEntry:
@@ -57,7 +57,9 @@ def extract(
     manifest = release.read_manifest(content)
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
-    for name, entry, part in zip(release.FILES, manifest.files, packed, strict=True):
+    if len(packed) != len(manifest.files):
+        raise ModelPackageError("the release has not as many files as its manifest: pack it again")
+    for name, entry, part in zip(release.WITH_FRONT, manifest.files, packed, strict=False):
         if part:
             replace_file(target / name, release.unpack(part, entry))
         else:

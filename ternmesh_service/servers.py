@@ -1,4 +1,4 @@
-"""What a process serves beside its work: its page and its metrics.
+"""What a process serves beside its work: its page, its metrics and its alarms.
 
 A port that is taken does not end the process: it is tried again, and the owner is told.
 """
@@ -13,6 +13,7 @@ from types import TracebackType
 from ternmesh_service.control_socket import NotServed
 from ternmesh_service.metrics import MetricsConfig, served_metrics
 from ternmesh_service.page.config import PageConfig, served_page
+from ternmesh_service.webhook import AlarmsConfig, pushed_alarms
 
 TRY_S = 30.0  # between two attempts
 
@@ -22,8 +23,12 @@ _log = logging.getLogger(__name__)
 class Servers:
     """Opens each of `makers` by its name, in `turn`, until it works; closes all at the end."""
 
-    def __init__(self, makers: Mapping[str, Callable[[], AbstractContextManager[None]]]) -> None:
-        self.failed: dict[str, str] = {}  # why something is not served, by its name
+    def __init__(
+        self,
+        makers: Mapping[str, Callable[[], AbstractContextManager[None]]],
+        failed: dict[str, str] | None = None,
+    ) -> None:
+        self.failed = {} if failed is None else failed  # why something is not served, by its name
         self._waiting = dict(makers)
         self._stack = ExitStack()
         self._next = 0.0
@@ -56,11 +61,16 @@ class Servers:
             self.failed.pop(name, None)
 
 
-def servers_of(page: PageConfig, metrics: MetricsConfig, socket: Path, folder: Path) -> Servers:
+def servers_of(
+    page: PageConfig, metrics: MetricsConfig, alarms: AlarmsConfig, socket: Path, folder: Path
+) -> Servers:
     """Those of the process behind a control socket, with its state folder."""
+    failed: dict[str, str] = {}
     return Servers(
         {
+            "alarms": partial(pushed_alarms, alarms, socket, failed),
             "metrics": partial(served_metrics, metrics, socket),
             "page": partial(served_page, page, socket, folder),
-        }
+        },
+        failed,
     )

@@ -49,7 +49,7 @@ class MachineStatus:
     disk_free_mb: float | None = None  # where its state is
     # Seconds until each one ends, by file
     certificates: Mapping[str, float] = field(default_factory=dict)
-    not_served: tuple[str, ...] = ()  # why page or metrics are not
+    not_served: tuple[str, ...] = ()  # why page, metrics or alarms are not
     loss: str = ""  # why what is written is lost when the program ends
 
 

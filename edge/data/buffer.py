@@ -1,7 +1,8 @@
 """Samples of a source: a bounded buffer on disk, where they wait for their labels.
 
 Arrays are stored as their raw bytes, whose layout follows from the model package. Samples that
-were stored for other tensors are deleted.
+were stored for other tensors, or are rows of another front, are deleted. With a front, the bytes of
+what its rows were made of follow those of a sample that waits, until it has its label.
 """
 
 import bisect
@@ -30,7 +31,7 @@ from edge.data.sources import (
     value_counts,
 )
 from edge.errors import DataError, ModelError
-from ternmesh.model_package import ModelPackage, TensorSpec
+from ternmesh.model_package import FRONT, ModelPackage, TensorSpec
 from ternmesh_store import checksums
 from ternmesh_store.database import Database
 from ternmesh_store.store import StoredValues
@@ -81,18 +82,23 @@ class ReplayBuffer:
         bytes_max: int,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.capacity = min(samples_max, bytes_max // sample_bytes(package))
+        tail, outside = package.tail(), package.outside()
+        self.capacity = min(samples_max, bytes_max // sample_bytes(tail))
         self.counters = ReplayCounters()
         self.last_refusal = ""
         self.last_label: tuple[str, int] | None = None  # a key and its class
         self.certainty: Certainty | None = None
-        self.package = package
+        self.package = tail
         self.keep_s = 0.0  # the age at which samples are deleted; 0: no limit
         self._clock = clock  # seconds since 1970
         self._expired_at = 0.0
-        self._inputs = input_specs(package)
-        self._targets = target_specs(package)
-        self._counts = value_counts(package)
+        self._inputs = input_specs(tail)
+        self._raw = input_specs(outside) if package.front else ()
+        self._targets = target_specs(tail)
+        self._counts = value_counts(tail)
+        self._size = _layout(self._inputs).itemsize  # bytes of inputs, without those of `_raw`
+        raw_size = _layout(self._raw).itemsize
+        self._waiting_max = min(samples_max, bytes_max // (sample_bytes(tail) + raw_size))
         self._database = database
         self._labelled: list[int] = []  # ids, oldest first
         self.classes: dict[int, int] = {}  # of labelled samples by id; -1: the model has none
@@ -109,15 +115,22 @@ class ReplayBuffer:
 
         DataError also where no sample fits.
         """
-        if self.capacity < 1:
+        if self._waiting_max < 1:
+            size = sample_bytes(self.package) + _layout(self._raw).itemsize
             raise DataError(
-                f"one sample of {self.package.name} has {sample_bytes(self.package)} bytes, more "
-                "than data.replay_bytes_max: raise that"
+                f"one sample of {self.package.name} has {size} bytes, more than "
+                "data.replay_bytes_max: raise that"
             )
-        tensors = json.dumps([asdict(spec) for spec in self.package.batch_inputs]).encode()
+        specs: list[Any] = [asdict(spec) for spec in self.package.batch_inputs]
+        if self._raw:
+            specs.append(self.package.files[FRONT])
+        tensors = json.dumps(specs).encode()
         if (stored := self._values.get(_TENSORS)) != tensors:
             if stored and not may_clear:
                 raise DataError(f"its samples are not of {self.package.name}: start the node first")
+            sql = "SELECT COUNT(*) FROM replay_sample WHERE targets IS NOT NULL"
+            if lost := self._database.rows(sql)[0][0]:
+                _log.warning("%d labelled samples are deleted: they are of another model", lost)
             self._database.write("DELETE FROM replay_sample")
             self._values.put(_TENSORS, tensors)
         samples = self._database.rows(
@@ -238,8 +251,9 @@ class ReplayBuffer:
 
     def sizes(self) -> tuple[int, int]:
         """The bytes of a sample that waits, and of one with a label."""
-        inputs = _layout(self._inputs).itemsize
-        return inputs, inputs + _layout(self._targets).itemsize
+        return self._size + _layout(self._raw).itemsize, self._size + _layout(
+            self._targets
+        ).itemsize
 
     def key(self, row: int) -> str:
         return str(self._database.rows("SELECT key FROM replay_sample WHERE id = ?", row)[0][0])
@@ -276,18 +290,27 @@ class ReplayBuffer:
 
     def least_certain(self) -> list[int]:
         """The ids of waiting samples, the least certain and then the newest first."""
-        certainties = self._waiting
         # One that nothing has rated comes after all others: it makes room first.
-        return sorted(reversed(certainties), key=lambda row: _or_most(certainties[row]))
+        known = {row: math.inf if rated is None else rated for row, rated in self._waiting.items()}
+        return sorted(reversed(known), key=known.__getitem__)
 
     def inputs(self, rows: Sequence[int]) -> dict[str, Array]:
         """The inputs of samples by name, with a batch axis."""
-        return _unpack([inputs for inputs, _ in self._packed(rows)], self._inputs)
+        return _unpack([inputs[: self._size] for inputs, _ in self._packed(rows)], self._inputs)
+
+    def shown(self, rows: Sequence[int]) -> list[Array]:
+        """What people see of samples: the first input, before a front while there still is that."""
+        shown = []
+        for inputs, _ in self._packed(rows):
+            has_raw = len(inputs) > self._size
+            part, specs = (inputs[self._size :], self._raw) if has_raw else (inputs, self._inputs)
+            shown.append(next(iter(_unpack([part], specs).values()))[0])
+        return shown
 
     def batch(self, indexes: NDArray[np.int64]) -> dict[str, Array]:
         """The arrays of samples by name, with a batch axis. Index 0 is the oldest sample."""
         packed = self._packed([self._labelled[index] for index in indexes])
-        inputs = _unpack([inputs for inputs, _ in packed], self._inputs)
+        inputs = _unpack([inputs[: self._size] for inputs, _ in packed], self._inputs)
         return inputs | _unpack([targets for _, targets in packed], self._targets)
 
     def _rows_aside(self) -> list[tuple[int, str, str]]:
@@ -326,8 +349,12 @@ class ReplayBuffer:
             else:
                 raise DataError(f"a source yields Sample and Label, not {item!r:.100}")
         except (DataError, TypeError, ValueError) as error:  # the source is the user's code
-            self.counters.refused += 1
-            self.last_refusal = str(error)
+            self.refuse(error)
+
+    def refuse(self, error: Exception) -> None:
+        """Count an item that is not stored."""
+        self.counters.refused += 1
+        self.last_refusal = str(error)
 
     def _take_sample(self, sample: Sample, certainties: Mapping[str, float]) -> None:
         packed = _pack(sample.key, sample.inputs, self._inputs, self._counts)
@@ -342,7 +369,8 @@ class ReplayBuffer:
         self._id += 1
         now, certainty = self._clock(), certainties.get(sample.key)
         added_at = int(now) if now >= CLOCK_SET else 0
-        row = (self._id, sample.key, added_at, certainty, False, None, packed, None)
+        raw = b"" if sample.raw is None else _pack(sample.key, sample.raw, self._raw, {})
+        row = (self._id, sample.key, added_at, certainty, False, None, packed + raw, None)
         self._database.insert("replay_sample", *row)
         self._waiting[self._id] = certainty
         if self._contents is not None:
@@ -352,11 +380,11 @@ class ReplayBuffer:
     def _find_content(self, packed: bytes) -> int:
         """The id of the sample with these inputs; 0 where there is none."""
         if self._contents is None:
-            sql = f"SELECT {checksums.FUNCTION}(inputs), id FROM replay_sample"
-            self._contents = dict(self._database.rows(sql))
+            sql = f"SELECT {checksums.FUNCTION}(substr(inputs, 1, ?)), id FROM replay_sample"
+            self._contents = dict(self._database.rows(sql, self._size))
         row = self._contents.get(zlib.crc32(packed), 0)
-        same = "SELECT id FROM replay_sample WHERE id = ? AND inputs = ?"
-        return row if self._database.rows(same, row, packed) else 0
+        same = "SELECT id FROM replay_sample WHERE id = ? AND substr(inputs, 1, ?) = ?"
+        return row if self._database.rows(same, row, self._size, packed) else 0
 
     def _take_label(self, label: Label, *, corrects: bool = False) -> bool:
         """Store a label; False where no sample takes it."""
@@ -368,6 +396,9 @@ class ReplayBuffer:
             return False
         self.counters.corrected += not is_new and self._packed([row])[0][1] != packed
         self._database.write("UPDATE replay_sample SET targets = ? WHERE id = ?", packed, row)
+        if self._raw and is_new:  # nobody needs what the rows were made of any more
+            sql = "UPDATE replay_sample SET inputs = substr(inputs, 1, ?) WHERE id = ?"
+            self._database.write(sql, self._size, row)
         self.classes[row] = self._class_of(packed)
         self.last_label = (label.key, self.classes[row])
         if is_new:
@@ -386,8 +417,8 @@ class ReplayBuffer:
 
     def _trim(self) -> None:
         """Delete samples beyond the limits."""
-        if self.waiting > self.capacity:
-            self.counters.expired += self._delete(self.least_certain()[self.capacity :])
+        if self.waiting > self._waiting_max:
+            self.counters.expired += self._delete(self.least_certain()[self._waiting_max :])
         excess = len(self._labelled) - self.capacity
         if excess > 0:
             groups = [deque(rows) for label, rows in self.groups().items() if label is not None]
@@ -416,10 +447,6 @@ class ReplayBuffer:
 def _is_utf8(text: str) -> bool:
     """Not so are bytes of a command line that are no UTF-8, and halves of a pair in JSON."""
     return text.encode(errors="replace").decode() == text
-
-
-def _or_most(certainty: float | None) -> float:
-    return math.inf if certainty is None else certainty
 
 
 def _pack(

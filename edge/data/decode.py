@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edge.data.logmel import Note, log_mel, read_clip
+from edge.data.logmel import RATE, Note, model_input, read_clip
 from edge.data.sources import UNREADABLE, Array, array_head, convert, input_specs, opened_npz
 from edge.errors import DataError
 from ternmesh.model_package import ModelPackage
@@ -31,9 +31,9 @@ _HEAD = re.compile(rb"P([56])" + 3 * rb"(?:\s|#[^\n]*\n)+(\d{1,6})" + rb"\s")
 def read_sample(path: Path, package: ModelPackage, note: Note = str) -> dict[str, Array]:
     """The inputs of the sample in the file `path`, by name and without a batch axis; DataError.
 
-    Sound becomes log-mel features (`read_clip`), a picture numbers from 0 to 1. Of an .npz file the
-    arrays with the names of the inputs are read, other files are for models with one input. OSError
-    where the file cannot be read.
+    Sound becomes log-mel features or a clip for a front (`read_clip`), a picture numbers from 0 to
+    1. Of an .npz file the arrays with the names of the inputs are read, other files are for models
+    with one input. OSError where the file cannot be read.
     """
     specs = input_specs(package)
     suffix = path.suffix.lower()
@@ -52,7 +52,9 @@ def read_sample(path: Path, package: ModelPackage, note: Note = str) -> dict[str
         elif suffix == ".npy":
             array = _read_npy(path, max(NPY_MAX, HEAD_MAX + ITEM_MAX * math.prod(shape)))
         elif suffix == ".wav":
-            array = log_mel(read_clip(path, note))
+            front = package.front if package.front and package.front.rate else None
+            clip = read_clip(path, note, front)
+            array = model_input(clip, front.rate if front else RATE, front)
         else:
             array = read_picture(path, shape)
         if array.shape != shape:

@@ -2,14 +2,16 @@
 
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge.data.buffer import NOT_RATED, Array, ReplayBuffer
-from edge.data.sources import Sample, Source
+from edge.data.front import Front
+from edge.data.sources import Label, Sample, Source
+from edge.errors import DataError, ModelError
 from edge.trainer import Dataset
 from ternmesh_service.status import LiveStatus
 
@@ -57,12 +59,14 @@ class Rehearsal:
 
 
 class Feed:
-    """Polls `source` every `poll_s` and stores its items in `buffer`.
+    """Polls `source` every `poll_s` and stores its items in `buffer`, past the `front` if any.
 
     An error of the source is counted, and the source is polled again: a sensor may recover.
     """
 
-    def __init__(self, source: Source, buffer: ReplayBuffer, poll_s: float) -> None:
+    def __init__(
+        self, source: Source, buffer: ReplayBuffer, poll_s: float, front: Front | None = None
+    ) -> None:
         self.buffer = buffer
         self.failures = 0
         self.floods = 0  # polls with more than `ITEMS_MAX` items, of which the others were left out
@@ -70,6 +74,7 @@ class Feed:
         self._logged = ""
         self._source = source
         self._poll_s = poll_s
+        self._front = front
         self._due: float | None = None
         # Predicts new samples: how certain it is of them, by key
         self.predict: Callable[[list[Sample]], Mapping[str, float]] | None = None
@@ -95,10 +100,20 @@ class Feed:
             self.failures += 1
             self._logged = self.last_failure
             items = []
+        if self._front is not None:
+            items = [*self._entered(self._front, items)]
         certainties = NOT_RATED
         if self.predict is not None:
             certainties = self.predict([item for item in items if isinstance(item, Sample)])
         return self.buffer.add(items, certainties)
+
+    def _entered(self, front: Front, items: list[Sample | Label]) -> Iterator[Sample | Label]:
+        """The items, with rows in their samples; one that gives none is counted as refused."""
+        for item in items:
+            try:
+                yield front.enter(item) if isinstance(item, Sample) else item
+            except (DataError, ModelError, TypeError, ValueError) as error:  # the user's code
+                self.buffer.refuse(error)
 
     def status(self) -> LiveStatus | None:
         """The source's own status, where it has one."""

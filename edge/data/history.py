@@ -43,6 +43,7 @@ def read_history(path: Path, package: ModelPackage, options: Table) -> History:
 
     `options` are those of the source of rows that goes on with them.
     """
+    package = package.outside()
     source = _source(path, package, options)
     inputs: dict[str, Arrays] = {}
     samples: list[Arrays] = []

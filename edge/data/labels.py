@@ -173,6 +173,7 @@ def begin_rows(
     else:
         rows = _find(buffer, request)[:limit] if "keys" in request else newest(buffer, limit)
     names, package, inputs = class_names(buffer.package), buffer.package, buffer.inputs(rows)
+    images = buffer.shown(rows)
     head = {
         "labels": names,
         "waiting": buffer.waiting,
@@ -199,7 +200,6 @@ def begin_rows(
         if is_queue:
             certainties = [row["certainty"] for row in shown]
             order.sort(key=lambda at: math.inf if certainties[at] is None else certainties[at])
-        images = next(iter(inputs.values()))
         return {"rows": [shown[at] | image(images[at]) for at in order[:limit]], **head}
 
     return finish

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import DataError
+from ternmesh.model_package import FrontSpec, ModelPackage
 from ternmesh_store.files import read_file
 
 RATE = 8000  # Hz
@@ -56,6 +57,25 @@ def log_mel(sound: Sound) -> NDArray[np.float32]:
     return features
 
 
+def hears(package: ModelPackage) -> bool:
+    """Whether the one input of a model is log-mel features, or sound for its front."""
+    is_features = [spec.shape[1:] for spec in package.inputs] == [(FRAMES, MELS)]
+    return package.front.rate > 0 if package.front else is_features
+
+
+def clip_length(rate: int, front: FrontSpec | None = None) -> int:
+    """The numbers of sound of `rate` Hz that a model takes at once."""
+    return CLIP * rate // RATE if front is None else front.length * rate // front.rate
+
+
+def model_input(sound: Sound, rate: int, front: FrontSpec | None = None) -> Sound:
+    """What a model gets of a clip of `rate` Hz: `log_mel`, or the sound that its front takes."""
+    if front is None:
+        return log_mel(resample(sound, rate))
+    taken = resample(sound, rate, front.rate)[: front.length]
+    return np.pad(taken, (0, front.length - len(taken)))
+
+
 @cache
 def _mel_bank() -> NDArray[np.float64]:
     """[129, 32] weights: triangles whose corners are equally far apart on O'Shaughnessy's scale."""
@@ -67,34 +87,36 @@ def _mel_bank() -> NDArray[np.float64]:
     return np.maximum(0.0, np.minimum(rise, fall))
 
 
-def resample(sound: Sound, rate: int) -> Sound:
-    """`sound` of `rate` Hz at 8 kHz: a low-pass filter (windowed sinc), then straight lines."""
-    if not len(sound):
+def resample(sound: Sound, rate: int, to: int = RATE) -> Sound:
+    """`sound` of `rate` Hz at `to` Hz: a low-pass filter (windowed sinc), then straight lines."""
+    if not len(sound) or rate == to:
         return sound
-    if rate > RATE:
-        half = TAPS * math.ceil(rate / RATE)
+    if rate > to:
+        half = TAPS * math.ceil(rate / to)
         at = np.arange(-half, half + 1)
-        taps = np.sinc(at * 0.9 * RATE / rate) * np.hamming(len(at))
+        taps = np.sinc(at * 0.9 * to / rate) * np.hamming(len(at))
         sound = np.convolve(np.pad(sound, half), taps / taps.sum(), "valid")
-    times = np.arange(0, len(sound), rate / RATE)
+    times = np.arange(0, len(sound), rate / to)
     resampled: Sound = np.interp(times, np.arange(len(sound)), sound).astype(np.float32)
     return resampled
 
 
-def loudest(sound: Sound, rate: int) -> Sound:
-    """The second with the most sound, from just before that begins; all where it is no longer."""
-    length, block = CLIP * rate // RATE + 1, HOP * rate // RATE
+def loudest(sound: Sound, rate: int, front: FrontSpec | None = None) -> Sound:
+    """The clip with the most sound, from just before that begins; all where it is no longer."""
+    length, block = clip_length(rate, front) + 1, HOP * rate // RATE
     if len(sound) <= length:
         return sound
     power = sound[: len(sound) // block * block].reshape(-1, block).var(1, dtype=np.float64)
-    sums = np.convolve(power, np.ones(FRAMES), "valid")
+    sums = np.convolve(power, np.ones(max(1, length // block)), "valid")
     near = np.flatnonzero(sums >= MOST * sums.max())
     begin = max(near[0], near[-1] - BEFORE) * block
     return sound[begin : begin + length]
 
 
-def read_clip(path: Path, note: Note = str) -> Sound:
-    """The loudest second of a .wav file at 8 kHz, its channels mixed; `note` is told of the rest.
+def read_clip(path: Path, note: Note = str, front: FrontSpec | None = None) -> Sound:
+    """The loudest second of a .wav file at 8 kHz, or the loudest clip in the rate of a front.
+
+    Its channels are mixed; `note` is told of the rest of the sound.
 
     PCM of 8, 16, 24 or 32 bits, or floats of 32 or 64. DataError; OSError where the file cannot be
     read.
@@ -127,12 +149,12 @@ def read_clip(path: Path, note: Note = str) -> Sound:
     mixed = tracks.mean(1)
     if len(tracks) and mixed.std() * channels < (alone := tracks.std(0)).max() / 2:
         mixed = tracks[:, alone.argmax()]  # the channels cancel each other
-    sound = loudest(mixed, rate)
+    sound = loudest(mixed, rate, front)
     if len(sound) * RATE < WINDOW * rate or sound.std() < SILENT:
         raise DataError(f"{path} is silent or under 30 ms: record it again, or leave it out")
     if len(sound) < len(mixed):
         note("sound beside the loudest second of a file")
-    return resample(sound, rate)
+    return resample(sound, rate, front.rate if front else RATE)
 
 
 def _read_wav(data: bytes) -> tuple[bytes, bytes]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from edge.config import DataConfig, EvaluateConfig, NodeConfig
 from edge.data.buffer import DAY_S, ReplayBuffer
 from edge.data.feed import Feed, Rehearsal
+from edge.data.front import Front
 from edge.data.gate import SetAside, aside_status
 from edge.data.live.options import BUILT_IN
 from edge.data.probe_set import ProbeSet, open_probe_set
@@ -63,9 +64,14 @@ class NodeData:
             self.feed.close()
 
 
-def open_data(config: NodeConfig, package: ModelPackage, database: Database) -> NodeData:
-    """The data that the configuration names, with the probe set if there is one; DataError."""
-    data, probe = _open_samples(config, package, database), open_knowledge(config, package)
+def open_data(
+    config: NodeConfig, package: ModelPackage, database: Database, front: Front | None = None
+) -> NodeData:
+    """The data that the configuration names, past the front, and the probe set; DataError."""
+    data = _open_samples(config, package, database, front)
+    probe = open_knowledge(config, package, front)
+    if front is not None:
+        front.prune()
     if probe is None:
         return data
     if data.held_out is None:
@@ -88,7 +94,7 @@ def open_files(
         if is_past and not path.exists():
             return None
         try:
-            return open_folder(path, package, NpzSettings() if is_past else settings)
+            return open_folder(path, package.outside(), NpzSettings() if is_past else settings)
         except DataError as error:
             why = f"{error} (`ternmesh import` wrote it: import again, or delete it)"
             about = ("what was imported", why) if is_past else (f"[{table}]", str(error))
@@ -112,15 +118,19 @@ def open_files(
     return held_out, files, damaged
 
 
-def _open_samples(config: NodeConfig, package: ModelPackage, database: Database) -> NodeData:
+def _open_samples(
+    config: NodeConfig, package: ModelPackage, database: Database, front: Front | None
+) -> NodeData:
     held_out, files, damaged = open_files(config, package)
+    if front is not None:
+        held_out, files = (one and front.data(one) for one in (held_out, files))
     data = config.data
     if data.source is None:
         assert files is not None
         return NodeData(files, held_out, files, damaged)
     folder = None if data.source_path is None else Path(data.source_path)
     with _about("data"):
-        source = make_source(data.source, data.options, folder, package)
+        source = make_source(data.source, data.options, folder, package.outside())
     buffer = ReplayBuffer(database, package, data.replay_samples_max, data.replay_bytes_max)
     if buffer.capacity < config.training.samples_min:
         raise DataError(
@@ -131,16 +141,18 @@ def _open_samples(config: NodeConfig, package: ModelPackage, database: Database)
     buffer.keep_s = data.keep_days * DAY_S
     buffer.load()
     training = buffer if files is None else Rehearsal(buffer, files)
-    return NodeData(training, held_out, files, damaged, Feed(source, buffer, data.poll_s))
+    return NodeData(training, held_out, files, damaged, Feed(source, buffer, data.poll_s, front))
 
 
-def open_knowledge(config: NodeConfig, package: ModelPackage) -> ProbeSet | None:
+def open_knowledge(
+    config: NodeConfig, package: ModelPackage, front: Front | None
+) -> ProbeSet | None:
     """The probe set that the configuration names, if it names one; DataError."""
     settings = config.knowledge
     if settings.path is None:
         return None
     with _about("knowledge"):
-        return open_probe_set(Path(settings.path), package, settings, settings.identity)
+        return open_probe_set(Path(settings.path), package, settings, settings.identity, front)
 
 
 @contextmanager

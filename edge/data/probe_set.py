@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.data import sources
+from edge.data.front import Front
 from edge.errors import DataError
 from edge.evaluation import softmax
 from edge.onnx.session import Inference
@@ -38,13 +39,19 @@ class ProbeSet:
 
 
 def open_probe_set(
-    path: Path, package: ModelPackage, settings: sources.NpzSettings, identity: str = ""
+    path: Path,
+    package: ModelPackage,
+    settings: sources.NpzSettings,
+    identity: str = "",
+    front: Front | None = None,
 ) -> ProbeSet:
     """The probe set in the file or folder `path`, as this model sees it; DataError.
 
     Two models have the same probe set where their inputs are the same numbers. `identity` names an
-    array of the file that says which samples they are, where models see them in other forms.
+    array of the file that says which samples they are, where models see them in other forms. With a
+    `front`, these are the inputs of the front, and the arrays its rows.
     """
+    package = package.outside()
     classes = sources.class_count(package)
     if not 0 < classes <= CLASSES_MAX:
         raise DataError(
@@ -63,6 +70,7 @@ def open_probe_set(
     arrays = data.batch(np.arange(count))
     named = arrays if not identity else {identity: _identity(path, identity, count)}
     topic = topic_of(named, sources.class_names(package))
+    arrays = arrays if front is None else front.rows(arrays)
     return ProbeSet(topic, arrays, classes, sources.target_specs(package)[0])
 
 

@@ -62,6 +62,7 @@ class Sample:
     key: str  # unique
     inputs: Arrays
     file: str = ""  # its name, with which the key begins: its content is stored once, if it moves
+    raw: Arrays | None = None  # what a front has made `inputs` of
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +249,13 @@ class FolderData:
             self._read = np.where(np.isin(self._read, bad), good[0], self._read)
         else:
             self._read = good
+
+    def with_inputs(self, package: ModelPackage, inputs: dict[str, Array]) -> "FolderData":
+        """The same samples for the package of a tail, with these inputs, an item for each."""
+        targets = {spec.name: self._part(spec, self._read) for spec in target_specs(package)}
+        made = FolderData(package, targets | inputs, 1.0, self._rows)
+        made.aside, made.remark = self.aside, self.remark
+        return made
 
     def _name(self, index: int) -> str:
         for path, places in self._rows:

@@ -35,6 +35,7 @@ from ternmesh_service.keyring import (
 from ternmesh_service.member_list import MemberListClient
 from ternmesh_service.notify import ServiceManager
 from ternmesh_service.status import GatewayStatus, to_json
+from ternmesh_service.webhook import AlarmsConfig, check_alarms, pushed_alarms
 from ternmesh_store.state_file import StateFile
 from transports.base import ALL, HOST, Busy, FrameTooLarge, NotConnected, Transport
 from transports.factory import boards_of, check_link, is_linked, make_transport
@@ -59,6 +60,7 @@ class GatewayConfig:
     network: LinkConfig
     name: str = "gateway"
     security: SecurityConfig = field(default_factory=SecurityConfig)
+    alarms: AlarmsConfig = field(default_factory=AlarmsConfig)
     control_socket: str | None = field(default=None, metadata=PATH)
     log_level: str = field(default="INFO", metadata=choices(*LOG_LEVELS))
 
@@ -74,6 +76,7 @@ def read_gateway_config(path: Path) -> GatewayConfig:
 
 def _check(config: GatewayConfig) -> GatewayConfig:
     check_name(config.name)
+    check_alarms(config.alarms)
     if not config.radio.serial and not config.radio.ble:
         raise ConfigError(
             "[radio] is empty: name the modem in [radio.serial], or a bridge for each board in "
@@ -253,7 +256,8 @@ def run_gateway(config: GatewayConfig, stop: threading.Event, *, insecure: bool 
             )
 
         path = control_path(config.state_dir, config.control_socket)
-        with closing(gateway), ControlServer(path, relay.ask):
+        pushed = pushed_alarms(config.alarms, path, {})
+        with closing(gateway), ControlServer(path, relay.ask), pushed:
             gateway.open()
             manager.ready()
             _log.info("gateway for %s is ready", ", ".join(config.boards))

@@ -47,8 +47,9 @@ NODE: Final = MessageSchema(
         5: many("attribute"),
         6: one("doc_string"),
         7: one("domain"),
+        9: many("metadata_props"),  # of the exporter: not read
     },
-    {8: "an overload of a function", 9: METADATA, 10: "a configuration for several devices"},
+    {8: "an overload of a function", 10: "a configuration for several devices"},
 )
 ATTRIBUTE: Final = MessageSchema(
     "an attribute",

@@ -24,8 +24,8 @@ from ternmesh.errors import ModelPackageError
 from ternmesh.extras import installed
 from ternmesh.model_package import (
     ADAPTER,
-    FILES,
     FORWARD,
+    FRONT,
     TRAIN_STEP,
     ModelPackage,
     read_model_package,
@@ -104,12 +104,14 @@ def load_model(folder: Path) -> LoadedModel:
         if spec.dtype not in DTYPES:
             allowed = ", ".join(DTYPES)
             raise ModelError(f"{package.name} takes {spec.dtype}: a node allows {allowed}")
-    for file in FILES:
-        if entry_of(folder / file).sha256.hex() != package.files[file]:
+    for file, digest in package.files.items():
+        if entry_of(folder / file).sha256.hex() != digest:
             raise ModelError(
                 f"{folder / file} is not what {DESCRIPTION} describes: copy the package again"
             )
     sizes = check_file(folder / TRAIN_STEP) | check_file(folder / FORWARD)
+    if package.front is not None:
+        check_file(folder / FRONT)
     package = replace(package, table_sizes=sizes)
     return LoadedModel(folder, package, _read_adapter(folder / ADAPTER, package.dimension))
 
@@ -152,8 +154,8 @@ class _Session:
         self._session = None
         self._has_run = False
 
-    def _run(self, names: list[str], inputs: Arrays) -> list[Any]:
-        """The outputs by `names`; ModelError if onnxruntime cannot load or run the model."""
+    def _run(self, names: list[str] | None, inputs: Arrays) -> list[Any]:
+        """The outputs by `names`, or all; ModelError where onnxruntime cannot run the model."""
         providers = choose_providers(self._wanted, onnxruntime.get_available_providers())
         session = self._session  # another thread may release it
         try:
@@ -229,6 +231,20 @@ class TrainStep(_Session):
         """Loss and gradient (float32, D) at `adapter` (float32, D) for one batch by name."""
         loss, gradient = self._run(["loss", "gradient"], {"adapter": adapter, **batch})
         return float(loss), gradient
+
+
+class FrontGraph(_Session):
+    """front.onnx: one row of one window."""
+
+    FILE = FRONT
+    IS_TRAINING = False
+
+    def run(self, window: Vector) -> Vector:
+        """The row, float32 [width], of a window or whole sample, float32 with a batch axis of 1."""
+        rows = self._run(None, {self._package.inputs[0].name: window})
+        if [row.dtype for row in rows] != [np.float32]:
+            raise ModelError(f"{self._path} must have one output, of float32")
+        return np.ravel(rows[0])
 
 
 def write_adapter(path: Path, package: ModelPackage, vector: Vector, version: int) -> None:

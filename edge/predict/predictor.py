@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.data.front import Front
 from edge.data.sources import input_specs
 from edge.errors import ModelError, OutOfMemory
 from edge.evaluation import softmax
@@ -62,7 +63,9 @@ class Predictor:
         threads: int = 1,
         threshold: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        self.package = loaded.package
+        self.package = loaded.package.outside()  # its inputs are those of samples from outside
+        self.front = Front(loaded, threads)
+        self.row_specs = input_specs(loaded.package.tail())  # once they have passed the front
         self.bad_adapters = 0
         self.last_error = ""  # of an adapter
         self._path = adapter
@@ -104,16 +107,20 @@ class Predictor:
         `inputs` by name have a batch axis. ModelError where the model cannot run with them, or
         there is no good adapter yet.
         """
-        return self._predict(inputs)[1]
+        return self._predict(self.front.rows(inputs))[1]
 
-    def certainty(self, inputs: Arrays) -> NDArray[Any]:
-        """The largest probability for each sample in `inputs`; NaN for a model without classes."""
-        tops = [prediction.top for prediction in self.predict(inputs)]
+    def certainty(self, rows: Arrays) -> NDArray[Any]:
+        """The largest probability for each sample in `rows`; NaN for a model without classes."""
+        tops = [prediction.top for prediction in self.predict_rows(rows)]
         return np.array([top[0][1] if top else np.nan for top in tops])
 
     def predict(self, inputs: Arrays) -> list[Prediction]:
         """The prediction of each sample in `inputs` by name, with a batch axis; ModelError."""
-        version, values = self._predict(inputs)
+        return self.predict_rows(self.front.rows(inputs))
+
+    def predict_rows(self, rows: Arrays) -> list[Prediction]:
+        """The same for samples that have passed the front."""
+        version, values = self._predict(rows)
         is_named = self.package.metric == "accuracy" and values.ndim == 2
         return [
             self._named(version, row)
@@ -122,13 +129,13 @@ class Predictor:
             for row in values
         ]
 
-    def _predict(self, inputs: Arrays) -> tuple[int, NDArray[Any]]:
+    def _predict(self, rows: Arrays) -> tuple[int, NDArray[Any]]:
         self.refresh()
         if self._active is None:
             why = self.last_error or "start its node"
             raise ModelError(f"there is no good adapter at {self._path} yet: {why}")
         version, adapter = self._active
-        output = self._run({**inputs, **adapter})
+        output = self._run({**rows, **adapter})
         return version, softmax(output) if self.package.metric == "accuracy" else output
 
     def _run(self, inputs: Arrays) -> NDArray[Any]:
@@ -136,7 +143,7 @@ class Predictor:
 
     def _is_finite(self, adapter: Arrays) -> bool:
         """Whether the model gives finite numbers for ones, with an adapter or its initial one."""
-        specs = input_specs(self.package)
+        specs = self.row_specs
         ones = {spec.name: np.ones((1, *spec.shape[1:]), spec.dtype) for spec in specs}
         return bool(np.isfinite(self._run({**ones, **adapter})).all())
 

@@ -44,6 +44,7 @@ LIVE_MAX = 128  # samples of one poll of the source that are predicted
 OUT_MAX = 1 << 20  # bytes of answers that a client has not read
 LINE_BYTES, NUMBER_BYTES = 4096, 32  # of a request, and for each number in it
 RECENT_MAX = 1000  # answers in the latency
+Predict = Callable[[Arrays], list[Prediction]]
 # `failed`: NaN, wrong shapes, a fault of the model. `refused`: told to try later, or no request.
 COUNTS = ("count", "failed", "refused", "clients_refused", "clients_dropped")
 
@@ -112,7 +113,7 @@ class PredictionServer:
     def predict_live(self, samples: Sequence[Sample]) -> dict[str, float]:
         """Predict samples of the source, in its thread; returns how certain it is, by key.
 
-        Those that come too fast are skipped.
+        They have passed the front. Those that come too fast are skipped.
         """
         self._unposted += max(0, len(samples) - LIVE_MAX)
         certainties = {}
@@ -162,10 +163,10 @@ class PredictionServer:
             key = "?"
             try:
                 key = str(sample.key)[:ID_MAX]
-                good[key] = read_sample(sample.inputs, self._specs)
+                good[key] = read_sample(sample.inputs, self.predictor.row_specs)
             except Exception as error:  # noqa: BLE001  (the user's code may give anything)
                 yield key, 0.0, error
-        predictions = self._run([*good.values()]) if good else []
+        predictions = self._run([*good.values()], self.predictor.predict_rows) if good else []
         seconds = time.monotonic() - began
         yield from ((key, seconds, one) for key, one in zip(good, predictions, strict=True))
 
@@ -193,7 +194,7 @@ class PredictionServer:
             if request.inputs is None:
                 asker.follows = request.follow is True
                 asker.send({"id": request_id, "follow": asker.follows})
-            elif self._is_full(asker):
+            elif max(len(self._queue), SHARE * asker.queued) >= self._queue_max:
                 self.counts["refused"] += 1
                 asker.send({"id": request_id, "error": BUSY, "busy": True})
             else:
@@ -207,9 +208,6 @@ class PredictionServer:
         self._count(content, seconds)
         self._publish(content)
 
-    def _is_full(self, asker: Asker) -> bool:
-        return max(len(self._queue), SHARE * asker.queued) >= self._queue_max
-
     def _enqueue(self, request_id: str | int | None, sample: Arrays, asker: Asker) -> None:
         if not self._queue:
             asyncio.get_running_loop().call_soon(self._predict)
@@ -221,7 +219,8 @@ class PredictionServer:
         batch = [self._queue.popleft() for _ in range(min(len(self._queue), BATCH_MAX))]
         if self._queue:
             asyncio.get_running_loop().call_soon(self._predict)
-        for waiting, result in zip(batch, self._run([one.sample for one in batch]), strict=True):
+        results = self._run([one.sample for one in batch], self.predictor.predict)
+        for waiting, result in zip(batch, results, strict=True):
             seconds = time.monotonic() - waiting.since
             content = answer(waiting.id, result, seconds)
             self._count(content, seconds)
@@ -233,14 +232,14 @@ class PredictionServer:
         if "error" not in content:
             self._seconds.append(seconds)
 
-    def _run(self, samples: Sequence[Arrays]) -> list[Prediction | Exception]:
+    def _run(self, samples: Sequence[Arrays], predict: Predict) -> list[Prediction | Exception]:
         """The prediction of each sample, or its error. One bad sample must not fail the others."""
         try:
-            inputs = {spec.name: np.stack([s[spec.name] for s in samples]) for spec in self._specs}
-            return [*self.predictor.predict(inputs)]
+            inputs = {name: np.stack([one[name] for one in samples]) for name in samples[0]}
+            return [*predict(inputs)]
         except Exception as error:  # noqa: BLE001  (no request may stay without an answer)
             if len(samples) > 1:
-                return [result for sample in samples for result in self._run([sample])]
+                return [result for sample in samples for result in self._run([sample], predict)]
             if not isinstance(error, ModelError):
                 _log.error("an error of the model that should not happen", exc_info=error)
             return [error]

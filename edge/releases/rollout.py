@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from edge.config import NodeConfig
+from edge.data.front import front_of
 from edge.data.node_data import open_knowledge
 from edge.data.sources import open_folder
 from edge.errors import BoardFault, ModelError, NoData, NotSigned
@@ -22,7 +23,7 @@ from edge.releases.store import Releases
 from edge.releases.trial import try_model
 from edge.trainer import Dataset, Step
 from ternmesh.errors import TernmeshError
-from ternmesh.model_package import ModelPackage, keeps_adapter
+from ternmesh.model_package import FRONT, ModelPackage, keeps_adapter
 from ternmesh.release import (
     LATENCY_UNIT,
     LOSS_UNIT,
@@ -98,7 +99,9 @@ def try_release(
     beat: Callable[[], None] = no_beat,
 ) -> None:
     """Raise unless the release keeps the limits of its manifest on this board."""
-    training, limits = config.training, config.releases
+    training, limits, package = config.training, config.releases, loaded.package
+    if not manifest.new_front:
+        _check_front(config, package)
     latency_s = try_model(
         loaded.folder, threads=training.threads, memory_mib=limits.memory_mib, cpu_s=limits.cpu_s
     )
@@ -108,19 +111,33 @@ def try_release(
             f"{manifest.latency_max} ms"
         )
     if config.data.path is not None:
-        open_folder(Path(config.data.path), loaded.package, config.data)
-    open_knowledge(config, loaded.package)
+        open_folder(Path(config.data.path), package.outside(), config.data)
+    front = front_of(config, loaded, beat)
+    open_knowledge(config, package, front)
     if config.evaluate.path is None:
         _log.info("the loss of the release is not checked: [evaluate] names no data for it")
         return
-    held_out = open_folder(Path(config.evaluate.path), loaded.package, config.evaluate)
-    step = TrainStep(loaded.folder, loaded.package, training.threads, training.provider)
+    path = Path(config.evaluate.path)
+    held_out = front.data(open_folder(path, package.outside(), config.evaluate))
+    step = TrainStep(loaded.folder, package, training.threads, training.provider)
     adapter = _kept(config, loaded)
-    loss = mean_loss(step, loaded.package, adapter, held_out, config.evaluate.samples_max, beat)
+    loss = mean_loss(step, package, adapter, held_out, config.evaluate.samples_max, beat)
     if not loss <= manifest.loss_max * LOSS_UNIT:  # also refuses NaN
         raise ModelError(
             f"its loss on this board's held-out data is {loss:.4g}, and the manifest allows "
             f"{manifest.loss_max * LOSS_UNIT:.4g}"
+        )
+
+
+def _check_front(config: NodeConfig, package: ModelPackage) -> None:
+    """ModelError where the release would make the rows that this board has labelled useless."""
+    from edge.export import model_in_use
+
+    before = load_model(model_in_use(config)).package
+    if before.front and before.files[FRONT] != package.files.get(FRONT):
+        raise ModelError(
+            f"it has another {FRONT} than {before.name} here: the labelled samples of this board, "
+            "which are its rows, would be lost; if that is intended, make it with --new-front"
         )
 
 

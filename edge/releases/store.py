@@ -23,11 +23,11 @@ from ternmesh.config import ConfigError
 from ternmesh.errors import TernmeshError, WireError
 from ternmesh.release import (
     DESCRIPTION,
-    FILES,
     MANIFEST,
     MANIFEST_MAX,
     SIGNATURES,
     SIGNATURES_MAX,
+    WITH_FRONT,
     FileEntry,
     ReleaseManifest,
     ReleaseStanding,
@@ -191,7 +191,7 @@ class Releases:
         if (source / SIGNATURES).exists():
             copy_file(source / SIGNATURES, target / SIGNATURES, SIGNATURES_MAX)
         manifest = self.read(target)
-        for name, entry in zip(FILES, manifest.files, strict=True):
+        for name, entry in zip(WITH_FRONT, manifest.files, strict=False):
             copy_file(source / name, target / name, entry.size)
         sync_folder(target)
         return manifest
@@ -223,18 +223,24 @@ class Releases:
 
 
 def make_release(
-    source: Path, target: Path, version: int, limits: tuple[float, float]
+    source: Path,
+    target: Path,
+    version: int,
+    limits: tuple[float, float],
+    *,
+    new_front: bool = False,
 ) -> ReleaseManifest:
     """Write the model package in `source` as an unsigned release to the new folder `target`.
 
     `limits` are the loss and the seconds of a step. ModelError or ModelPackageError.
     """
-    loaded = load_model(source)
-    entries = tuple(entry_of(source / name) for name in FILES)
-    manifest = make_manifest(loaded.package, version, entries, limits)
+    package = load_model(source).package
+    names = [name for name in WITH_FRONT if name in (DESCRIPTION, *package.files)]
+    entries = tuple(entry_of(source / name) for name in names)
+    manifest = make_manifest(package, version, entries, limits, new_front=new_front)
     try:
         target.mkdir(parents=True)
-        for name, entry in zip(FILES, entries, strict=True):
+        for name, entry in zip(names, entries, strict=True):
             copy_file(source / name, target / name, entry.size)
         (target / MANIFEST).write_bytes(write_manifest(manifest))
     except FileExistsError as error:
@@ -246,13 +252,13 @@ def make_release(
 
 def load_release(folder: Path, manifest: ReleaseManifest) -> LoadedModel:
     """The model in `folder`; ModelError unless its files are those of the manifest."""
-    entries = dict(zip(FILES, manifest.files, strict=True))
+    entries = dict(zip(WITH_FRONT, manifest.files, strict=False))
     if entry_of(folder / DESCRIPTION) != entries[DESCRIPTION]:
         raise ModelError(f"{folder / DESCRIPTION} is not the file of the manifest")
     loaded = load_model(folder)  # also checks the hashes in model.json
     package = loaded.package
     for name, digest in package.files.items():
-        if FileEntry(_size(folder / name), bytes.fromhex(digest)) != entries[name]:
+        if FileEntry(_size(folder / name), bytes.fromhex(digest)) != entries.get(name):
             raise ModelError(f"{folder / name} is not the file of the manifest")
     if (package.model_hash(), package.name) != (manifest.model, manifest.name):
         raise ModelError(f"{folder} holds another model than its manifest says")

@@ -105,10 +105,13 @@ def _limit(memory_bytes: int, cpu_s: int) -> None:
 
 def _measure(folder: Path, threads: int) -> float:
     """Load and check the model, predict, take steps; the seconds of the fastest step."""
+    from edge.data.front import Front
     from edge.onnx.session import Inference, TrainStep, load_model
 
     loaded = load_model(folder)
-    package = loaded.package
+    outside, package = loaded.package.outside(), loaded.package.tail()
+    samples = {one.name: np.zeros((1, *one.shape[1:]), one.dtype) for one in outside.inputs}
+    Front(loaded, threads).rows(samples)
     initial = loaded.initial
     zeros = {spec.name: np.zeros(spec.shape, spec.dtype) for spec in package.batch_inputs}
     # The adapter's tensors are inputs: a trial writes no adapter file.

@@ -40,7 +40,7 @@ class Engine:
         self.stage = stage
         self.events = events
         self.micro_batch_s = 0.0  # of computing, in the last step
-        self._payload_bytes = 0
+        self.payload_bytes = 0  # of `sent_bytes`, what is activations and gradients, coded
         self._number = number
         self._config = config
         self._device = device
@@ -148,10 +148,6 @@ class Engine:
         """What this stage has sent to its neighbours, with headers."""
         return sum(link.writer.sent_bytes for link in (self._before, self._after) if link)
 
-    def sent_payloads(self) -> int:
-        """That part of `sent_bytes` which is activations and gradients, coded."""
-        return self._payload_bytes
-
     def _limit(self) -> int:
         """How many micro-batches may be in flight behind this stage, so that it need not wait.
 
@@ -211,7 +207,7 @@ class Engine:
             self._send(self._before, Kind.BACK, number, data)
 
     def _send(self, link: RankLink, kind: Kind, number: int, data: Tensor) -> None:
-        self._payload_bytes += len(data)
+        self.payload_bytes += len(data)
         if not data.is_cuda:
             link.writer.send(kind, data, number)
             return

@@ -230,7 +230,7 @@ class StageTrainer:
             "device": context.device_name,
             "transport": context.transport,
             "sent": (engine.sent_bytes() + peers) / done,  # bytes a step
-            "activations": engine.sent_payloads() / done,
+            "activations": engine.payload_bytes / done,
             "replicas": peers / done,
         }
         return row if self._diagnosis is None else row | self._diagnosis.row()

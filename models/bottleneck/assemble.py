@@ -68,7 +68,7 @@ def boundary_at(
     place: int, layout: StageLayout, config: BottleneckConfig, subspace: SharedSubspace | None
 ) -> Bottleneck:
     """The boundary between the stages `place` and `place` + 1."""
-    if not config.is_compressed(place):
+    if config.slow and str(place) not in config.slow:
         made: Bottleneck = Direct(layout.width, Float(16), layout.vocabulary)
         made.sends_ids = config.method in ("subspace", "learned")  # for the boundaries behind it
         return made

@@ -50,10 +50,6 @@ class BottleneckConfig:
         """How many numbers are sent for a token of `width` channels."""
         return width if self.method in ("none", "int8") else self.latent or max(1, width // 8)
 
-    def is_compressed(self, place: int) -> bool:
-        """Whether the boundary number `place` uses the method."""
-        return not self.slow or str(place) in self.slow
-
 
 @dataclass(frozen=True, slots=True)
 class OptimizerConfig:

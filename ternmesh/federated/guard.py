@@ -128,7 +128,7 @@ class Guard:
             if kept.version >= oldest
         ]
         highest, best = max(rises, default=(-np.inf, 0))
-        if highest <= self._limit * loss_scale(reputations):
+        if highest <= self._limit * max(LOSS_MIN, reputations.first_loss or 0.0):
             return None
         since = [kept for kept in self._rounds if kept.version >= best]
         counted = {item.address for kept in since for item in kept.updates if item.weight}
@@ -237,11 +237,6 @@ def rise(before: Mapping[int, float], now: Mapping[int, float]) -> float:
     """
     both = [now[address] - before[address] for address in before.keys() & now.keys()]
     return lower_median(np.array(both)) if len(both) >= REPORTS_MIN else -np.inf
-
-
-def loss_scale(reputations: Reputations) -> float:
-    """The loss at the beginning of the run, by which rises are measured."""
-    return max(LOSS_MIN, reputations.first_loss or 0.0)
 
 
 def _size(item: KeptUpdate) -> int:

@@ -116,7 +116,7 @@ def weigh(
         if about.sum() >= SURE_OF_CLASS_MIN and agreed[about].mean() < LIE_OF_CLASS * expected:
             lies.append(one)
             weights[guess == one] = 0
-            weights[taught == _most(taught[sure][about])] = 0
+            weights[taught == np.bincount(taught[sure][about]).argmax()] = 0
     if lies:
         named = ", ".join(map(str, lies))
         return Judgement(weights, f"its labels of class {named} contradict what this model knows")
@@ -148,7 +148,3 @@ def kappa(agreement: float, chance: float) -> float:
 
 def _shares(classes: NDArray[np.int64], count: int) -> NDArray[np.float64]:
     return np.bincount(classes, minlength=count) / max(1, classes.size)
-
-
-def _most(classes: NDArray[np.int64]) -> int:
-    return int(np.bincount(classes).argmax())

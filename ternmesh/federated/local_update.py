@@ -93,14 +93,6 @@ def sign_again(pending: Pending, sign: Sign) -> Pending:
     return replace(pending, bodies=(write_manifest(signed), *chunks))
 
 
-def update_bodies(pending: Pending, plan: Plan) -> tuple[bytes, ...]:
-    """Return the bodies of one transmission of an update, with the repeated manifests.
-
-    The repetitions come last, so that one burst of losses does not remove all manifests.
-    """
-    return pending.bodies + pending.bodies[:1] * plan.manifest_repeats
-
-
 def is_whole_receipt(receipt: Receipt, pending: Pending, plan: Plan) -> bool:
     """Whether a receipt names all chunks of the pending update. Raises WireError for another."""
     if receipt.digest != pending.digest:

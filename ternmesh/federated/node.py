@@ -680,7 +680,9 @@ class NodeProtocol:
         if not self.joined or self.joining.management.paused:
             return ()
         if self.phase is NodePhase.UPDATE_SENT and self.pending is not None:
-            return local_update.update_bodies(self.pending, self._known_plan)
+            # The repeated manifests come last: one burst of losses does not remove all of them.
+            bodies = self.pending.bodies
+            return bodies + bodies[:1] * self._known_plan.manifest_repeats
         is_silent = self.phase is NodePhase.SILENT
         return (control.write_control(control.Silent(self.version)),) if is_silent else ()
 

@@ -27,7 +27,8 @@ def round_of(body: bytes, version: int, plan: Plan) -> int:
             raise WireError("length", "a body of an update is shorter than its header")
         return wire.whole_round(int.from_bytes(body[1:3], "little"), version)
     message = control.read_control(body) if body[0] == control.KIND else None
-    if not isinstance(message, Silent) or not plan.has_silence:
+    may_be_silent = plan.rounds == 0 or plan.silence_rounds > 0
+    if not isinstance(message, Silent) or not may_be_silent:
         raise WireError("kind", f"the host does not accept a body of kind {body[0]} here")
     return message.round
 

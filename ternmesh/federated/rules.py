@@ -116,7 +116,8 @@ def centered_clipping(updates: Updates, weights: Weights, context: Context) -> V
     for _ in range(CLIPPING_STEPS):
         differences = updates - center
         norms = _norms(differences)
-        factors = _limit(norms, float(np.median(norms)))
+        radius = float(np.median(norms))
+        factors: Weights = np.where(norms > radius, radius / np.maximum(norms, 1e-30), 1.0)
         center = center + _combine(differences, factors) * np.float32(factors.mean())
     return _narrow(center)
 
@@ -282,11 +283,6 @@ def _krum_scores(squares: Square, byzantine: int) -> Weights:
 def _norms(updates: Updates) -> Weights:
     norms: Weights = np.sqrt(np.einsum("nd,nd->n", updates, updates), dtype=np.float64)
     return norms
-
-
-def _limit(norms: Weights, limit: float) -> Weights:
-    """The factors that make no norm longer than `limit`."""
-    return np.where(norms > limit, limit / np.maximum(norms, 1e-30), 1.0)
 
 
 def _combine(updates: Updates, weights: Weights) -> Vector:

@@ -179,7 +179,9 @@ class Link:
             if header.address not in (NEIGHBOUR, BROADCAST):
                 raise WireError("link", "a body of the link has another address")
             message, is_broadcast = read_message(body), header.address == BROADCAST
-            if is_broadcast and not _may_be_for_all(message):
+            # Every member holds the broadcast key: it must not reach transfers between two.
+            is_for_all = isinstance(message, Offer | Symbol) and message.slot >= LANE_SLOTS
+            if is_broadcast and not is_for_all:
                 raise WireError("link", "a broadcast is no offer or symbol of a broadcast object")
             self._take(peer, message, is_broadcast, now)
         elif header.suite == SUITE_OPEN:
@@ -210,8 +212,3 @@ class Link:
             return []
         self._counter += 1
         return [(peer, frame)]
-
-
-def _may_be_for_all(message: Message) -> bool:
-    """Every member holds the broadcast key: it must not reach transfers between two."""
-    return isinstance(message, Offer | Symbol) and message.slot >= LANE_SLOTS

@@ -58,12 +58,6 @@ class RadioChannel:
     setting: LoraSetting
     power_dbm: float = 14.0
 
-    @property
-    def edges_hz(self) -> tuple[int, int]:
-        """The lowest and the highest frequency that the channel occupies."""
-        half = self.setting.bandwidth_khz * 500
-        return self.frequency_hz - half, self.frequency_hz + half
-
 
 EU868 = Region(
     "EU868",
@@ -133,7 +127,8 @@ def frame_limit_us(band: SubBand) -> int:
 
 
 def _find(region: Region, channel: RadioChannel) -> SubBand:
-    low, high = channel.edges_hz
+    half = channel.setting.bandwidth_khz * 500
+    low, high = channel.frequency_hz - half, channel.frequency_hz + half
     for band in region.sub_bands:
         if band.low_hz <= low and high <= band.high_hz:
             return band

@@ -139,16 +139,6 @@ ANSWERS_MAX = 64  # bursts without progress before a transfer is given up at any
 SHARE = 4  # one receiver's transfers take at most this part of the memory
 
 
-def is_shared(queued: events.Queued) -> bool:
-    """Whether an object is a broadcast."""
-    return queued.receivers != (queued.peer,)
-
-
-def slots_of(queued: events.Queued) -> range:
-    """Return the slots that a transfer of this object may use."""
-    return range(LANE_SLOTS, messages.SLOTS) if is_shared(queued) else range(LANE_SLOTS)
-
-
 @dataclass(slots=True)
 class Lane:
     """Transfers that share slots: those to one receiver, or all broadcasts.
@@ -405,8 +395,9 @@ class Sender:
         return [sending for lane in self._lanes.values() for sending in lane.active.values()]
 
     def _lane(self, queued: events.Queued) -> Lane:
-        name = None if is_shared(queued) else queued.peer
-        return self._lanes.setdefault(name, Lane(deque(slots_of(queued))))
+        is_broadcast = queued.receivers != (queued.peer,)
+        slots = range(LANE_SLOTS, messages.SLOTS) if is_broadcast else range(LANE_SLOTS)
+        return self._lanes.setdefault(None if is_broadcast else queued.peer, Lane(deque(slots)))
 
     def _open(self, queued: events.Queued, slot: int) -> OutgoingObject:
         size = len(queued.payload)

@@ -275,7 +275,9 @@ def _watch(
         if not quiet and (line := progress(host, boards, rounds)) != shown:
             print(line, file=sys.stderr)
             shown = line
-        done = {n: b for n, b in boards.items() if b and _has_evaluated(b, rounds)}
+        done = {
+            n: b for n, b in boards.items() if b and any(e.version == rounds for e in b.history)
+        }
         if host and len(done) == len(boards):
             return host, done
         now = time.monotonic()
@@ -309,10 +311,6 @@ def progress(host: HostStatus | None, boards: Mapping[str, BoardStatus | None], 
 def _status(worker: Worker, kind: type[T]) -> T | None:
     answer = worker.status()
     return None if answer is None else from_json(kind, answer)
-
-
-def _has_evaluated(status: BoardStatus, version: int) -> bool:
-    return any(entry.version == version for entry in status.history)
 
 
 def _show(

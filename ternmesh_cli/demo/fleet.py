@@ -104,7 +104,9 @@ def fleet(settings: DemoSettings) -> Iterator[Fleet]:
             hosts[name] = spawn(HOST, name, {**own, "": top, "page": page, **further})
         gateway = None
         if links.bridges:
-            gateway = spawn(GATEWAY, GATEWAY, _gateway_config(settings, links))
+            top = {"state_dir": str(settings.folder / GATEWAY)}
+            ends = {"radio": {"ble": links.bridges}, "network": links.table(GATEWAY)}
+            gateway = spawn(GATEWAY, GATEWAY, {"": top, **ends})
         boards = []
         for name in BOARDS:
             tables = _node_config(settings, links.table(name), name)
@@ -145,14 +147,6 @@ def _host_config(settings: DemoSettings, link: LinkTable) -> Tables:
             **(BLE_RUN if settings.ble else {}),
             **(RADIO_RUN if settings.radios else {}),
         },
-    }
-
-
-def _gateway_config(settings: DemoSettings, links: Links) -> Tables:
-    return {
-        "": {"state_dir": str(settings.folder / GATEWAY)},
-        "radio": {"ble": links.bridges},
-        "network": links.table(GATEWAY),
     }
 
 

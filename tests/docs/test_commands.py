@@ -84,6 +84,7 @@ PARSED = {
     "./run firmware verify radios.toml": "ends with 1: test_provision.py",
     "./run export --config host.toml --out begun": "tests/ternmesh_cli/test_export.py",
     "./run import": "tests/edge/data/live/test_history.py",
+    "./run adapt": "tests/ternmesh_cli/test_adapt.py",
     "./run wake-word": "tests/edge/test_wake_word.py",
     "./run firmware pack": "needs firmware: tests/firmware_tools/test_image.py",
     "./run firmware sign": "needs firmware: tests/firmware_tools/test_image.py",

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,11 +13,13 @@ import pytest
 from edge.data.sources import FolderData
 from edge.onnx.session import LoadedModel, load_model
 from edge.releases.store import make_release
+from models.tails import FrozenFront, write_tail
 from ternmesh.model_package import (
     ADAPTER,
     FILES,
     FORWARD,
     TRAIN_STEP,
+    FrontSpec,
     ModelPackage,
     TensorSpec,
     write_model_package,
@@ -137,6 +140,49 @@ def classes(tiny: LoadedModel) -> ModelPackage:
     target = TensorSpec("t", "int64", (BATCH,))
     inputs = (tiny.package.batch_inputs[0], target)
     return replace(tiny.package, batch_inputs=inputs, metric="accuracy")
+
+
+def front_file(slope: float = 1.0) -> bytes:
+    """A front that sees its whole window: tanh(slope (x - max x) M), of 4 numbers one row of 2."""
+    return model_file(
+        "(float[1, 4] sound) => (float[1, 2] row) {"
+        " most = ReduceMax (sound, axis)  low = Sub (sound, most)"
+        " mixed = MatMul (low, M)  row = Tanh (mixed) }",
+        axis=[1],
+        M=np.array([[1, 0], [0, 1], [-1, 0], [0, -1]], np.float32) * np.float32(slope),
+    )
+
+
+FrontedPackage = Callable[..., LoadedModel]
+
+
+@pytest.fixture(scope="session")
+def new_fronted(tmp_path_factory: pytest.TempPathFactory) -> FrontedPackage:
+    """A function that makes a classifier of two labels on four rows of 10 numbers: D is 18."""
+
+    def make(slope: float = 1.0, rate: int = 0) -> LoadedModel:
+        folder = tmp_path_factory.mktemp("front")
+        spec = FrontSpec(window=4, hop=2, rows=4, scale=0.5, rate=rate)
+        front = FrozenFront(spec, front_file(slope), TensorSpec("sound", "float32", (-1, 10)))
+        tail: Any = {"rows": 4, "width": 2, "classes": 2, "labels": ("down", "up"), "batch": 8}
+        write_tail(folder, name="tiny", front=front, **tail)
+        return load_model(folder)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def fronted(new_fronted: FrontedPackage) -> LoadedModel:
+    return new_fronted()
+
+
+@pytest.fixture(scope="session")
+def slopes() -> dict[str, np.ndarray]:
+    """Samples of 10 numbers that fall or rise."""
+    rng = np.random.default_rng(2)
+    target = np.arange(96) % 2
+    line = np.linspace(-1, 1, 10) * (2 * target[:, None] - 1)
+    return {"sound": (line + rng.normal(0, 0.3, (96, 10))).astype(np.float32), "target": target}
 
 
 @pytest.fixture

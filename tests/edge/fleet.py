@@ -12,6 +12,7 @@ import pytest
 
 from bench.loopback import LoopbackHub
 from edge.config import DataConfig, EvaluateConfig, NodeConfig, ResourcesConfig, TrainingConfig
+from edge.data.front import CACHE, Front
 from edge.data.node_data import open_data
 from edge.node import Node
 from edge.onnx.session import LoadedModel, TrainStep
@@ -129,7 +130,8 @@ class World:
         stack.callback(file.close)
         store, package = NodeStore(file), self.loaded.package
         state = store.load(package.model_hash(), package.dimension)
-        data = open_data(config, package, file)
+        front = Front(self.loaded, cache=Path(config.state_dir, CACHE))
+        data = open_data(config, package, file, front)
         node = Node(config, self.loaded, data, store, state, end, lambda: self.now)
         end.open()
         stack.callback(end.close)

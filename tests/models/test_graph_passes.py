@@ -16,6 +16,7 @@ from models.graph_passes import (
     merge_reshapes,
     name_by_place,
     optimise,
+    simplify,
     transpose_in_gemm,
 )
 
@@ -28,7 +29,7 @@ def node(op: str, inputs: str, output: str, **attributes: object) -> onnx.NodePr
     return helper.make_node(op, inputs.split(), [output], **attributes)
 
 
-def graph(*nodes: onnx.NodeProto, output: str = "y") -> ir.Model:
+def graph(*nodes: onnx.NodeProto, output: str = "y", **more: NDArray[np.int64]) -> ir.Model:
     """A model from x [2, 3, 64], the frozen w [64, 48] and bias [48] to `output`."""
     constants = {
         "w": W,
@@ -38,6 +39,7 @@ def graph(*nodes: onnx.NodeProto, output: str = "y") -> ir.Model:
         "again": np.array([2, 3, 64]),
         "narrow": np.array([2, 3, 48]),
         "copied": np.array([0, 4, 16]),
+        **more,
     }
     content = helper.make_graph(
         list(nodes),
@@ -168,3 +170,31 @@ def test_names_follow_from_the_graph_alone() -> None:
         computed.append(run(model))
     assert len(contents) == 1
     np.testing.assert_allclose(computed[0], np.maximum(X @ W + BIAS, 0), rtol=1e-4, atol=1e-4)
+
+
+def test_simplify_drops_what_is_unused_or_changes_nothing() -> None:
+    model = graph(
+        node("Transpose", "x", "unused"),
+        node("Expand", "x again", "same"),
+        node("Unsqueeze", "same axis", "behind"),
+        node("Transpose", "behind", "front", perm=[3, 0, 1, 2]),
+        node("Squeeze", "front first", "back"),
+        node("Tanh", "back", "y"),
+        axis=np.array([3]),
+        first=np.array([0]),
+    )
+    expected = session(model).run(None, {"x": X})[0]
+    simplify(model)
+    optimise(model)
+    assert set(operators(model)) <= {"Tanh", "Constant", "Reshape"}
+    np.testing.assert_array_equal(session(model).run(None, {"x": X})[0], expected)
+
+
+def test_simplify_keeps_what_moves_or_widens() -> None:
+    model = graph(
+        node("Transpose", "x", "turned", perm=[1, 0, 2]),
+        node("Expand", "turned wide", "y"),
+        wide=np.array([5, 3, 2, 64]),
+    )
+    simplify(model)
+    assert operators(model) == {"Transpose": 1, "Expand": 1}

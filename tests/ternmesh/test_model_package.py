@@ -2,14 +2,21 @@
 
 import json
 from dataclasses import replace
+from hashlib import sha256
 
 import pytest
 
+from models.zoo import package_path
 from ternmesh.errors import ModelPackageError
 from ternmesh.model_package import (
     FILES,
+    FORWARD,
+    FRONT,
+    FrontSpec,
     ModelPackage,
     TensorSpec,
+    fits_adapter,
+    keeps_adapter,
     read_model_package,
     write_model_package,
 )
@@ -26,6 +33,79 @@ PACKAGE = ModelPackage(
     files=dict.fromkeys(FILES, "0" * 64),
 )
 CONTENT = json.loads(write_model_package(PACKAGE))
+
+
+FRONTED = replace(
+    PACKAGE,
+    inputs=(TensorSpec("sound", "float32", (-1, 10)),),
+    batch_inputs=(TensorSpec("x", "float32", (8, 4, 2)), TensorSpec("y", "int64", (8,))),
+    files=dict.fromkeys((*FILES, FRONT), "0" * 64),
+    front=FrontSpec(window=4, hop=2, rows=4, scale=0.5, rate=16_000),
+)
+
+
+def test_a_package_without_a_front_is_what_it_was() -> None:
+    """Boards and hosts know it by this hash, and what they keep of it by this key."""
+    package = read_model_package((package_path("keyword") / "model.json").read_bytes())
+    assert package.model_hash().hex().startswith("af3848f954851f58")
+    assert sha256(package.adapter_key()).hexdigest().startswith("0d092f703563ef47")
+    assert (package.outside(), package.tail()) == (package, package)
+
+
+def test_a_front_is_a_part_of_the_model() -> None:
+    assert read_model_package(write_model_package(FRONTED)) == FRONTED
+    content = json.loads(write_model_package(FRONTED))
+    assert content["format"] == 2
+    assert content["front"] == {"window": 4, "hop": 2, "rows": 4, "scale": 0.5, "rate": 16_000}
+    other = replace(FRONTED, files={**FRONTED.files, FRONT: "1" * 64})
+    assert other.model_hash() != FRONTED.model_hash()
+    key, plain = FRONTED.adapter_key(), PACKAGE.adapter_key()
+    assert fits_adapter(key, other.adapter_key())  # so that a host may begin a run of it
+    assert not keeps_adapter(key, other.adapter_key())
+    assert not keeps_adapter(plain, key)
+    assert not keeps_adapter(key, plain)
+    graph = replace(FRONTED, files={**FRONTED.files, FORWARD: "1" * 64})
+    assert keeps_adapter(key, graph.adapter_key())
+    assert FRONTED.outside().batch_inputs[0] == TensorSpec("sound", "float32", (8, 10))
+    assert FRONTED.tail().inputs == (TensorSpec("x", "float32", (-1, 4, 2)),)
+
+
+def fronted(**changes: object) -> dict[str, object]:
+    front = {"window": 4, "hop": 2, "rows": 4, "scale": 0.5, "rate": 0} | changes
+    return {"front": front}
+
+
+def sized(*shape: int) -> dict[str, object]:
+    return {"inputs": [{"name": "sound", "dtype": "float32", "shape": shape}]}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"format": 1},
+        {"front": None},
+        {"front": {"window": 4}},
+        {"files": PACKAGE.files},
+        fronted(window=5),
+        fronted(window=0),
+        fronted(hop=0),
+        fronted(rows=0),
+        fronted(rows=3, hop=3),
+        fronted(rate=-1),
+        fronted(scale=0.0),
+        fronted(scale=float("nan")),
+        fronted(scale="1"),
+        fronted(rows=True),
+        sized(-1, 11),
+        sized(-1),
+        fronted(hop=5) | sized(-1, 19),
+        fronted(window=1 << 24) | sized(-1, (1 << 24) + 6),
+    ],
+    ids=str,
+)
+def test_a_front_that_does_not_fit_is_refused(change: dict[str, object]) -> None:
+    with pytest.raises(ModelPackageError):
+        read_model_package(json.dumps(json.loads(write_model_package(FRONTED)) | change).encode())
 
 
 def test_a_bundle_reads_as_written() -> None:

