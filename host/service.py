@@ -139,6 +139,8 @@ class HostService:
             named = self.protocol.settings.aggregation.fixed
             for name in sorted(named.keys() - set(self._keyring.member_list.boards())):
                 _log.warning("run.pinned or run.muted names %s: no such board is enrolled", name)
+        if self._upstream is not None:
+            self._upstream.resume(self.protocol)
         self.protocol.start(self._clock())
 
     def poll(self, wait_s: float) -> bool:

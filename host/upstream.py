@@ -23,6 +23,7 @@ from ternmesh.federated.events import AddedUp, NodeEvent
 from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.joining import NodeSettings
 from ternmesh.federated.node import NodeProtocol
+from ternmesh.federated.open_round import Count
 from ternmesh.federated.state import ChainLink, HostSettings
 from ternmesh.model_package import ModelPackage
 from ternmesh.plan import Plan
@@ -79,6 +80,7 @@ class Upstream:
         self._driver: Driver[NodeEvent] = Driver(self, transport, clock)
         self._added_up: AddedUp | None = None
         self._shown: Shown | None = None  # of the round under way, if the host above asks for it
+        self._owes = True  # it may not have shown a round that was audited
         self.has_other_run = False  # than its boards have: the program begins anew
 
     # Of its driver
@@ -102,6 +104,13 @@ class Upstream:
         """Take what the boards' updates of a round come to."""
         self._added_up = made
 
+    def resume(self, host: HostProtocol) -> None:
+        """Before the boards' host starts again: what was added up takes no further updates."""
+        pending = self.node.pending
+        is_sent = pending is not None and pending.round == host.version
+        if is_sent or self.node.version > host.version:
+            host.added_up = host.round.count()
+
     def turn(self, host: HostProtocol, now: float) -> None:
         """Give the host above what waits for it, and the boards what came from it."""
         self.poll()
@@ -110,11 +119,13 @@ class Upstream:
             return
         made = self._added_up
         if made is not None:
+            had_pending = self.node.pending is not None
             self.node.submit_for_others(made, now)
             if self.node.pending is not None or made.round < self.node.version:
                 self._added_up = None
-            if self.node.pending is not None and host.added_up is not None:
-                self._shown = Shown(made.round, self.node.residual, _bodies_of(host))
+            bodies = _bodies_of(host)
+            if self.node.pending is not None and bodies and not had_pending:
+                self._shown = Shown(made.round, self.node.residual, bodies)
         while host.version < self.node.version and self._pass_on(host, now):
             pass
         self._shut_out(host, now)
@@ -150,9 +161,11 @@ class Upstream:
         rows = self._rows(step, link, host)
         host.take_step(step, link, model_q24, rows, now)
         shown, self._shown = self._shown, None
-        is_wanted = is_drawn(step.version - 1, self.node.address, link.global_hash)
-        if rows.rows is not None and shown is not None and is_wanted:
-            self.show(write_shown(shown))
+        if rows.rows is not None:
+            is_drawn_now = is_drawn(step.version - 1, self.node.address, link.content)
+            if shown is not None and (is_drawn_now or self._owes):
+                self.show(write_shown(shown))
+            self._owes = shown is None and (is_drawn_now or self._owes)
         return True
 
     def _model_of(self, version: int) -> ModelQ24 | None:
@@ -180,8 +193,7 @@ class Upstream:
             own = proved_rows(step, proof, address)
         if not own or own[0].round != step.version - 1:
             return RoundRows(step.version, via, above)
-        # After a start, the bodies on disk are those that were added up.
-        count = host.round.count() if host.added_up is None else host.added_up
+        count = Count() if host.added_up is None else host.added_up
         rows: tuple[Counted, ...] = tuple(count.rows.values())
         if Tree(rows).root != own[0].root:
             _log.warning("what counted in round %d is not known any more", step.version)
@@ -198,12 +210,12 @@ class Upstream:
 
 
 def _bodies_of(host: HostProtocol) -> dict[int, tuple[str, tuple[bytes, ...]]]:
-    """Names and updates of the boards that were added up, by address."""
-    assert host.added_up is not None
+    """Names and updates of the boards that were added up, by address; nothing if one is gone."""
     found = {}
-    for address in host.added_up.rows:
-        update = host.round.updates[address]
-        assert update.manifest is not None
+    for address in () if host.added_up is None else host.added_up.rows:
+        update = host.round.updates.get(address)
+        if update is None or update.manifest is None:
+            return {}  # its board was revoked in between
         chunks = (body for _, body in sorted(update.bodies.items()))
         found[address] = host.nodes[address].name, (write_manifest(update.manifest), *chunks)
     return found

@@ -173,7 +173,9 @@ class Keyring:
     def twin(self, state: StateFile) -> "Keyring":
         """The same keys and members for another session, whose state is in another open file."""
         twin = Keyring(state, self._config)
-        twin._path, twin._own, twin._member_list = self._path, self._own, self._member_list
+        twin._path, twin._own = self._path, self._own
+        # A list of its own: a number that is announced there is not that of a list that came.
+        twin._member_list = MemberList(self.member_list.state)
         return twin
 
     def security(

@@ -121,7 +121,7 @@ _SPLIT = (
 )
 SCHEMA = Schema(
     application=0x544D5354,  # "TMST"
-    version=10,
+    version=11,
     statements=(*_SECURITY, *_LINK, *_NODE, *_REPLAY, *_HOST, *_SPLIT),
     advice="bring back a backup of this format (`ternmesh restore --force`), or rename that file "
     "and enrol again",

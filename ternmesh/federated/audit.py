@@ -20,6 +20,7 @@ from ternmesh.codec.scale import to_vector
 from ternmesh.errors import WireError
 from ternmesh.federated import local_update
 from ternmesh.federated.aggregation import encode_update, scattered
+from ternmesh.federated.evaluation import write_values
 from ternmesh.federated.events import AddedUp
 from ternmesh.federated.open_round import Count, OpenRound, UpdateReassembler
 from ternmesh.federated.robust import Update, Weighted, bound, mean_of, norm_max
@@ -27,6 +28,7 @@ from ternmesh.plan import Plan
 from ternmesh.types import Vector
 from ternmesh.wire.control import NAME
 from ternmesh.wire.fragments import Reassembler
+from ternmesh.wire.frame import NODE_MAX
 from ternmesh.wire.global_update import Counted
 from ternmesh.wire.proof import Tree
 from ternmesh.wire.update import MEMBERS_MAX, MODEL_SIZE, SAMPLES_MAX, Manifest
@@ -63,9 +65,12 @@ class Shown:
     boards: Mapping[int, tuple[str, tuple[bytes, ...]]]  # names and bodies, by its own addresses
 
 
-def is_drawn(round_number: int, address: int, global_hash: bytes) -> bool:
-    """Whether the round of an aggregator is audited; `global_hash` is of the update after it."""
-    drawn = hashlib.sha256(b"audit" + global_hash + address.to_bytes(2, "little")).digest()
+def is_drawn(round_number: int, address: int, certified: bytes) -> bool:
+    """Whether the round of an aggregator is audited, by the certified update that ends it.
+
+    The certificate counts, too: what an aggregator sends may be all that the update is made of.
+    """
+    drawn = hashlib.sha256(b"audit" + certified + address.to_bytes(2, "little")).digest()
     return round_number < FIRST or int.from_bytes(drawn[:4], "little") % ONE_IN == 0
 
 
@@ -84,18 +89,13 @@ def samples_of(count: Count) -> int:
     return min(SAMPLES_MAX, sum(update.samples for update in count.updates))
 
 
-def members_of(count: Count) -> int:
-    """The boards whose updates it adds up."""
-    return min(MEMBERS_MAX, sum(update.members for update in count.updates))
-
-
 def added_up(count: Count, model_hash: bytes, round_number: int, plan: Plan) -> AddedUp:
     """What an aggregator gives the host above, of the updates of its boards."""
     return AddedUp(
         round=round_number,
         vector=add_up(count.updates, model_hash, round_number, plan),
         samples=samples_of(count),
-        members=members_of(count),
+        members=min(MEMBERS_MAX, len(count.rows)),
         root=Tree(count.rows.values()).root,
         evaluation=count.evaluation,
     )
@@ -124,7 +124,8 @@ def read_shown(data: bytes, dimension: int) -> Shown:
         fit = vector.shape == (dimension,) and bool(np.isfinite(vector).all())
         fit = fit and len(boards) == len(rows) <= MEMBERS_MAX
         for address, (name, bodies) in boards.items():
-            fit = fit and type(address) is int and address > 0 and bool(NAME.match(name))
+            fit = fit and type(address) is int and 0 < address <= NODE_MAX
+            fit = fit and bool(NAME.match(name))
             fit = fit and all(type(one) is bytes and 0 < len(one) <= BODY_MAX for one in bodies)
     except _MALFORMED as error:
         raise WireError("audit", f"what an aggregator shows is not well formed: {error}") from error
@@ -156,34 +157,31 @@ class Audits:
         self._pieces: dict[int, Reassembler] = {}
 
     def note(
-        self, count: Count, updates: Mapping[int, UpdateReassembler], global_hash: bytes
+        self, count: Count, updates: Mapping[int, UpdateReassembler], certified: bytes
     ) -> dict[int, str]:
-        """A round has ended. Return who has lied, and how, by address.
-
-        `global_hash` is of the global update that counts it.
-        """
+        """A round has ended with this global update. Return who has lied, and how, by address."""
+        self._pieces.clear()
         liars = {}
+        for address, before in self._sent.items():
+            if before.is_drawn and not before.after:
+                before.is_drawn = False
+                self._missed[address] = self._missed.get(address, 0) + 1
+                if self._missed[address] >= MISSED_MAX:
+                    liars[address] = f"it has not shown its boards' updates {MISSED_MAX} times"
         for address, row in count.rows.items():
             sent = updates.get(address)
-            if sent is not None and sent.manifest is not None and sent.manifest.members:
-                before = self._sent.get(address)
-                chunks = tuple(body for _, body in sorted(sent.bodies.items()))
-                drawn = is_drawn(sent.round, address, global_hash) and sent.complete
-                made = Audited(sent.round, sent.manifest, chunks, row.have, drawn)
-                self._sent[address] = made
-                is_next = before is not None and before.round == sent.round - 1
-                if before is not None and before.is_drawn and is_next:
-                    liars[address] = self._compared(address, before, made)
-        return {address: why for address, why in liars.items() if why}
-
-    def _compared(self, address: int, before: Audited, made: Audited) -> str:
-        """What is wrong with what an aggregator has sent after a round that is audited."""
-        if before.after:
-            is_other = before.after != made.manifest.state
-            return "what an update could not carry is not what it added to the next" * is_other
-        self._missed[address] = self._missed.get(address, 0) + 1
-        is_over = self._missed[address] >= MISSED_MAX
-        return f"it has not shown its boards' updates {MISSED_MAX} times" * is_over
+            if sent is None or sent.manifest is None or not sent.manifest.members:
+                continue
+            last = self._sent.get(address)
+            is_next = last is not None and last.round == sent.round - 1 and last.after
+            if last is not None and is_next and last.after != sent.manifest.state:
+                liars[address] = "what an update could not carry is not what it added to the next"
+            chunks = tuple(body for _, body in sorted(sent.bodies.items()))
+            # After one that was missed, all are audited until one was shown.
+            drawn = address in self._missed or is_drawn(sent.round, address, certified)
+            made = Audited(sent.round, sent.manifest, chunks, row.have, drawn)
+            self._sent[address] = made
+        return liars
 
     def receive(self, address: int, body: bytes, check_update: CheckUpdate) -> dict[int, str]:
         """Take a fragment of what an aggregator shows. Return as `note` does. Raises WireError."""
@@ -214,8 +212,9 @@ class Audits:
         count = _counted(shown, plan, model_hash, check_update)
         rows: tuple[Counted, ...] = tuple(count.rows.values())
         manifest = sent.manifest
-        told = manifest.members, manifest.samples, manifest.root
-        if not rows or told != (members_of(count), samples_of(count), Tree(rows).root):
+        told = manifest.members, manifest.samples, manifest.root, manifest.evaluation
+        report = write_values(count.evaluation)
+        if not rows or told != (len(rows), samples_of(count), Tree(rows).root, report):
             raise AuditFailed("it has counted other updates than it shows")
         vector = add_up(count.updates, model_hash, shown.round, plan)
         corrected = add_residual(shown.residual, vector)
@@ -243,6 +242,8 @@ def _counted(shown: Shown, plan: Plan, model_hash: bytes, check_update: CheckUpd
             if whole is None:
                 raise WireError("audit", f"the update of {name} is not whole")
             item, update = whole
+            if item.members:
+                raise WireError("audit", f"{name} is an aggregator itself")
             check_update(name, number=shown.round, item=item, update=update)
     except WireError as error:
         raise AuditFailed(f"it shows an update that its board never made: {error}") from error

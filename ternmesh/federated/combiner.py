@@ -88,6 +88,11 @@ class Combiner:
         self.muted = frozenset(names)
         self._fix_weights()
 
+    @property
+    def silenced(self) -> frozenset[str]:
+        """The nodes that count nothing, by the owner or the settings."""
+        return self.muted | {name for name, weight in self._fixed.items() if not weight}
+
     def forget(self, address: int, residual: Vector) -> Vector:
         """The host's residual without what a revoked node may still have in it."""
         self.aggregation.before = None  # no momentum of its updates

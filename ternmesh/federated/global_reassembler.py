@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 from ternmesh.errors import WireError
 from ternmesh.federated.aggregation import read_step
+from ternmesh.federated.events import Pending
 from ternmesh.federated.state import ChainLink
 from ternmesh.plan import Plan
 from ternmesh.security.signatures import QUANTUM
@@ -42,7 +43,8 @@ class GlobalReassembler:
         self._origin = b""
         self._assemblies: dict[bool, Reassembler] = {}  # by whether the object is for all nodes
         self._beside: dict[bool, deque[bytes]] = {}  # signatures that came before their object
-        self._proofs: deque[Proof] = deque(maxlen=PROOFS_MAX)  # not checked yet
+        # Not checked yet, by whether they came for all nodes
+        self._proofs = {i: deque[Proof](maxlen=PROOFS_MAX) for i in (False, True)}
         self._unproved: Counter[int] = Counter()  # global updates without a proof, by version
 
     @property
@@ -81,13 +83,15 @@ class GlobalReassembler:
             self._beside[is_for_all].append(content)
             return None
         if content[0] == PROOF:
-            self._proofs.append(read_proof(content))
+            self._proofs[is_for_all].append(read_proof(content))
             return None
         beside = tuple(self._beside[is_for_all])
 
         def check_all(content: bytes, certificate: Certificate) -> None:
             check(content, certificate, beside)
 
+        if content[0] == GIVEN and is_for_all:
+            raise WireError("kind", "a given adapter is for one node")
         if content[0] == GIVEN:
             return self._take_given(content, check_all)
         step, name = read_step(content, self._dimension, self._model_hash, check_all)
@@ -95,20 +99,26 @@ class GlobalReassembler:
             raise WireError("kind", "a snapshot is for one node: it lists that node's rows only")
         return step, ChainLink(step.version, name, content)
 
-    def proved(self, step: GlobalUpdate, address: int) -> tuple[Sequence[Counted] | None, bytes]:
+    def proved(
+        self, step: GlobalUpdate, address: int, pending: Pending, *, has_aggregator: bool
+    ) -> tuple[Sequence[Counted] | None, bytes]:
         """What a global update counts of a node, and the proof; None while a proof is missing.
 
-        A host that lost its disk may have none: then it counts nothing, after some tries.
+        Any member can forge a proof for all nodes: there it shows only that this very update
+        counts. A host that lost its disk may have none: it counts nothing, after some tries.
         """
-        for proof in tuple(self._proofs):
-            if proof.version == step.version:
+        for is_for_all in (False, True):
+            for proof in tuple(self._proofs[is_for_all]):
+                if proof.version != step.version or bool(proof.via) != has_aggregator:
+                    continue
                 try:
                     found = proved_rows(step, proof, address)
                 except WireError:
                     continue  # of other addresses, or wrong
-                self._proofs.clear()
-                self._unproved.clear()
-                return found, write_proof(proof)
+                own = pending.round, pending.digest
+                if not is_for_all or [(row.round, row.digest) for row in found] == [own]:
+                    self._unproved.clear()
+                    return found, write_proof(proof)
         self._unproved[step.version] += 1
         return ((), b"") if self._unproved[step.version] > PROOF_TRIES else (None, b"")
 

@@ -446,8 +446,11 @@ class HostProtocol:
         address, authenticator = node.address, self.channel.authenticator
         try:
             has_members = body[0] == update.MANIFEST_KIND and update.read_manifest(body).members
-            if has_members and not authenticator.may_add_up(node.name):
+            may_add_up = not self.settings.is_aggregator and authenticator.may_add_up(node.name)
+            if has_members and not may_add_up:
                 raise WireError("signature", f"{node.name} is no aggregator")
+            if has_members > authenticator.boards_max:
+                raise WireError("manifest", f"{node.name} has more boards than are enrolled")
             is_new = self.round.add(address, body)
             whole = self.round.whole_update(address) if is_new else None
             if whole is not None:  # before that, only the frame protection shows the sender
@@ -575,6 +578,9 @@ class HostProtocol:
         for address in self.round.present():
             self.nodes[address].was_on_time(now, self.settings.deadline_s)
         if self.settings.is_aggregator:
+            # A muted board keeps its update: nothing of it is listed.
+            muted = {n.address for n in self.nodes.values() if n.name in self.combiner.silenced}
+            count = count.without(muted)
             if count.updates:
                 self.added_up = count
                 made = audit.added_up(count, self._model_hash, self.version, self.plan)
@@ -666,7 +672,7 @@ class HostProtocol:
             rows=link.rows,
         )
         self.channel.events.append(made)
-        self._catch(self.audits.note(count, self.round.updates, self.global_hash))
+        self._catch(self.audits.note(count, self.round.updates, link.content))
         self.round = self._new_round()
 
     def _catch(self, liars: Mapping[int, str]) -> None:
@@ -708,7 +714,9 @@ class HostProtocol:
     def _receive_lost_update(self, node: RegisteredNode, body: bytes, now: float) -> None:
         """Take a fragment of what an aggregator shows, or of what this host has lost."""
         if node.members:
-            check = partial(self.channel.authenticator.check_update, run=self.run)
+            if node.name in self.combiner.muted:
+                raise WireError("audit", f"{node.name} is muted")
+            check = partial(self.channel.authenticator.check_board, run=self.run)
             self._catch(self.audits.receive(node.address, body, check))
             return
         if node.name not in self.recovery.givers:

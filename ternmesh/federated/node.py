@@ -578,7 +578,10 @@ class NodeProtocol:
                 rows: Sequence[Counted] | None = step.counted
                 proof = b""
                 if self.pending is not None and (step.root or self.settings.has_aggregator):
-                    rows, proof = self._reassembler.proved(step, self.address)
+                    has_aggregator = self.settings.has_aggregator
+                    rows, proof = self._reassembler.proved(
+                        step, self.address, self.pending, has_aggregator=has_aggregator
+                    )
                 if rows is None:
                     self.joining.hello_timer.soon(now)  # the answer comes with a proof
                     return

@@ -69,6 +69,11 @@ class UpdateReassembler:
         return self.described and head is not None and len(self.bodies) == head.chunks
 
     @property
+    def members(self) -> int:
+        """Of how many boards an aggregator has added up the updates; 0 on a board."""
+        return 0 if self.manifest is None else self.manifest.members
+
+    @property
     def have(self) -> bytes:
         """The bitmap of the chunks that have arrived."""
         return wire.write_bitmap(self.bodies, self.plan.up.count)
@@ -145,6 +150,11 @@ class Count:
 
     updates: list[Update] = field(default_factory=list)
     rows: dict[int, Counted] = field(default_factory=dict)  # by node
+
+    def without(self, addresses: Collection[int]) -> "Count":
+        """The same without these nodes."""
+        rows = {address: row for address, row in self.rows.items() if address not in addresses}
+        return Count([one for one in self.updates if one.address not in addresses], rows)
 
     @property
     def evaluation(self) -> Evaluation:
@@ -263,7 +273,7 @@ class OpenRound:
         counted = {
             address: update
             for address, update in sorted(self.updates.items())
-            if update.usable and (update.complete or not self._only_whole)
+            if update.usable and (update.complete or not (self._only_whole or update.members))
         }
         return Count(
             [item.update(address) for address, item in counted.items()],

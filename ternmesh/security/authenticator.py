@@ -43,7 +43,7 @@ from ternmesh.wire.control import Announce, Receipt, Settings
 from ternmesh.wire.frame import BROADCAST, UNASSIGNED, Header, seal_open
 from ternmesh.wire.global_update import UNCERTIFIED, Certificate, split_certificate
 from ternmesh.wire.release import OFFER, SYMBOL
-from ternmesh.wire.update import Manifest
+from ternmesh.wire.update import MEMBERS_MAX, Manifest
 
 
 class OpenAuthenticator:
@@ -82,8 +82,12 @@ class OpenAuthenticator:
     def may_train(self, _node: str) -> bool:
         return True
 
+    check_board = check_update
+
     def may_add_up(self, _node: str) -> bool:
         return True
+
+    boards_max = MEMBERS_MAX
 
     def lacks(self, _nodes: Collection[str]) -> bool:
         return False
@@ -154,6 +158,23 @@ class KeyedAuthenticator:
         if item.members and not self.may_add_up(node):
             raise WireError("signature", f"{node} is no aggregator")
         verify_update(self._member_list.find(node), self._context(run), number, item, update)
+
+    def check_board(
+        self, node: str, run: bytes, number: int, item: Manifest, update: bytes
+    ) -> None:
+        """On the host: the same of a board that an aggregator names, which has no other role.
+
+        One that was revoked may have signed before the aggregator heard of it.
+        """
+        board = self._member_list.known(node)
+        if board is None or board.role is not Role.NODE:
+            raise WireError("signature", f"{node} is no board")
+        verify_update(board, self._context(run), number, item, update)
+
+    @property
+    def boards_max(self) -> int:
+        """On the host: how many boards may train."""
+        return sum(1 for _ in self._member_list.boards())
 
     def certify(self, run: bytes, content: bytes) -> Certificate:
         """On the host: the certificate of a global update or snapshot."""

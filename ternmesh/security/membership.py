@@ -103,6 +103,10 @@ class MemberList:
             raise WireError("revoked", f"the key of {peer} was revoked")
         return member
 
+    def known(self, name: str) -> PublicIdentity | None:
+        """A member by its name, also one that was revoked."""
+        return self._members.get(name)
+
     def boards(self) -> Iterator[str]:
         """The names of the boards that may train."""
         for name, member in self._members.items():

@@ -296,7 +296,7 @@ def lie(made: AddedUp, kind: str, node: NodeProtocol) -> AddedUp:
         case "scaled":
             return replace(made, vector=-3 * made.vector)
         case "invented":
-            return replace(made, members=made.members + 5, samples=9 * made.samples)
+            return replace(made, members=made.members + 1, samples=9 * made.samples)
         case "other rows":
             return replace(made, root=bytes(16))
         case "remainder":
@@ -340,3 +340,58 @@ def test_a_board_that_is_revoked_above_is_shut_out_below(tmp_path: Path) -> None
         ada: Any = fleet.boards["ada"].endpoint
         bob: Any = fleet.boards["bob"].endpoint
         assert ada.version < bob.version  # its key opens no broadcast any more
+        assert not fleet.hosts[""].caught  # an aggregator may hear of it later
+
+
+def test_a_board_that_is_late_does_not_count_after_a_kill(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        fleet = Fleet(tmp_path, stack, LONG)
+        cyd, late = fleet.boards.pop("cyd"), []
+        while fleet.upstreams[SHED].node.pending is None:
+            fleet.live(1)  # the round of the aggregator ends without it
+        fleet.kill(SHED)
+        fleet.boot(SHED)
+        fleet.boards["cyd"] = cyd
+        fleet.live(60)
+        assert not fleet.hosts[""].caught
+        for name in ("ada", "bob"):
+            late += [event for event in fleet.advanced[name] if not event.counts_own]
+        assert late == []
+
+
+def test_a_muted_board_keeps_its_update(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        fleet = Fleet(tmp_path, stack, LONG)
+        fleet.live(25)
+        fleet.hosts[SHED].protocol.combiner.mute(["ada"])
+        fleet.live(5)
+        assert not fleet.advanced["ada"][-1].counts_own
+        assert fleet.advanced["bob"][-1].counts_own
+        assert not fleet.hosts[""].caught
+
+
+@pytest.mark.parametrize("is_silent_after", [False, True])
+def test_who_lies_and_shows_nothing_is_caught(tmp_path: Path, is_silent_after: bool) -> None:
+    # R6.8-33
+    with ExitStack() as stack:
+        fleet = Fleet(tmp_path, stack, LONG)
+        upstream = fleet.upstreams[SHED]
+        take, rounds = upstream.take, []
+
+        def lying(made: AddedUp) -> None:
+            rounds.append(made.round)
+            if not (is_silent_after and len(rounds) % 2 == 0):
+                take(replace(made, vector=-3 * made.vector))
+
+        upstream.take = lying  # type: ignore[method-assign]
+        upstream.show = lambda data: None  # type: ignore[method-assign]
+        fleet.live(400)
+        assert list(fleet.hosts[""].caught) == [SHED]
+
+
+def test_an_update_that_lacks_a_part_counts_nothing_of_its_members(fleet: Fleet) -> None:
+    node = fleet.upstreams[SHED].node
+    bodies = node._work_bodies
+    node._work_bodies = lambda: bodies()[:-1]  # type: ignore[method-assign]
+    fleet.live(120)
+    assert fleet.top.nodes.named(SHED).counted is None
