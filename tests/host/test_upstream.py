@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -15,7 +16,8 @@ from bench.loopback import LoopbackHub
 from host.runs import continue_or_begin
 from host.service import HostService
 from host.upstream import Upstream, settings_below
-from ternmesh.federated.audit import FIRST, Audits
+from ternmesh.errors import WireError
+from ternmesh.federated.audit import FIRST, Audits, Shown, read_shown, write_shown
 from ternmesh.federated.evaluation import NOT_EVALUATED
 from ternmesh.federated.events import AddedUp, Advanced, WorkReady
 from ternmesh.federated.joining import NodeSettings
@@ -23,7 +25,8 @@ from ternmesh.federated.node import NodeProtocol
 from ternmesh.federated.state import HostSettings, new_node_state
 from ternmesh.plan import Plan, make_plan
 from ternmesh.wire.control import FINISHED
-from ternmesh.wire.proof import restored
+from ternmesh.wire.global_update import Counted, GlobalUpdate
+from ternmesh.wire.proof import Proof, RoundRows, Tree, restored
 from ternmesh_cli.keys import enrol_fleet
 from ternmesh_service.alarms import alarms
 from ternmesh_service.keyring import Keyring, SecurityConfig
@@ -395,3 +398,31 @@ def test_an_update_that_lacks_a_part_counts_nothing_of_its_members(fleet: Fleet)
     node._work_bodies = lambda: bodies()[:-1]  # type: ignore[method-assign]
     fleet.live(120)
     assert fleet.top.nodes.named(SHED).counted is None
+
+
+def test_a_proof_for_all_shows_only_what_counts(fleet: Fleet) -> None:  # R4.6-8
+    fleet.live(2)
+    node: Any = fleet.boards["ada"].endpoint
+    pending = SimpleNamespace(round=0, digest=b"1234")
+    row = Counted(node.address, 0, b"1234", b"\1")
+    shed = Counted(1, 0, b"sums", b"\1", Tree([row]).root)
+    made = GlobalUpdate(1, bytes(16), b"", False, 1000, (shed,), ())
+    proved = partial(node._reassembler.proved, made, node.address, pending, has_aggregator=True)
+    forged = [Proof(1, (9999,), ()), Proof(1, (), ())]
+    node._reassembler._proofs[True].extend(8 * forged)  # any member could send these
+    assert proved() == (None, b"")
+    true = RoundRows(1, (1,), rows=(row,)).proofs([node.address])
+    node._reassembler._proofs[True].extend(true)
+    assert proved()[0] == (row,)
+    node._reassembler._proofs[True].clear()
+    node._reassembler._proofs[False].append(forged[0])  # of its aggregator itself
+    assert proved()[0] == ()
+
+
+def test_what_is_shown_keeps_to_its_limits() -> None:  # R6.8-31
+    shown = Shown(0, np.zeros(4, np.float32), {1 << 40: ("ada", (b"body",))})
+    for data in (write_shown(shown), b"\6", write_shown(replace(shown, boards={}))[:-1]):
+        with pytest.raises(WireError):
+            read_shown(data, 4)
+    with pytest.raises(WireError):
+        read_shown(write_shown(replace(shown, boards={})), 5)
