@@ -254,6 +254,8 @@ def _fleet(status: HostStatus) -> Iterator[Alarm]:
         yield Alarm(WARN, "", text, "publish another, with a higher version")
     if is_over(status):
         again = "`ternmesh host --continue` goes on from here once this host is stopped"
+        if status.upstream is not None:
+            again = "it goes on with the next run of the host above"
         yield Alarm(WARN, "", "the run is over: nothing more is learned", again)
     elif _lacks_boards(status) and status.machine.up_s >= START_S:
         active = sum(board.active for board in status.nodes)

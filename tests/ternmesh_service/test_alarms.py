@@ -3,8 +3,8 @@
 import pytest
 
 from ternmesh_service.alarms import alarms
-from ternmesh_service.status import AsideStatus, LiveStatus
-from tests.statuses import board_status, source_status
+from ternmesh_service.status import UNOPENED, AsideStatus, LiveStatus, UpstreamStatus
+from tests.statuses import board_status, host_status, source_status
 
 
 @pytest.mark.parametrize(
@@ -24,3 +24,14 @@ def test_a_source_of_which_nothing_can_be_used() -> None:
     assert "no sample has come from the source" in alarm.text
     assert "7 file of another kind" in alarm.text
     assert not alarms(board_status(source=source_status(live=live)))
+
+
+def test_an_aggregator_says_what_the_host_above_does() -> None:
+    above = UpstreamStatus(transport=UNOPENED, joined=False, version=3)
+    found = alarms(
+        host_status(("ada",), upstream=above, phase="finished", caught={"barn": "it lies"})
+    )
+    said = {alarm.text: alarm.advice for alarm in found}
+    assert "next run of the host above" in said["the run is over: nothing more is learned"]
+    assert any("the host above is not reached" in text for text in said)
+    assert any("barn has lied: it lies" in text for text in said)
