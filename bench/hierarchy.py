@@ -171,6 +171,8 @@ def run(arm: str, seed: int, rounds: int) -> dict[str, Any]:
         if not moved:
             due = [] if region is None else [region.host.next_timeout(), region.node.next_timeout()]
             clock.now = earliest(top.next_timeout(), *due) or clock.now
+    while serve() or (region is not None and region.poll()):
+        pass  # what is on its way counts, too
     shown = [] if region is None else region.shown
     total = sum(one.bytes_in for one in driver.traffic.values())
     return {
