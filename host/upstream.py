@@ -29,8 +29,8 @@ from ternmesh.model_package import ModelPackage
 from ternmesh.plan import Plan
 from ternmesh.security.membership import HOST
 from ternmesh.types import ModelQ24
-from ternmesh.wire.global_update import Counted, GlobalUpdate, read_object, split_certificate
-from ternmesh.wire.proof import Leaf, RoundRows, Tree, proved_rows, read_proof
+from ternmesh.wire.global_update import GlobalUpdate, read_object, split_certificate
+from ternmesh.wire.proof import Leaf, RoundRows, proved_rows, read_proof
 from ternmesh.wire.update import write_manifest
 from ternmesh_service.keyring import Keyring, NoKeyring
 from ternmesh_service.member_list import MemberListClient
@@ -123,9 +123,9 @@ class Upstream:
             self.node.submit_for_others(made, now)
             if self.node.pending is not None or made.round < self.node.version:
                 self._added_up = None
-            bodies = _bodies_of(host)
-            if self.node.pending is not None and bodies and not had_pending:
-                self._shown = Shown(made.round, self.node.residual, bodies)
+            if self.node.pending is not None and not had_pending:
+                bodies = _bodies_of(host)
+                self._shown = Shown(made.round, self.node.residual, bodies) if bodies else None
         while host.version < self.node.version and self._pass_on(host, now):
             pass
         self._shut_out(host, now)
@@ -194,11 +194,11 @@ class Upstream:
         if not own or own[0].round != step.version - 1:
             return RoundRows(step.version, via, above)
         count = Count() if host.added_up is None else host.added_up
-        rows: tuple[Counted, ...] = tuple(count.rows.values())
-        if Tree(rows).root != own[0].root:
+        known = RoundRows(step.version, via, above, tuple(count.rows.values()))
+        if known.root != own[0].root:
             _log.warning("what counted in round %d is not known any more", step.version)
-            rows = ()
-        return RoundRows(step.version, via, above, rows)
+            return replace(known, rows=())
+        return known
 
     def _shut_out(self, host: HostProtocol, now: float) -> None:
         """Drop boards that the newest list of members does not have any more."""
@@ -216,8 +216,8 @@ def _bodies_of(host: HostProtocol) -> dict[int, tuple[str, tuple[bytes, ...]]]:
         update = host.round.updates.get(address)
         if update is None or update.manifest is None:
             return {}  # its board was revoked in between
-        chunks = (body for _, body in sorted(update.bodies.items()))
-        found[address] = host.nodes[address].name, (write_manifest(update.manifest), *chunks)
+        bodies = write_manifest(update.manifest), *update.chunks
+        found[address] = host.nodes[address].name, bodies
     return found
 
 

@@ -1,7 +1,7 @@
 """Audits of aggregators: whether what one has sent is what its boards' updates come to. SPEC 6.8.
 
 What an aggregator sends is a pure function of its boards' signed updates and of its residual. Which
-rounds are audited follows from the hash of the next global update, which nobody knows while the
+rounds are audited follows from the next certified global update, which nobody knows while the
 aggregator makes its own: then it shows both, and the host makes the update again.
 """
 
@@ -14,12 +14,10 @@ from dataclasses import dataclass
 import cbor2
 import numpy as np
 
-from ternmesh.codec.encoder import add_residual, scatter, settle_residual
+from ternmesh.codec.encoder import add_residual, scatter
 from ternmesh.codec.permutation import order
-from ternmesh.codec.scale import to_vector
 from ternmesh.errors import WireError
 from ternmesh.federated import local_update
-from ternmesh.federated.aggregation import encode_update, scattered
 from ternmesh.federated.evaluation import write_values
 from ternmesh.federated.events import AddedUp
 from ternmesh.federated.open_round import Count, OpenRound, UpdateReassembler
@@ -45,7 +43,7 @@ _MALFORMED = (
     ValueError, TypeError, OverflowError, struct.error, zlib.error, cbor2.CBORDecodeError
 )  # fmt: skip
 
-# `MessageAuthenticator.check_update` for one run: name, number, item, update; WireError
+# `MessageAuthenticator.check_board` for one run: name, number, item, update; WireError
 CheckUpdate = Callable[..., None]
 
 
@@ -141,7 +139,7 @@ class Audited:
     round: int
     manifest: Manifest
     chunks: tuple[bytes, ...]
-    have: bytes  # the bitmap of the chunks that count
+    row: Counted  # what counts of it
     is_drawn: bool
     after: bytes = b""  # the hash of its residual after it, once it has shown that
 
@@ -176,10 +174,9 @@ class Audits:
             is_next = last is not None and last.round == sent.round - 1 and last.after
             if last is not None and is_next and last.after != sent.manifest.state:
                 liars[address] = "what an update could not carry is not what it added to the next"
-            chunks = tuple(body for _, body in sorted(sent.bodies.items()))
             # After one that was missed, all are audited until one was shown.
             drawn = address in self._missed or is_drawn(sent.round, address, certified)
-            made = Audited(sent.round, sent.manifest, chunks, row.have, drawn)
+            made = Audited(sent.round, sent.manifest, sent.chunks, row, drawn)
             self._sent[address] = made
         return liars
 
@@ -218,15 +215,12 @@ class Audits:
             raise AuditFailed("it has counted other updates than it shows")
         vector = add_up(count.updates, model_hash, shown.round, plan)
         corrected = add_residual(shown.residual, vector)
-        chunks, carried = encode_update(corrected, model_hash, shown.round, plan)
-        if chunks != sent.chunks:
+        again = local_update.make_update(corrected, model_hash, shown.round, manifest.samples, plan)
+        if again.bodies[1:] != sent.chunks:
             raise AuditFailed("it has sent something else than its boards' updates come to")
-        delta_q24 = scattered(
-            local_update.only_counted(carried, sent.have), model_hash, shown.round
-        )
-        remainder = settle_residual(corrected, to_vector(delta_q24))
-        kept = local_update.of_steps(*local_update.in_steps(remainder))
-        return local_update.state_of(kept)
+        address = sent.row.address
+        rest = local_update.settle_update(again, (sent.row,), address, model_hash, plan)
+        return local_update.state_of(local_update.kept_remainder(rest))
 
 
 def _counted(shown: Shown, plan: Plan, model_hash: bytes, check_update: CheckUpdate) -> Count:

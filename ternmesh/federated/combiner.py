@@ -142,13 +142,6 @@ class Combiner:
         zeros = zero_residual(self._plan.dimension)
         return Combined(zeros, rollback.residual, older_q24, rollback.version)
 
-    def sum(self, count: Count, version: int, silent: Iterable[int], model_q24: ModelQ24) -> Vector:
-        """What the updates of a region come to, by the rule (float32, D)."""
-        self._fix_weights()
-        vector = self.aggregation.combine(count.updates, version, silent, to_float(model_q24))
-        self.aggregation.sent = Weighted()
-        return vector
-
     def return_to(self, version: int, model_q24: ModelQ24, chain: UpdateChain) -> Combined | None:
         """Go back to an older version, and learn on from there; None where it is not kept."""
         older_q24 = self._older(version, model_q24, chain)

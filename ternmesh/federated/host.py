@@ -63,7 +63,7 @@ from ternmesh.wire import control, fragments, global_update, release, update
 from ternmesh.wire.control import Hello, Refusal
 from ternmesh.wire.frame import BROADCAST, DOWN, UNASSIGNED
 from ternmesh.wire.global_update import Certificate, GlobalSnapshot, GlobalUpdate
-from ternmesh.wire.proof import LEAF, RoundRows, Tree, restored, write_proofs
+from ternmesh.wire.proof import LEAF, RoundRows, restored, write_proofs
 
 
 @dataclass(frozen=True, slots=True)
@@ -445,12 +445,12 @@ class HostProtocol:
         """Add a body to the open round. Return False for a duplicate. Raises WireError."""
         address, authenticator = node.address, self.channel.authenticator
         try:
-            has_members = body[0] == update.MANIFEST_KIND and update.read_manifest(body).members
-            may_add_up = not self.settings.is_aggregator and authenticator.may_add_up(node.name)
-            if has_members and not may_add_up:
-                raise WireError("signature", f"{node.name} is no aggregator")
-            if has_members > authenticator.boards_max:
-                raise WireError("manifest", f"{node.name} has more boards than are enrolled")
+            is_manifest = body[0] == update.MANIFEST_KIND
+            if is_manifest and (members := update.read_manifest(body).members):
+                if self.settings.is_aggregator or not authenticator.may_add_up(node.name):
+                    raise WireError("signature", f"{node.name} is no aggregator")
+                if members > authenticator.boards_max:
+                    raise WireError("manifest", f"{node.name} has more boards than are enrolled")
             is_new = self.round.add(address, body)
             whole = self.round.whole_update(address) if is_new else None
             if whole is not None:  # before that, only the frame protection shows the sender
@@ -615,7 +615,7 @@ class HostProtocol:
                 finished=version >= self.plan.last_version,
                 deadline_ms=self.settings.deadline_ms,
                 counted=() if rows else counted,
-                root=Tree(counted).root if rows else b"",
+                root=rows.root if rows else b"",
                 chunks=proposal.chunks,
                 probe=proposal.probe,
                 returns_to=proposal.returns_to,

@@ -136,6 +136,11 @@ def of_steps(exponent: int, steps: NDArray[np.int8]) -> Vector:
     return steps.astype(np.float32) * np.float32(2.0**exponent)
 
 
+def kept_remainder(residual: Vector) -> Vector:
+    """What an aggregator keeps of what its update could not carry: what it can show."""
+    return of_steps(*in_steps(residual))
+
+
 def state_of(residual: Vector) -> bytes:
     """The hash by which an aggregator's update names the residual that it was added to."""
     return hashlib.sha256(residual.astype("<f4").tobytes()).digest()[:ROOT_SIZE]

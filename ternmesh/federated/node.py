@@ -609,7 +609,7 @@ class NodeProtocol:
             if read_manifest(pending.bodies[0]).members:
                 if residual is carried:
                     residual = zero_residual(residual.size)  # the others keep their updates
-                residual = local_update.of_steps(*local_update.in_steps(residual))
+                residual = local_update.kept_remainder(residual)
         returns = isinstance(step, GlobalUpdate) and step.returns_to is not None
         if isinstance(step, GlobalSnapshot) or returns or self.before is not None:
             self.own_q24 = None  # the adapter did not move by what the fleet has learned

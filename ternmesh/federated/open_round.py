@@ -69,6 +69,11 @@ class UpdateReassembler:
         return self.described and head is not None and len(self.bodies) == head.chunks
 
     @property
+    def chunks(self) -> tuple[bytes, ...]:
+        """The bodies of the chunks that have arrived, by index."""
+        return tuple(body for _, body in sorted(self.bodies.items()))
+
+    @property
     def members(self) -> int:
         """Of how many boards an aggregator has added up the updates; 0 on a board."""
         return 0 if self.manifest is None else self.manifest.members
@@ -101,9 +106,8 @@ class UpdateReassembler:
         assert self.manifest is not None
         members = self.manifest.members or 1
         evaluation = read_values(self.manifest.evaluation)
-        bodies = tuple(body for _, body in sorted(self.bodies.items()))
         samples = self.manifest.samples
-        return Update(address, samples, self.hypervector(), members, evaluation, bodies)
+        return Update(address, samples, self.hypervector(), members, evaluation, self.chunks)
 
     def _add_manifest(self, item: wire.Manifest) -> bool:
         if item.model != self.model:

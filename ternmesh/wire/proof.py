@@ -115,6 +115,11 @@ class RoundRows:
     def _tree(self) -> Tree:
         return Tree(self.rows or ())
 
+    @property
+    def root(self) -> bytes:
+        """Of the rows of this host's region."""
+        return self._tree.root
+
     def proofs(self, addresses: Iterable[int]) -> list[Proof]:
         """Proofs that together show what is counted of these addresses."""
         if self.rows is None:
