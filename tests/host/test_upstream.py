@@ -392,12 +392,21 @@ def test_who_lies_and_shows_nothing_is_caught(tmp_path: Path, is_silent_after: b
         assert list(fleet.hosts[""].caught) == [SHED]
 
 
-def test_an_update_that_lacks_a_part_counts_nothing_of_its_members(fleet: Fleet) -> None:
-    node = fleet.upstreams[SHED].node
-    bodies = node._work_bodies
-    node._work_bodies = lambda: bodies()[:-1]  # type: ignore[method-assign]
-    fleet.live(120)
-    assert fleet.top.nodes.named(SHED).counted is None
+def test_an_update_that_lacks_a_part_counts_nothing_of_its_members(tmp_path: Path) -> None:
+    # R6.8-34
+    cut = make_plan(
+        DIMENSION, rounds=9, local_steps=1, learning_rate=0.1, announce_s=5, up_zeros=0.5,
+        frame_mtu=164,
+    )  # fmt: skip
+    assert cut.up.count > 1
+    with ExitStack() as stack:
+        fleet = Fleet(tmp_path, stack, cut)
+        node = fleet.upstreams[SHED].node
+        bodies = node._work_bodies
+        node._work_bodies = lambda: bodies()[:-1]  # type: ignore[method-assign]
+        fleet.live(120)
+        assert fleet.top.version > 0
+        assert fleet.top.nodes.named(SHED).counted is None
 
 
 def test_a_proof_for_all_shows_only_what_counts(fleet: Fleet) -> None:  # R4.6-8
