@@ -26,15 +26,15 @@ from ternmesh.security.authenticator import KeyedAuthenticator, SecurityLayer
 from ternmesh.security.identity import Identity, PublicIdentity
 from ternmesh.security.membership import HOST
 from ternmesh.security.primitives import verify
-from ternmesh_service.identity_file import read_identity_file
+from ternmesh_service.identity_file import VOTER, read_identity_file
 from ternmesh_service.keyring import Keyring
 from ternmesh_store.files import read_file, replace_private_file
 from ternmesh_store.host_store import HostStore, StoredRun
 from transports.link_config import LinkConfig, link_settings
 from transports.mqtt.topics import TopicClient, same_broker
 
-# Files of the state folder: this voter's key, its votes, and the newest proposal it agreed to
-IDENTITY, VOTES, PROPOSAL = "voter", "votes", "proposal"
+# Files of the state folder: this voter's votes, and the newest proposal that it agreed to
+VOTES, PROPOSAL = "votes", "proposal"
 VOTES_MAX = 1 << 20  # bytes
 BASE = struct.Struct("<I")
 TERM_COUNTERS = 1 << 32  # seal counters of a term: those of a later one are above them
@@ -45,9 +45,12 @@ ALIVE_SHARE = 5  # signs of life in a time-out
 
 def read_own(config: HostConfig) -> Identity:
     """The key with which this host votes; ConfigError or SecurityError where it has none."""
-    name, path = config.agreement.name, Path(config.state_dir, IDENTITY)
+    name, path = config.agreement.name, Path(config.state_dir, VOTER)
     if not path.exists():
-        raise SecurityError(f"no key of voter {name} at {path}: `ternmesh enrol voter` makes one")
+        raise SecurityError(
+            f"no key of voter {name} at {path}: restore its folder that `ternmesh enrol voters` "
+            "made"
+        )
     own = read_identity_file(path)
     if own.public != read_seats(config.agreement)[name]:
         raise ConfigError(f"{path} is another key than {name} has in agreement.voters: correct it")

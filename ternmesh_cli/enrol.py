@@ -11,6 +11,7 @@ from typing import Any
 from host import membership
 from ternmesh.config import ConfigError
 from ternmesh.errors import SecurityError
+from ternmesh.federated.agreement.voters import BFT, CRASH
 from ternmesh.security.host_keys import HostKeys, host_text, parse_host
 from ternmesh.security.identity import (
     HOST_MARK,
@@ -27,10 +28,11 @@ from ternmesh.security.membership import MARK as FLEET_MARK
 from ternmesh.security.membership import TEXT_MAX as FLEET_MAX
 from ternmesh.security.membership import found_fleet, parse_fleet
 from ternmesh.security.signatures import quantum_key
-from ternmesh_cli.keys import End, host_of, keyring_of, link_of, read, read_end, read_host
+from ternmesh_cli.keys import End, host_of, keyring_of, link_of, read, read_host
 from ternmesh_cli.process import Subcommands, add_config, add_json, add_option, path, real
+from ternmesh_cli.voters import make_voters_of
 from ternmesh_service.control_socket import ask
-from ternmesh_service.identity_file import make_identity_file, read_host_file, read_identity_file
+from ternmesh_service.identity_file import read_host_file, read_identity_file
 from ternmesh_store.files import UnfitFile, read_text, replace_file
 from ternmesh_store.store import END
 from transports.base import check_name
@@ -51,7 +53,7 @@ a gateway between radios and a broker has keys like a board; its boards get its 
   ternmesh enrol export --config host.toml FILE    on the host: its members, signed
   ternmesh enrol import --config node.toml FILE    on the boards of a gateway
 several hosts may keep one fleet together (docs/voters.md):
-  ternmesh enrol voter --config host.toml          on each: prints its line for [agreement]
+  ternmesh enrol voters --config host.toml copies barn cellar attic     a folder for each
 to change the key of the host, while it is stopped:
   ternmesh enrol rotate --config host.toml         its boards and gateways follow
   ternmesh enrol rotate --config node.toml TM1-ROTATION:...     or by hand, on each of them
@@ -70,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("import", _import, "on a gateway, or a board behind one: read the list of members"),
         ("code", _code, "on a running host: make a one-time code with which a board can join"),
         ("join", _join, "on a board that is not running: join with the host's one-time code"),
-        ("voter", _voter, "on a host that others share the fleet with: show its key as a voter"),
+        ("voters", make_voters_of, "on a host that does not run: write folders for several"),
         ("rotate", _rotate, "a new key for a host that does not run, signed by its old one"),
     ):
         row = rows.add(name, summary, run)
@@ -94,8 +96,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             one = row.add_mutually_exclusive_group()
             one.add_argument("rotation", nargs="?", help=what)
             one.add_argument("--line", action="store_true", help="print the last lines again")
-        if name == "voter":
-            row.add_argument("--name", default="", help="of this voter, if it has no key yet")
+        if name == "voters":
+            row.add_argument("out", type=path, help="a new folder, with one for each in it")
+            row.add_argument("names", nargs="+", metavar="NAME", help="of the voters")
+            what = "what they bear: that some stop (crash), or also that some lie (bft)"
+            row.add_argument("--mode", choices=(CRASH, BFT), default=CRASH, help=what)
         if name == "revoke":
             row.add_argument("name", help="of the board")
         if name == "identity":
@@ -140,23 +145,6 @@ def own_identity(config: End) -> dict[str, Any]:
             keyring.found(config.fleet)
             return _shown(keyring.own.public, keyring.member_list.hosts)
         return _shown(keyring.own.public)
-
-
-def _voter(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The key of a host as a voter, with a new one where there is none. ConfigError."""
-    from host.voting import IDENTITY
-
-    agreement = read_end(arguments.config).get("agreement", {})
-    name = arguments.name or (agreement.get("name") if isinstance(agreement, dict) else "")
-    if not isinstance(name, str) or not name:
-        raise ConfigError("name this voter: --name barn, as [agreement] has it")
-    file = read_host(arguments.config).folder / IDENTITY
-    # A role that neither trains nor forwards: this key only votes.
-    is_new = not file.exists()
-    own = make_identity_file(file, name, Role.OBSERVER) if is_new else read_identity_file(file)
-    if arguments.name not in ("", own.public.name):
-        raise ConfigError(f"{file} is of {own.public.name}: leave --name out, or move it away")
-    return _shown(own.public)
 
 
 def _host(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Copies of a program's state: the state file and the identity, without the airtime ledgers.
+"""Copies of a program's state: the state file and the keys, without the airtime ledgers.
 
 A program that runs owns its state file, so it makes the copy itself, asked over its control socket.
 A ledger stays: it belongs to the radio, and an old one would forget airtime that was used.
@@ -13,18 +13,26 @@ from typing import Any
 from ternmesh.errors import SecurityError
 from ternmesh.security.identity import Identity, Role
 from ternmesh_service.control_socket import BACKUP
-from ternmesh_service.identity_file import IDENTITY, IDENTITY_MAX, check_owner, parse_identity_file
+from ternmesh_service.identity_file import (
+    IDENTITY,
+    IDENTITY_MAX,
+    VOTER,
+    check_owner,
+    parse_identity_file,
+)
 from ternmesh_store.database import DamagedError, FormatError, StoreError
 from ternmesh_store.files import create_private_file, read_file
 from ternmesh_store.state_file import STATE, StateContent, StateFile
 
 
 def make_backup(state: StateFile, identity: Path, folder: Path) -> list[str]:
-    """Copy an open state file, and the identity where there is one, into `folder`.
+    """Copy an open state file, and the identity and a voter's key where they are, into `folder`.
 
     Returns what the copy holds, in words. Raises StoreError where they cannot be written, or exist.
     """
     state.back_up(folder / STATE)
+    if (state.folder / VOTER).exists():
+        _copy_identity(state.folder / VOTER, folder / VOTER)
     if not identity.exists():
         return [STATE, f"no {IDENTITY}"]
     _copy_identity(identity, folder / IDENTITY)
@@ -74,6 +82,8 @@ def restore_backup(
             _check_age(state, content, source, force=force)
         if own is not None:
             _bring_back(source / IDENTITY, own, identity)
+        if (source / VOTER).exists():
+            _bring_back(source / VOTER, parse_identity_file(source / VOTER), folder / VOTER)
         state.replace_by(copy)
     finally:
         copy.unlink(missing_ok=True)

@@ -22,6 +22,7 @@ from ternmesh.security.identity import (
 from ternmesh_store.files import create_private_file, read_text, replace_private_file
 
 IDENTITY = "identity"  # the name of the identity file
+VOTER = "voter"  # in the state folder of a host that is a voter: the key with which it votes
 IDENTITY_MAX = 1 << 15  # bytes of it, with the rotations of a host
 CREDENTIALS = "CREDENTIALS_DIRECTORY"
 
