@@ -48,6 +48,7 @@ def make_voters_of(arguments: argparse.Namespace) -> dict[str, Any]:
     try:
         for name in names:
             make_backup(state, end.security.path(end.folder), out / name)
+            (out / name / VOTER).unlink(missing_ok=True)  # of an earlier seat of this host
     finally:
         state.close()
     keys = [make_identity_file(out / name / VOTER, name, Role.OBSERVER) for name in names]

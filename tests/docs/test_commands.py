@@ -480,12 +480,22 @@ def test_backup(walk: Walk) -> None:
     )
 
 
+def test_voters(walk: Walk) -> None:
+    """A host begins its run, and is stopped before it becomes several."""
+    prepare(walk)
+    walk.run("./run host --config host.toml")
+    walk.stop()
+    follow(walk, ROOT / "docs" / "voters.md")
+    assert (walk.folder / "host-state" / "voter").exists()
+
+
 @pytest.mark.parametrize(
     "document",
     [
         nightly(d) if d.stem in ("mixed-fleet", "library") else d
         for d in DOCUMENTS
-        if d.stem not in ("README", "mqtt-fleet", "own-model", "predict", "broker", "backup")
+        if d.stem
+        not in ("README", "mqtt-fleet", "own-model", "predict", "broker", "backup", "voters")
     ],
     ids=lambda path: path.stem,
 )
