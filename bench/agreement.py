@@ -6,6 +6,7 @@ copies and signs of life; a lying board sends ten times the opposite, and lies i
 """
 
 import json
+import multiprocessing
 import random
 import subprocess
 import sys
@@ -48,7 +49,8 @@ from ternmesh.link.airtime import LoraSetting, airtime_us
 from ternmesh.security.identity import Role, make_identity
 from ternmesh.security.primitives import verify
 from ternmesh.types import Vector
-from ternmesh_cli.demo.voters import COUNTS, seat
+from ternmesh_cli.demo.bearer import RADIO_RUN, LinkTable, Radios, on_radio
+from ternmesh_cli.demo.voters import COUNTS, HOSTS, seat
 from ternmesh_cli.keys import enrol_fleet
 from ternmesh_service.config_file import load_model_package
 from ternmesh_service.control_socket import ControlError, ask
@@ -59,6 +61,7 @@ from tests.mosquitto import Mosquitto
 BOARDS, ROUNDS, SEEDS = 7, 40, 3
 MODEL = "keyword"
 RUN: Mapping[str, Any] = {"min_peers": 4, "deadline_s": 15.0, "announce_s": 1}
+LOSS, SPEED = 0.2, 200.0  # of frames on radios; radio seconds in a second
 TOP = {"state_dir": ".", "model": MODEL}
 KILLS, AWAY_S = 3, 30.0
 FAILOVERS = 20
@@ -209,6 +212,7 @@ class Arm:
     kills: int = 0
     away_s: float = AWAY_S
     rounds: int = ROUNDS
+    radio: bool = False  # boards have emulated modems; voters talk over the broker
 
 
 ARMS = {
@@ -218,20 +222,30 @@ ARMS = {
     "kills_4": Arm(4, kills=KILLS),
     "both_7": Arm(7, lies=True, kills=KILLS),
 }
-FAILOVER = Arm(3, kills=FAILOVERS, away_s=12.0, rounds=400)
+ARMS |= {f"{name}_radio": replace(arm, radio=True) for name, arm in ARMS.items()}
+FAILOVER = Arm(3, kills=FAILOVERS, away_s=12.0, rounds=10_000)
 
 
 class Fleet:
     """Hosts and boards in folders of their own; not started yet."""
 
-    def __init__(self, folder: Path, url: str, arm: Arm, seed: int) -> None:
+    def __init__(
+        self, folder: Path, url: str, arm: Arm, seed: int, radios: Mapping[str, LinkTable]
+    ) -> None:
         self.arm = arm
         shares, self.claimed = boards_of(BOARDS, seed)
         names = [f"board-{number}" for number in range(BOARDS)]
         self.folders = {name: folder / name for name in names}
         enrol_fleet("ternmesh", folder / "host", self.folders)
-        link, run = {"url": url}, {**RUN, "rounds": arm.rounds}
-        tables = {"": TOP, "link": link, "run": run}
+        run = {**RUN, **(RADIO_RUN if radios else {}), "rounds": arm.rounds}
+
+        def link_of(name: str) -> LinkTable:
+            if not radios:
+                return {"url": url}
+            lan = {"also": {"lan": {"url": url}}} if name in HOSTS else {}
+            return {**radios[name], **lan}
+
+        tables = {"": TOP, "link": link_of("host"), "run": run}
         first = End("host", folder / "host", tables)
         signed: Mapping[str, Any] = {}
         self.hosts = {"host": first}
@@ -242,12 +256,14 @@ class Fleet:
             for name, further in seats.items():
                 is_liar = arm.lies and not self.hosts
                 lie = partial(_all_of, decisions_watched, lying_voter if is_liar else nullcontext)
-                self.hosts[name] = End("host", folder / name, {**tables, **further}, lie)
+                self.hosts[name] = End(
+                    "host", folder / name, {**tables, "link": link_of(name), **further}, lie
+                )
         self.boards = {}
         for number, (name, (train, held_out)) in enumerate(zip(names, shares, strict=True)):
             own: dict[str, Mapping[str, Any]] = {
                 "": {"name": name, **TOP},
-                "link": link,
+                "link": link_of(name),
                 "data": _clips(folder / name / "train.npz", train.arrays),
                 "evaluate": _clips(folder / name / "held_out.npz", held_out.arrays),
                 **({"security": signed} if signed else {}),
@@ -315,13 +331,37 @@ def _until(condition: Callable[[], object], what: str) -> None:
 # One run
 
 
+@contextmanager
+def radios_of(arm: Arm, seed: int) -> Iterator[Mapping[str, LinkTable]]:
+    """The link of each end; the modems are in a process of their own, as ends are forks."""
+    if not arm.radio:
+        yield {}
+        return
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=emulate, args=(there, seed), daemon=True)
+    process.start()
+    yield here.recv()
+    process.terminate()
+    process.join()
+
+
+def emulate(pipe: Any, seed: int) -> None:
+    """Run modems for all boards and hosts, until this process is ended."""
+    names = [f"board-{number}" for number in range(BOARDS)]
+    with on_radio(Radios("rnode", LOSS, SPEED, seed), [*names, *HOSTS[1:]], "ternmesh") as links:
+        pipe.send({name: links.table(name) for name in [*names, *HOSTS]})
+        pipe.recv()
+
+
 def run(arm: Arm, seed: int) -> dict[str, Any]:
     """What one fleet has done, and lost."""
     with ExitStack() as stack:
         memory = Path("/dev/shm")
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=memory)))
         broker = stack.enter_context(Mosquitto(folder))
-        fleet = Fleet(folder, broker.url, arm, seed)
+        radios = stack.enter_context(radios_of(arm, seed))
+        fleet = Fleet(folder, broker.url, arm, seed, radios)
         for end in fleet.ends:
             stack.callback(end.close)
             end.start()
