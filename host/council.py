@@ -31,6 +31,7 @@ from ternmesh.federated.agreement.messages import (
     plain_certificate,
 )
 from ternmesh.federated.agreement.voter import Voter
+from ternmesh.federated.agreement.voters import BFT
 from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.replica import (
     OtherStateError,
@@ -122,6 +123,11 @@ class Council:
     def version(self) -> int:
         """Of the newest global update here."""
         return self.store.version if self.host is None else self.host.version
+
+    @property
+    def bears_liars(self) -> bool:
+        """Whether no single voter decides who is a member, who is muted, and what is undone."""
+        return self.voter.voters.mode == BFT
 
     @property
     def _members(self) -> int:
@@ -263,7 +269,7 @@ class Council:
                 index, members = HERE.unpack(body)
                 self.heard[index] = now
                 if members > self._members and self.host is None:
-                    self._want_copy(now)  # with the list of members
+                    self._want_members(members, now)
             case Matter.PROPOSAL_WANTED:
                 if body in self._proposals and self._limits.allow(f"give {body.hex()}", now):
                     self.bus.send(Matter.PROPOSAL, self._proposals[body])
@@ -334,7 +340,8 @@ class Council:
         own = self.version - self._is_doubtful
         if self.host is not None or (version, members) <= (own, self._members):
             return
-        self.keyring.learn(fleet)
+        if not self.bears_liars:
+            self.keyring.learn(fleet)
         if version > own:
             found = read_copy(data, self.model_hash, self.base)
             if found.state.version != version:
@@ -395,14 +402,21 @@ class Council:
         version, item = self._to_judge[digest], read_proposal(data)
         stored = self.store.load(self.model_hash)
         is_behind = stored is None or self.base + version > stored.state.version + 1
-        if is_behind or item.members > self._members:
-            self._want_copy(now)  # of what comes before, or of the list of members
+        if is_behind:
+            self._want_copy(now)  # of what comes before
+            return
+        if item.members > self._members:
+            self._want_members(item.members, now)
             return
         del self._to_judge[digest]
         is_valid = False
         try:
             if stored is None or self.base + version != stored.state.version + 1:
                 raise WireError("agreement", "a proposal is of an older version")
+            if self.bears_liars and (
+                item.returns_to is not None or {*item.muted} != {*self.store.muted}
+            ):
+                raise WireError("agreement", "in the mode bft no voter mutes boards or goes back")
             made, _ = self.reproduce(item, stored)
             self._is_doubtful = False
             if made_by(made, stored.state) != item.made:
@@ -427,6 +441,18 @@ class Council:
             return False
         data = self._proposals.get(decided.digest)
         return data is not None and read_proposal(data).made == made_hash(stored.state)
+
+    def _want_members(self, number: int, now: float) -> None:
+        """Get a newer list of members; from the owner alone where voters may lie."""
+        if not self.bears_liars:
+            self._want_copy(now)
+        elif self._limits.allow("want members", now):
+            _log.warning(
+                "another voter has list %d of members, and this one %d: if you have changed it, "
+                "bring it here by `ternmesh enrol export` and `import`",
+                number,
+                self._members,
+            )
 
     def _want_copy(self, now: float) -> None:
         if self._limits.allow("want a copy", now):

@@ -7,7 +7,7 @@ from host.enrolment import EnrolmentService
 from ternmesh.errors import SecurityError, TernmeshError
 from ternmesh.security.host_keys import host_text
 from ternmesh.security.identity import Role, parse_identity
-from ternmesh.security.membership import MemberList, fleet_text, write_fleet
+from ternmesh.security.membership import MemberList, fleet_text, parse_fleet, write_fleet
 from ternmesh_service.keyring import Keyring, NoKeyring
 
 MINUTES_MAX = 24 * 60
@@ -41,6 +41,8 @@ def answer(
             case "export":
                 fleet = write_fleet(keyring.own, keyring.member_list.state)
                 return {**members(keyring), "fleet_list": fleet_text(fleet)}
+            case "import":
+                keyring.learn(parse_fleet(str(request.get("fleet_list", ""))))
             case "code" if service is not None:
                 return _code(service, request, now)
             case other:

@@ -184,6 +184,12 @@ class HostService:
 
     def manage(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """The answer to a request about the fleet's members, or the boards of the run."""
+        changes_update = RETURN in request or "mute" in request
+        if changes_update and self._council is not None and self._council.bears_liars:
+            return {
+                "error": "in the mode bft no single voter may mute boards or go back: revoke a "
+                "board, or write run.muted into the settings of all voters and start them again"
+            }
         if BOARDS in request:
             answer = answer_boards(self.protocol, request, self._clock())
             if "mute" in request and "error" not in answer:
@@ -576,6 +582,8 @@ class Program:
                 return {"error": self.state.loss}
             if service is None:
                 assert self.council is not None
+                if self.council.bears_liars and membership.ASK in request:
+                    return membership.answer(self.keyring, request)
                 return self.council.pass_on(request, time.monotonic)
             return service.manage(request)
         shown = service or self._new_service(transport)

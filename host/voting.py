@@ -39,6 +39,7 @@ VOTES_MAX = 1 << 20  # bytes
 BASE = struct.Struct("<I")
 TERM_COUNTERS = 1 << 32  # seal counters of a term: those of a later one are above them
 ARRIVALS_MAX = 1024  # messages of voters that wait
+TURN = 64  # global updates of a leader where voters may lie
 TIMEOUT_GROWS = 8  # times, at most, without a decision
 ALIVE_SHARE = 5  # signs of life in a time-out
 
@@ -181,6 +182,7 @@ def _voter(
             trusts_disk=config.mode == CRASH and votes.exists(),
             # Boards may have nothing to send; but a liar may only say so.
             idle_s=math.inf if config.mode == CRASH else idle_s,
+            turn=None if config.mode == CRASH else TURN,
         ),
         sign=own.sign,
         verify=is_signed,

@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("list", _list, "on the host: show the members of the fleet"),
         ("revoke", _revoke, "on the host: exclude a board for good"),
         ("export", _export, "on the host: write the list of members, for its gateways"),
-        ("import", _import, "on a gateway, or a board behind one: read the list of members"),
+        ("import", _import, "on a gateway, a board behind one, a voter: read the list of members"),
         ("code", _code, "on a running host: make a one-time code with which a board can join"),
         ("join", _join, "on a board that is not running: join with the host's one-time code"),
         ("voters", make_voters_of, "on a host that does not run: write folders for several"),
@@ -213,14 +213,12 @@ def _is_list(file: Path) -> bool:
 
 def _import(arguments: argparse.Namespace) -> dict[str, Any]:
     config = read(arguments.config)
-    if config.role is Role.HOST:
-        raise ConfigError(
-            f"{arguments.config} is of a host, which writes this list: give a board's file"
-        )
     try:
         text = read_text(arguments.file, FLEET_MAX)
     except OSError as error:
         raise SecurityError(f"cannot read {arguments.file}: {error.strerror}") from error
+    if config.role is Role.HOST:  # a voter, whose list is that of the others
+        return ask_host(arguments.config, {"enrol": "import", "fleet_list": text})
     with keyring_of(config) as keyring:
         keyring.learn(parse_fleet(text))
         return membership.members(keyring)

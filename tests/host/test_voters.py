@@ -14,19 +14,20 @@ import numpy as np
 import pytest
 
 from host import council as council_module
-from host import voter_bus
+from host import membership, voter_bus
 from host.config import AgreementConfig, HostConfig, read_host_config
 from host.council import Council
 from host.voter_bus import PART_MAX, Matter, VoterBus
 from host.voting import Voting
 from ternmesh.config import ConfigError
 from ternmesh.errors import WireError
+from ternmesh.federated.agreement.voters import make_voters
 from ternmesh.federated.events import BodyAccepted, NodeJoined
 from ternmesh.federated.replica import ProposedUpdate
 from ternmesh.federated.state import HostSettings
 from ternmesh.plan import make_plan
 from ternmesh.security.identity import Role, identity_text, make_identity
-from ternmesh.security.membership import write_fleet
+from ternmesh.security.membership import MemberList, fleet_text, write_fleet
 from ternmesh_cli.keys import enrol_fleet
 from ternmesh_cli.process import write_toml
 from ternmesh_service.control_socket import ControlError, ask
@@ -248,6 +249,35 @@ def test_a_liar_neither_replaces_a_run_nor_fills_a_certificate(
     council.store.keep_base(0)
     with pytest.raises(WireError, match="than it says"):
         council._take_copy(7, 0, fleet, council.store.copied(), b"", b"\x80")
+
+
+def test_no_voter_brings_members_where_voters_may_lie(
+    seat: tuple[Council, Keyring], caplog: pytest.LogCaptureFixture
+) -> None:
+    council, keyring = seat
+    broker = Broker()
+    council.bus, other = broker.bus(), broker.bus()
+    trial = MemberList(keyring.member_list.state)
+    trial.enrol(make_identity("sybil", Role.NODE, bytes(range(64))).public)
+    fleet = write_fleet(keyring.own, trial.state)
+    copy = cbor2.dumps([0, trial.number, fleet, b"", b"", b""])
+    council.voter.voters = make_voters(bytes(12), NAMES, "bft")
+    for matter, body in (
+        (Matter.COPY, copy),
+        (Matter.HERE, council_module.HERE.pack(1, trial.number)),
+    ):
+        other.send(matter, body)
+    council.turn(1.0)
+    assert "list 1 of members, and this one 0" in caplog.text
+    assert keyring.member_list.known("sybil") is None
+    answer = membership.answer(keyring, {"enrol": "import", "fleet_list": fleet_text(fleet)})
+    assert [row["name"] for row in answer["members"]] == ["sybil"]  # by the owner
+    council.voter.voters = make_voters(bytes(12), NAMES[:3], "crash")
+    trial.revoke("sybil")
+    fleet = write_fleet(keyring.own, trial.state)
+    other.send(Matter.COPY, cbor2.dumps([0, trial.number, fleet, b"", b"", b""]))
+    council.turn(2.0)
+    assert keyring.member_list.number == 2
 
 
 def test_making_a_proposal_again_leaves_the_broadcast_key_alone(

@@ -433,7 +433,9 @@ class Simulation:
         self.seed, self.options = seed, options
         self.rng = random.Random(f"agreement {seed}")
         self.now = 0.0
-        self.settings = VoterSettings(TIMEOUT_S, LONGEST_S, options.trusts_disk, IDLE_S)
+        self.settings = VoterSettings(
+            TIMEOUT_S, LONGEST_S, options.trusts_disk, IDLE_S, turn=2 if seed % 4 == 0 else None
+        )
         names = [f"voter{number}" for number in range(options.count)]
         self.voters: Voters = make_voters(bytes(8), names, options.mode)
         order = self.rng.sample(range(options.count), options.count)

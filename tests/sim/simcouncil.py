@@ -144,6 +144,8 @@ class Seat:
     def _serve(self, host: HostProtocol) -> None:
         """What boards give the leader, and what follows."""
         sim = self.sim
+        if self.lies and sim.rng.random() < 0.05:
+            host.combiner.mute({"board-0", "board-1"})
         for board in range(BOARDS):
             if sim.rng.random() < 0.1 and not sim.is_cut[self.index]:
                 self._take(host, board)
@@ -327,6 +329,8 @@ class Simulation:
         known = self.states.setdefault(version, stored_hash(stored.state))
         if known != stored_hash(stored.state) and not seat.is_spoilt:
             raise self.violation("a voter has another state than the others")
+        if seat.store.muted and not seat.lies:
+            raise self.violation("one voter has muted boards")
         if version < max(seat.hashes, default=0):
             raise self.violation("a global update was taken back")
         seat.hashes[version] = made

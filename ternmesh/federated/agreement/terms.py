@@ -16,6 +16,7 @@ class VoterSettings:
     timeout_max_s: float = 32.0
     trusts_disk: bool = False  # nobody ever puts back an old copy: a start asks nobody
     idle_s: float = math.inf  # a leader that decides nothing for so long is doubted, alive or not
+    turn: int | None = None  # after each so many versions another one leads; None: never for that
 
     @property
     def repeat_s(self) -> float:

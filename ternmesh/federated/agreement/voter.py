@@ -162,11 +162,14 @@ class Voter:
         deadline = self.terms.deadline
         if deadline is not None and now >= deadline and self.is_started:
             self.terms.deadline = None
-            self.terms.suspect(self.index, self.term)
-            self._send(messages.Suspect(self.index, self.term))
+            self._suspect()
         if self._repeat_at is not None and now >= self._repeat_at:
             self._repeat(now)
         return self._finish(now)
+
+    def _suspect(self) -> None:
+        self.terms.suspect(self.index, self.term)
+        self._send(messages.Suspect(self.index, self.term))
 
     def next_tick(self) -> float | None:
         """When `tick` is due next."""
@@ -240,7 +243,7 @@ class Voter:
         self.terms.heard(message.voter, message.term)
         if (message.term, message.voter) == (self.term, self.voters.leader(self.term)):
             self.terms.is_led = True
-            if not self._is_waiting:
+            if not (self._is_waiting or self._is_turn_over):
                 self.terms.trust(now)
 
     def _receive_ask(self, message: messages.DecisionWanted, now: float) -> None:
@@ -373,7 +376,16 @@ class Voter:
 
     def _may_vote(self, kind: type[Vote]) -> bool:
         is_above = (self.term, self.version + 1) > self._floor
-        return self.is_started and is_above and kind not in self._sent
+        may = self.is_started and is_above and not self._is_turn_over
+        return may and kind not in self._sent
+
+    @property
+    def _is_turn_over(self) -> bool:
+        """Whether another one must lead: a leader that lies could leave boards out for ever."""
+        turn, decided = self.settings.turn, self.decided
+        if turn is None or decided is None:
+            return False
+        return decided.term == self.term and decided.version % turn == 0
 
     def _decide(self, proof: QuorumCertificate, now: float) -> None:
         self.decided, self.lock = proof, None
@@ -387,6 +399,8 @@ class Voter:
         self._is_changed = True
         self._events.append(events.Decided(proof.version, proof.digest, proof))
         self.terms.decided(now)
+        if self._is_turn_over and self.is_started:
+            self._suspect()
         ahead, self._ahead = self._ahead, {}
         for signed in ahead.values():
             if signed.message.version == self.version + 1:

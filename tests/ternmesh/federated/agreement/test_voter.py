@@ -216,6 +216,28 @@ def test_time_is_out_when_there_is_something_to_decide() -> None:  # R13.4-1
     assert said(done) == [NewTerm(1, 1, 0, None)]
 
 
+def test_a_turn_ends_and_no_sign_of_life_prolongs_it() -> None:  # R13.4-5
+    made = Voter(**parts() | {"settings": VoterSettings(1.0, 8.0, trusts_disk=True, turn=2)})
+    made.start(0.0)
+    digests = NOTHING_DECIDED, ONE, TWO
+    for version in (1, 2):
+        votes = [
+            kind(v, 0, version, digests[version]) for v in (0, 2, 3) for kind in (Prepare, Commit)
+        ]
+        tell(made, Propose(0, 0, version, digests[version], digests[version - 1], None))
+        made.judged(version, digests[version], True, 0.2)
+        done = tell(made, *votes)
+        assert made.version == version
+        assert (Suspect(1, 0) in said(done)) == (version == 2)
+    tell(made, Alive(0, 0, 2))
+    later = Propose(0, 0, 3, ONE, TWO, None)
+    assert tell(made, later) == []
+    assert not said(made.judged(3, ONE, True, 0.3))
+    tell(made, Suspect(2, 0), Suspect(3, 0))
+    assert made.term == 1
+    assert made.version == 2
+
+
 def test_an_idle_voter_changes_no_term_while_the_leader_is_there() -> None:  # R13.4-1
     made, now = started(), 0.0
     for step in range(400):
