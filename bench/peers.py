@@ -33,8 +33,8 @@ from bench.processes import ProcessFleet, kill9, send_signal, started, status_of
 from bench.result import Figure, Result, mean_figure
 from bench.simulated_fleet import accuracy, run_fleet
 from edge.onnx.session import load_model, read_adapter
+from examples.split.keyword import shipped_keyword
 from host.config import RunConfig, plan_of
-from models.split.keyword import shipped_keyword
 from models.zoo import package_path
 from ternmesh_cli.demo.fleet import BOARDS, HOST
 from tests.mosquitto import Mosquitto, free_port, listens

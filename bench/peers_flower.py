@@ -14,7 +14,7 @@ from flwr.serverapp.strategy import FedAvg
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-from models.keyword import KeywordTransformer, add_keyword_lora, load_clips
+from examples.voice.keyword import KeywordTransformer, add_keyword_lora, load_clips
 from models.zoo import fsdd_path
 
 SPEAKERS = ("theo", "nicolas", "yweweler")

@@ -18,10 +18,10 @@ from torch.nn import functional
 from bench.demo import clips_of
 from bench.result import Figure, Result, items_figure, mean_figure
 from edge.split.node import drawn
+from examples.split.keyword import WIDTH, shipped_keyword
+from examples.voice.keyword import FRAMES, FRAMES_PER_TOKEN, add_keyword_lora
 from experiments.data import Clips
 from host.split.config import SplitRunConfig
-from models.keyword import FRAMES, FRAMES_PER_TOKEN, add_keyword_lora
-from models.split.keyword import WIDTH, shipped_keyword
 from models.zoo import fsdd_path
 from ternmesh_cli.demo.fleet import BOARDS
 from ternmesh_cli.keys import enrol_fleet
@@ -319,7 +319,11 @@ def _command(name: str, path: Path) -> list[str]:
 def _host_config(arm: Arm, exported: Path, own: Path, url: str, micro_batches: int) -> str:
     return write_toml(
         {
-            "": {"state_dir": str(own), "model": str(exported / arm.folder)},
+            "": {
+                "state_dir": str(own),
+                "model": str(exported / arm.folder),
+                "builder": "examples.split.keyword:make",
+            },
             "link": {"url": url, "fleet": "split"},
             "boundary": arm.boundary,
             "run": {

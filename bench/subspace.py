@@ -16,11 +16,11 @@ from torch.nn import functional
 from bench.convergence import Trained
 from bench.corpus import books
 from bench.result import Figure, Result
+from examples.voice.keyword import SPEAKERS, Layer, load_clips
 from models.bottleneck.config import BottleneckConfig, OptimizerConfig, Shape
 from models.bottleneck.payload import BoundaryContext
 from models.bottleneck.shared_subspace import project
 from models.bottleneck.subspace import confined
-from models.keyword import SPEAKERS, Layer, load_clips
 from models.transformer import OUTPUTS, transformer
 from models.zoo import fsdd_path
 

@@ -12,7 +12,15 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from models.keyword import CENTRE, FRAMES, FRAMES_PER_TOKEN, MELS, SPREAD, WORDS, KeywordTransformer
+from examples.voice.keyword import (
+    CENTRE,
+    FRAMES,
+    FRAMES_PER_TOKEN,
+    MELS,
+    SPREAD,
+    WORDS,
+    KeywordTransformer,
+)
 
 TAPS = 3  # frames that a convolution sees
 

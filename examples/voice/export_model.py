@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 from torch.nn import functional
 
+from examples.voice.keyword import SPEAKERS, WORDS, add_keyword_lora, load_clips
 from examples.voice.pretrain_keyword import BATCH_ON_BOARD, pretrain
 from models.export import export
-from models.keyword import SPEAKERS, WORDS, add_keyword_lora, load_clips
 from models.zoo import fsdd_path
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")

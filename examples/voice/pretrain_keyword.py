@@ -23,8 +23,8 @@ except ImportError as error:
     raise ImportError(f"pre-training needs torch: {how_to_install('train')}") from error
 
 from examples.voice.architectures import ARCHITECTURES
+from examples.voice.keyword import SPEAKERS, WORDS, add_keyword_lora, load_clips
 from models.export import export
-from models.keyword import SPEAKERS, WORDS, add_keyword_lora, load_clips
 from models.zoo import fsdd_path
 
 NAME = "keyword"

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from examples.voice.architectures import ARCHITECTURES
+from examples.voice.keyword import SPEAKERS, add_keyword_lora, load_clips
 from examples.voice.pretrain_keyword import augment, pretrain
 from experiments.text.encoder import GT_MINILM, load_model, load_tokenizer
 from experiments.transfer.distillation import Augment, LearningSettings
 from experiments.transfer.gpt2 import SMALL_GPT2, small_gpt2
 from experiments.transfer.pairs import TransferError
 from experiments.transfer.tasks import Samples
-from models.keyword import SPEAKERS, add_keyword_lora, load_clips
 from models.zoo import fsdd_path
 
 TOKENS, TOKENS_OF_PAIR = 40, 48

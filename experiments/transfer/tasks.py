@@ -14,9 +14,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from examples.voice.keyword import SPEAKERS
 from examples.voice.pretrain_keyword import DIGITS
 from experiments.text.pairs import LABELS, read_pairs
-from models.keyword import SPEAKERS
 from models.zoo import fsdd_path
 
 NOTES: Final = {  # by activity; what people write in a diary

@@ -78,7 +78,7 @@ class SplitHostConfig:
     state_dir: str = field(metadata=PATH)
     model: str = field(metadata=PATH)
     link: LinkConfig
-    builder: str = "models.split.keyword:make"
+    builder: str
     boundary: SplitBoundaryConfig = field(default_factory=SplitBoundaryConfig)
     run: SplitRunConfig = field(default_factory=SplitRunConfig)
     security: SecurityConfig = field(default_factory=SecurityConfig)

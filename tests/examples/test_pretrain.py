@@ -1,7 +1,7 @@
 import torch
 
+from examples.voice.keyword import SPEAKERS, load_clips
 from examples.voice.pretrain_keyword import augment, pretrain
-from models.keyword import SPEAKERS, load_clips
 from models.zoo import fsdd_path
 
 

@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch.nn import functional
 
+from examples.split.keyword import cut_keyword, shipped_keyword
+from examples.voice.keyword import KeywordTransformer
 from models.adapters.spaces import train_whole
 from models.bottleneck.learned import LearnedBasis
 from models.bottleneck.payload import BoundaryContext
 from models.errors import ExportError
-from models.keyword import KeywordTransformer
 from models.split.cut import (
     HOST,
     BoundaryReceiver,
@@ -21,7 +22,6 @@ from models.split.cut import (
     make_boundary,
 )
 from models.split.export import export_cut, inner_product
-from models.split.keyword import cut_keyword, shipped_keyword
 from models.zoo import package_path
 from ternmesh.model_package import read_model_package
 

@@ -1,5 +1,6 @@
 """The programs of a split training: configuration, keys and the pace of the transport."""
 
+import pkgutil
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, cast
@@ -88,7 +89,9 @@ def test_enrol_reads_a_split_boards_file(tmp_path: Path, monkeypatch: pytest.Mon
 def test_the_examples_are_read(name: str) -> None:
     path = Path(__file__).parents[3] / "examples" / "split" / name
     if name == "host.toml":
-        assert read_split_host_config(path).run.min_boards == 3
+        host = read_split_host_config(path)
+        assert host.run.min_boards == 3
+        assert callable(pkgutil.resolve_name(host.builder))
     else:
         config = read_split_board_config(path)
         assert config.data.path is not None

@@ -8,12 +8,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 
-from models.adapters.base import Adapter
-from models.adapters.lora import add_lora
-from models.adapters.spaces import train_whole
-from models.bottleneck.payload import Bottleneck
-from models.errors import ExportError
-from models.keyword import (
+from examples.voice.keyword import (
     FRAMES,
     FRAMES_PER_TOKEN,
     LORA_ALPHA,
@@ -25,6 +20,11 @@ from models.keyword import (
     load_clips,
     to_tokens,
 )
+from models.adapters.base import Adapter
+from models.adapters.lora import add_lora
+from models.adapters.spaces import train_whole
+from models.bottleneck.payload import Bottleneck
+from models.errors import ExportError
 from models.split.cut import BOUNDARY, BoundaryReceiver, BoundarySender, Cut, fit, make_boundary
 from models.zoo import fsdd_path, package_path
 from ternmesh.model_package import FORWARD
