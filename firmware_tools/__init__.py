@@ -1,1 +1,1 @@
-"""Boards on the bench: radios are set up, microcontrollers flashed, frames checked in C."""
+"""Boards on the bench: radios are set up, frames are read and written in C."""

@@ -27,7 +27,7 @@ COMMANDS = {
     "doctor": ("find out what keeps a host or board from its work", "doctor", "add_arguments"),
     "enrol": ("manage the members of a fleet and their keys", "enrol", "add_arguments"),
     "export": ("write what was learned as files for other programs", "export", "add_arguments"),
-    "firmware": ("set up radio modems and microcontrollers", "firmware", "add_arguments"),
+    "firmware": ("set up radio modems", "firmware", "add_arguments"),
     "gateway": ("join a radio neighbourhood to a broker", "programs", "add_gateway_arguments"),
     "host": ("host a fleet", "programs", "add_host_arguments"),
     "import": ("import what a sensor has recorded", "samples", "add_import_arguments"),

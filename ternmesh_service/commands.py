@@ -23,7 +23,7 @@ _KINDS = {
     **dict.fromkeys(("enrol host", "enrol join", "enrol import"), (NODE, GATEWAY)),
     **dict.fromkeys(("data", "import", "label", "node", "predict", "wake-word"), (NODE,)),
     **dict.fromkeys(("enrol", "host", "release", "settings"), (HOST,)),
-    **dict.fromkeys(("firmware sign", "upgrade sign"), (HOST,)),
+    "upgrade sign": (HOST,),
     "release install": (NODE,),
     "setup": (NODE,),
     "gateway": (GATEWAY,),
