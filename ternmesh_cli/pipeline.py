@@ -1,25 +1,18 @@
 """`ternmesh pipeline`: train a model in stages, on this machine's ranks; plan; identities."""
 
 import argparse
-import importlib.util
 import json
 import socket
-import sys
-import time
-from typing import Any
+from contextlib import suppress
+from pathlib import Path
 
-from host.pipeline.config import PipelineConfig, PipelineError, read_pipeline_config
+from host.pipeline.config import PipelineError, read_pipeline_config
 from host.pipeline.launch import Ranks
 from host.pipeline.plan import describe, plan
-from host.pipeline.report import PROGRESS, line
+from host.pipeline.report import PROGRESS, line, parse
 from ternmesh.security.identity import Role, identity_text
 from ternmesh_cli import process
-from ternmesh_cli.pipeline_report import TrainingHistory, write_report
 from ternmesh_service.identity_file import make_identity_file, read_identity_file
-from ternmesh_store.files import replace_file
-
-PAGE = "report.html"
-PAGE_S = 60.0  # between two pages: to draw one costs a core a second of training
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,14 +42,18 @@ def _plan(arguments: argparse.Namespace) -> int:
     config = read_pipeline_config(arguments.config)
     micro_batch_ms = arguments.micro_batch_ms
     if micro_batch_ms is None:
-        history = TrainingHistory()
-        history.read(config.folder / PROGRESS)
-        measured = [row for row in history.steps() if "micro_batch_ms" in row]
-        if not measured:
-            raise PipelineError("nothing was trained here yet: give --micro-batch-ms")
-        micro_batch_ms = max(measured[-1]["micro_batch_ms"])
+        micro_batch_ms = _measured_ms(config.folder / PROGRESS)
     print(describe(config, plan(config, arguments.mbit, arguments.rtt_ms, micro_batch_ms)))
     return 0
+
+
+def _measured_ms(progress: Path) -> float:
+    """What the slowest stage computes on a micro-batch, by the last report; PipelineError."""
+    with suppress(FileNotFoundError):
+        for text in reversed(progress.read_bytes().splitlines()):
+            if (report := parse(text)) is not None and "micro_batch_ms" in report:
+                return float(max(report["micro_batch_ms"]))
+    raise PipelineError("nothing was trained here yet: give --micro-batch-ms")
 
 
 def _identity(arguments: argparse.Namespace) -> int:
@@ -76,44 +73,8 @@ def _train(arguments: argparse.Namespace) -> int:
     stop = process.stop_on_signals()
     ranks.start()
     try:
-        page = ReportFile(config)
-        try:
-            for report in ranks.reports(stop):
-                print(json.dumps(report) if arguments.json else line(report), flush=True)
-                page.add(report, time.monotonic())
-        finally:
-            page.end()
+        for report in ranks.reports(stop):
+            print(json.dumps(report) if arguments.json else line(report), flush=True)
     finally:
         ranks.stop()
     return 0
-
-
-class ReportFile:
-    """The HTML report in the state folder, rewritten from time to time."""
-
-    def __init__(self, config: PipelineConfig) -> None:
-        self._config = config
-        self._history = TrainingHistory()
-        self._history.read(config.folder / PROGRESS)
-        self._due = 0.0  # monotonic seconds of the next page
-        self._can_draw = importlib.util.find_spec("matplotlib") is not None
-        if not self._can_draw:
-            print("no report: pip install matplotlib", file=sys.stderr)
-
-    def add(self, report: dict[str, Any], now: float) -> None:
-        """Add a report, and write the page if it is due."""
-        self._history.add(report)
-        if now >= self._due and self._history.steps():
-            self._write("running")
-            self._due = now + PAGE_S
-
-    def end(self) -> None:
-        """Write the page for the last time."""
-        if steps := self._history.steps():
-            is_done = steps[-1]["step"] == steps[-1]["steps"]
-            self._write("finished" if is_done else "stopped")
-
-    def _write(self, state: str) -> None:
-        if self._can_draw:
-            content = write_report(self._config, self._history, state)
-            replace_file(self._config.folder / PAGE, content.encode())

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from experiments.m3.pages import COLOURS, page, svg, table
 from experiments.m3.settings import Experiment
 from experiments.m3.storage import FLOAT_BYTES, ArmResult
-from ternmesh_cli.html_report import COLOURS, page, svg, table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

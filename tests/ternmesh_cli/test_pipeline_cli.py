@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from host.pipeline.config import PipelineConfig, PipelineError, ReplicasConfig
-from models.bottleneck.config import Shape
+from host.pipeline.config import PipelineConfig, PipelineError
 from ternmesh_cli import pipeline, process
 from ternmesh_cli.main import main
-from ternmesh_cli.pipeline_report import ROWS_MAX, TrainingHistory, write_report
 from ternmesh_cli.process import ExitCode
 
 REPORT = {
@@ -68,9 +66,6 @@ def test_reports_are_lines_for_people_or_programs(
     assert main(["pipeline", "train", "--config", str(config), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == REPORT
     assert FakeRanks.stopped
-    page = (config.parent / "state" / "report.html").read_text()
-    assert "Stopped. 1,234 tokens/s." in page  # at step 10 of 20
-    assert "stage 0 to 1" in page
 
 
 def test_a_refusal_is_one_sentence(
@@ -93,7 +88,9 @@ def test_a_plan_takes_the_computing_time_of_the_last_report(
     assert "<- the least that keeps stages busy" in given
     (config.parent / "state").mkdir()
     report = {**REPORT, "micro_batch_ms": [20.0, 100.0]}
-    (config.parent / "state" / "progress.jsonl").write_text(json.dumps(report) + "\n")
+    (config.parent / "state" / "progress.jsonl").write_bytes(
+        json.dumps(report).encode() + b'\n{"step": 11, "lo\xff{"step": 12}\n\n{"st'
+    )
     assert main(plan) == 0
     assert capsys.readouterr().out == given
 
@@ -105,40 +102,6 @@ def test_an_identity_is_made_once(config: Path, capsys: pytest.CaptureFixture[st
     assert first == second
     assert first.startswith("TM1:")
     assert (config.parent / "state" / "identity").stat().st_mode & 0o777 == 0o600
-
-
-def test_a_history_forgets_what_was_done_again_and_stays_small(tmp_path: Path) -> None:
-    history = TrainingHistory()
-    for step in (10, 20, 30):
-        history.add({**REPORT, "step": step})
-        history.add({"step": step, "validation_loss": 1.0})
-    history.add({**REPORT, "step": 20, "loss": 9.0})
-    assert [(row["step"], row["loss"]) for row in history.steps()] == [(10, 2.5), (20, 9.0)]
-    assert [row["step"] for row in history.validations()] == [10]
-    for step in range(21, 21 + 2 * ROWS_MAX):
-        history.add({**REPORT, "step": step})
-    assert len(history.rows) <= ROWS_MAX
-    assert history.rows[-1]["step"] == 20 + 2 * ROWS_MAX
-    path = tmp_path / "progress.jsonl"
-    path.write_bytes(json.dumps(REPORT).encode() + b'\n{"step": 11, "lo\xff{"step": 12}\n\n{"st')
-    again = TrainingHistory()
-    again.read(path)
-    assert again.rows == [REPORT]
-
-
-def test_a_report_reloads_while_the_training_runs() -> None:
-    replicas = ReplicasConfig(2, 50)
-    config = PipelineConfig("state", model=Shape(width=64), replicas=replicas)
-    history = TrainingHistory()
-    history.add({**REPORT, "replica_bytes_per_token": 3.5})
-    history.add({"step": 10, "validation_loss": 2.25})
-    page = write_report(config, history, "running")
-    assert 'http-equiv="refresh"' in page
-    assert "Running. 1.5 min left." in page
-    assert "loss 2.5000, on held-out text 2.2500" in page
-    assert "sends each other one 3.5 bytes a token (every 50 steps)" in page
-    assert "6.45%" in page  # (17 + 16) / 512
-    assert 'http-equiv="refresh"' not in write_report(config, history, "finished")
 
 
 @pytest.mark.parametrize("is_ignored", [False, True])

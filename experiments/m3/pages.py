@@ -1,4 +1,4 @@
-"""The parts of a report: one HTML page, its notes and tables, and plots as inline SVG."""
+"""The parts of a report: one HTML page, its tables, and plots as inline SVG."""
 
 import html
 import io
@@ -22,23 +22,15 @@ LegendPlace = Literal["upper right", "lower right", "center right"]
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")  # Okabe and Ito: safe for colour-blind eyes
 
 
-def page(title: str, parts: Sequence[str], style: str = "", refresh_s: int = 0) -> str:
-    """The whole page. `parts` are HTML, `style` is added to STYLE, and a browser reloads the page
-    every `refresh_s` seconds, if that is not 0.
-    """
+def page(title: str, parts: Sequence[str], style: str = "") -> str:
+    """The whole page. `parts` are HTML, and `style` is added to STYLE."""
     body = "\n".join(parts)
-    refresh = f'<meta http-equiv="refresh" content="{refresh_s}">' if refresh_s else ""
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8">'
-        f'<meta name="viewport" content="width=device-width">{refresh}'
+        '<meta name="viewport" content="width=device-width">'
         f"<title>{html.escape(title)}</title>"
         f"<style>{STYLE}{style}</style><body>{body}</body></html>\n"
     )
-
-
-def note(text: str) -> str:
-    """A paragraph in small print."""
-    return f"<p class=note>{html.escape(text)}</p>"
 
 
 def svg(
