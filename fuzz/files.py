@@ -104,7 +104,7 @@ _CONFIGS: Mapping[str, tuple[Callable[[Path], object], Sequence[bytes]]] = {
 
 
 def _onnx_models() -> Iterator[bytes]:
-    """Small models with the operators whose growth and padding are checked."""
+    """Small models, one with a table that an input looks up."""
     from onnx import TensorProto, helper, numpy_helper
 
     def model(*nodes: object, **constants: list[int]) -> bytes:

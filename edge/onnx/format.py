@@ -91,21 +91,14 @@ TYPE: Final = MessageSchema(
     {1: one("tensor_type"), 6: one("denotation")},
     {4: "a sequence", 5: "a map", 9: "an optional value"},
 )
-TENSOR_TYPE: Final = MessageSchema("a tensor type", {1: one("elem_type", VARINT), 2: one("shape")})
-SHAPE: Final = MessageSchema("a shape", {1: many("dim")})
-AXIS: Final = MessageSchema(
-    "an axis", {1: one("dim_value", VARINT), 2: one("dim_param"), 3: one("denotation")}
-)
-
 ATTRIBUTE_TYPES: Final = {1: "f", 2: "i", 3: "s", 4: "t", 6: "floats", 7: "ints"}
-INT64: Final = 7
 ELEMENT_SIZES: Final = {  # bytes by TensorProto.DataType; no text, no complex numbers
-    1: 4, 2: 1, 3: 1, 4: 2, 5: 2, 6: 4, INT64: 8, 9: 1, 10: 2, 11: 8, 12: 4, 13: 8, 16: 2,
+    1: 4, 2: 1, 3: 1, 4: 2, 5: 2, 6: 4, 7: 8, 9: 1, 10: 2, 11: 8, 12: 4, 13: 8, 16: 2,
 }  # fmt: skip
 TYPED_DATA: Final = {  # the data types of each field for numbers that are not raw
     "float_data": {1},
     "int32_data": {2, 3, 4, 5, 6, 9, 10, 16},
-    "int64_data": {INT64},
+    "int64_data": {7},
     "double_data": {11},
     "uint64_data": {12, 13},
 }

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import numpy as np
-
 from edge.errors import ModelError
 from edge.onnx import format as proto
 from ternmesh.errors import WireError
@@ -22,36 +20,31 @@ VALUES_MAX = 50_000
 PORTS_MAX = 1024  # inputs or outputs of one node
 ATTRIBUTES_MAX = 16
 OPSETS_MAX = 4
-INTEGERS_MAX = 64  # in one attribute
 NAME_BYTES_MAX = 512
 RANK_MAX = 8
 SIZE_MAX = (1 << 31) - 1  # of one axis
-VALUE_BYTES_MAX = 1 << 30  # declared size of one input, output or other value
 SHOWN_MAX = 60  # bytes of a name in a message
-KNOWN_MAX = 2 * RANK_MAX  # numbers that are read, enough for paddings; longer lists are counted
 
-Integers = tuple[int, ...]
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """An initializer or a constant; `integers` are its values if it is a short list of int64."""
+    """An initializer."""
 
     name: bytes
-    shape: Integers
-    integers: Integers | None
+    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class GraphNode:
-    """One operator; `attributes` has the integers of each attribute by name, if it has any."""
+    """One operator; `axis` is the number of its attribute of that name, or 0."""
 
     operator: bytes
     domain: bytes
     inputs: tuple[bytes, ...]
     outputs: tuple[bytes, ...]
-    attributes: dict[bytes, Integers | None]
+    axis: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +118,7 @@ class _Reader:
         outputs: list[bytes] = []
         operator = b""
         domain = b""
-        attributes: dict[bytes, Integers | None] = {}
+        attributes: dict[bytes, int] = {}
         for name, value in self._walk.fields(data, proto.NODE):
             match name:
                 case "input" | "output":
@@ -136,18 +129,18 @@ class _Reader:
                 case "domain":
                     domain = _name(value)
                 case "attribute":
-                    key, integers = self._attribute(_view(value))
+                    key, number = self._attribute(_view(value))
                     if key in attributes or len(attributes) == ATTRIBUTES_MAX:
                         raise ModelError("a node has an attribute twice, or too many of them")
-                    attributes[key] = integers
-        return GraphNode(operator, domain, tuple(inputs), tuple(outputs), attributes)
+                    attributes[key] = number
+        axis = attributes.get(b"axis", 0)
+        return GraphNode(operator, domain, tuple(inputs), tuple(outputs), axis)
 
-    def _attribute(self, data: memoryview) -> tuple[bytes, Integers | None]:
+    def _attribute(self, data: memoryview) -> tuple[bytes, int]:
+        """Its name, and its number if it is one."""
         key = b""
-        kind = 0
+        kind = number = 0
         values = set()
-        integers: list[int] = []
-        tensor: Integers | None = None
         for name, value in self._walk.fields(data, proto.ATTRIBUTE):
             if name == "name":
                 key = _name(value)
@@ -155,15 +148,15 @@ class _Reader:
                 kind = _number(value)
             elif name != "doc_string":
                 values.add(name)
-                if name in ("i", "ints"):
-                    _extend(integers, value, INTEGERS_MAX, "numbers in an attribute")
+                if name == "i":
+                    number = next(varints(value))
                 elif name == "t":
-                    tensor = self._tensor(_view(value)).integers
+                    self._tensor(_view(value))
         wanted = proto.ATTRIBUTE_TYPES.get(kind)
         is_list = wanted in ("floats", "ints")
         if wanted is None or not ({wanted} >= values if is_list else {wanted} == values):
             raise ModelError(f"the attribute {shown(key)} has values of another type")
-        return key, tensor if wanted == "t" else tuple(integers) if integers else None
+        return key, number
 
     def _tensor(self, data: memoryview) -> Tensor:
         name = b""
@@ -183,9 +176,8 @@ class _Reader:
                 case _ if key == "raw_data" or key in proto.TYPED_DATA:
                     numbers.add(key, value)
         what = f"the tensor {shown(name)}"
-        element = _element(kind, what)
-        integers = numbers.take(kind, element, _count(dims, what), what)
-        return Tensor(name, tuple(dims), integers)
+        numbers.check(kind, _count(dims, what), what)
+        return Tensor(name, tuple(dims))
 
     def _value(self, data: memoryview) -> bytes:
         name = b""
@@ -193,44 +185,25 @@ class _Reader:
             if key == "name":
                 name = _name(value)
             elif key == "type":
-                self._type(_view(value), f"the value {shown(name)}")
+                for _ in self._walk.fields(_view(value), proto.TYPE):
+                    continue
         return name
-
-    def _type(self, data: memoryview, what: str) -> None:
-        for key, value in self._walk.fields(data, proto.TYPE):
-            if key == "tensor_type":
-                self._tensor_type(_view(value), what)
-
-    def _tensor_type(self, data: memoryview, what: str) -> None:
-        element = 1
-        dims: list[int] = []
-        for key, value in self._walk.fields(data, proto.TENSOR_TYPE):
-            if key == "elem_type":
-                element = _element(_number(value), what)
-                continue
-            for _, axis in self._walk.fields(_view(value), proto.SHAPE):
-                size = dict(self._walk.fields(_view(axis), proto.AXIS)).get("dim_value", 1)
-                _extend(dims, size, RANK_MAX, f"axes of {what}")
-        if _count(dims, what) * element > VALUE_BYTES_MAX:
-            raise ModelError(f"{what} would take more than {VALUE_BYTES_MAX} bytes")
 
 
 class _Numbers:
-    """Counts the numbers of a tensor; keeps them if they are a few int64."""
+    """Counts the numbers of a tensor."""
 
     def __init__(self, walk: Walk) -> None:
         self._walk = walk
         self._field = ""  # the one field that holds the numbers
-        self._count = 0
-        self._raw = memoryview(b"")
-        self._known: list[int] = []  # the first `KNOWN_MAX` numbers
+        self._count = 0  # or bytes, of raw data
 
     def add(self, key: str, value: Value) -> None:
         if self._field not in ("", key):
             raise ModelError(f"a tensor has both {self._field} and {key}")
         self._field = key
         if key == "raw_data":
-            self._raw = _view(value)
+            self._count = len(_view(value))
         elif key in proto.TYPED_SIZES:
             assert isinstance(value, memoryview)
             count, partial = divmod(len(value), proto.TYPED_SIZES[key])
@@ -238,37 +211,24 @@ class _Numbers:
                 raise ModelError(f"a tensor's {key} ends inside a number")
             self._count += count
         else:
-            for number in varints(value):
+            for _ in varints(value):
                 self._walk.spend(1)
                 self._count += 1
-                if self._count <= KNOWN_MAX:
-                    self._known.append(number)
 
-    def take(self, kind: int, element: int, count: int, what: str) -> Integers | None:
-        """The values, if they are a few int64; ModelError unless there are `count` of them."""
+    def check(self, kind: int, count: int, what: str) -> None:
+        """ModelError unless there are `count` numbers of this data type."""
+        if kind not in proto.ELEMENT_SIZES:
+            raise ModelError(f"{what} is of the data type {kind}, which a board does not take")
+        unit, wanted = "numbers", count
         if self._field == "raw_data":
-            held = len(self._raw)
-            wanted = count * element
-            if kind == proto.INT64 and held == wanted <= KNOWN_MAX * element:
-                self._known = np.frombuffer(self._raw, "<i8").tolist()
-        else:
-            if self._field and kind not in proto.TYPED_DATA[self._field]:
-                raise ModelError(f"{what} has numbers in {self._field}, which is of other types")
-            held = self._count
-            wanted = count
-        if held != wanted:
-            unit = "bytes" if self._field == "raw_data" else "numbers"
-            raise ModelError(f"{what} holds {held} {unit} and its shape needs {wanted}")
-        return tuple(self._known) if kind == proto.INT64 and count <= KNOWN_MAX else None
+            unit, wanted = "bytes", count * proto.ELEMENT_SIZES[kind]
+        elif self._field and kind not in proto.TYPED_DATA[self._field]:
+            raise ModelError(f"{what} has numbers in {self._field}, which is of other types")
+        if self._count != wanted:
+            raise ModelError(f"{what} holds {self._count} {unit} and its shape needs {wanted}")
 
 
 _EMPTY = memoryview(b"")
-
-
-def _element(kind: int, what: str) -> int:
-    if kind not in proto.ELEMENT_SIZES:
-        raise ModelError(f"{what} is of the data type {kind}, which a board does not take")
-    return proto.ELEMENT_SIZES[kind]
 
 
 def _count(dims: list[int], what: str) -> int:

@@ -1,7 +1,6 @@
 """Hostile ONNX files are refused before onnxruntime sees them, each for its own reason."""
 
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +9,11 @@ import pytest
 
 from edge.errors import ModelError
 from edge.onnx import reader
-from edge.onnx.check import OPSETS, SIZES, check, check_file, table_sizes
-from edge.onnx.reader import Graph, GraphNode, Integers, Tensor
+from edge.onnx.check import check, check_file, table_sizes
+from edge.onnx.reader import Graph, GraphNode, Tensor
 from edge.onnx.session import LoadedModel, load_model
 from models.zoo import FOLDER
 from ternmesh.model_package import FORWARD, OPERATORS, TRAIN_STEP
-from tests.edge.conftest import model_file
 from tests.edge.onnx.test_reader import field
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install 'ternmesh[dev]'")
@@ -80,11 +78,6 @@ def external() -> bytes:
     return with_tensor(change)
 
 
-def graph(nodes: str, **constants: Any) -> bytes:
-    """The same from onnx's own notation."""
-    return model_file("(float[2, 3] x) => (float y) {" + nodes + "}", **constants)
-
-
 def functions(depth: int) -> bytes:
     def change(made):
         for index in range(depth):
@@ -100,28 +93,6 @@ def functions(depth: int) -> bytes:
 def branch() -> bytes:
     inner = helper.make_graph([node("Relu", ("x",), ("z",))], "b", [], [])
     return model(node("If", then_branch=inner, else_branch=inner))
-
-
-def chain(kind: str, length: int, product_at: int = 0) -> bytes:
-    """Each node doubles the first axis; a matrix product at `product_at` begins anew."""
-    steps = [{"Concat": "Concat <axis = 0> (y{0}, y{0})", "Pad": "Pad (y{0}, p)"}[kind]] * length
-    if product_at:
-        steps[product_at] = "MatMul (y{0}, w)"
-    nodes = [f"y{at + 1} = " + step.format(at) for at, step in enumerate(steps)]
-    text = "\n".join(["y0 = Relu (x)", *nodes, f"y = Relu (y{length})"])
-    return graph(text, w=np.ones((3, 3), np.float32), p=[1, 0, 0, 0])
-
-
-def resized_by_data(kind: str, index: int, count: int) -> bytes:
-    """Input `index` of `count` is computed from data; the others are constants."""
-    whole = node("Cast", ("x",), ("n",), to=INT64)
-    inputs = ["x", *["s"] * (count - 1)]
-    inputs[index] = "n"
-    return model(whole, node(kind, inputs), constants=[numbers("s", 1, 1)])
-
-
-def with_input(value: Any) -> bytes:
-    return model(change=lambda m: m.graph.input[0].CopyFrom(value))
 
 
 def location_in_64_bits() -> bytes:
@@ -147,8 +118,6 @@ def deep(depth: int) -> bytes:
     return field(7, field(1, field(5, content)))
 
 
-# What Shape gives is no data, as long as no shape is.
-SLICED = "n = Cast <to = 7> (x) part = Slice (x, s, n) size = Shape (part) y = Expand (x, size)"
 EMPTY = onnx.TensorProto(dims=[1 << 20], data_type=FLOAT)
 
 # What it is, the file, and why it is refused.
@@ -197,55 +166,13 @@ HOSTILE: tuple[tuple[str, Callable[[], bytes], str], ...] = (
     ("a format to come", lambda: model(change=lambda m: setattr(m, "ir_version", 99)), "on 99"),
     ("an If", branch, "graph inside the graph"),
     ("fields 10,000 deep", lambda: deep(10_000), "graph inside the graph"),
-    # A few bytes that become gigabytes.
-    (
-        "two ConstantOfShape bombs that are too much together",
-        lambda: graph("z = ConstantOfShape (s) y = ConstantOfShape (s)", s=[3 << 23]),
-        "expand to",
-    ),
-    ("a size from data", lambda: model(node("ConstantOfShape")), "depends on data"),
-    (
-        "a size",
-        lambda: graph("t = Mul (s, s) y = ConstantOfShape (t)", s=[1 << 20]),
-        "is not a constant",
-    ),
-    ("no size", lambda: model(node("ConstantOfShape", ())), "is not a constant"),
-    (
-        "an Expand bomb",
-        lambda: graph("y = Expand (c, s)", c=[1], s=[1 << 20, 1 << 20]),
-        "expand to",
-    ),
-    ("an Expand by data", lambda: resized_by_data("Expand", 1, 2), "depends on data"),
-    (
-        "an Expand to the shape of a Slice by data",
-        lambda: graph(SLICED, s=[0]),
-        "result of 'Slice'",
-    ),
-    ("a Pad bomb", lambda: graph("y = Pad (x, p)", p=[0, 1 << 40, 0, 0]), "padding"),
-    (
-        "one that names its axes",
-        lambda: model(
-            node("Pad", ("x", "p", "", "a")), constants=[numbers("p", 0, 1 << 40), numbers("a", 0)]
-        ),
-        "padding",
-    ),
-    ("one of many axes", lambda: graph("y = Pad (x, p)", p=[999] * 4), "padding"),
-    ("a chain of Concat", lambda: chain("Concat", 17), "joining enlarges a tensor more than"),
-    ("a chain of Pad", lambda: chain("Pad", 17), "padding or joining enlarges"),
-    (
-        "a padding bomb in a pooling",
-        lambda: model(node("MaxPool", kernel_shape=[1, 1], pads=[1 << 30] * 4)),
-        "padding",
-    ),
-    ("a Cast to text", lambda: model(node("Cast", to=8)), "'Cast' has a data type"),
-    (
-        "an enormous input",
-        lambda: with_input(helper.make_tensor_value_info("x", FLOAT, [1 << 20, 1 << 20])),
-        "more than 1073741824 bytes",
-    ),
     (
         "an input that is a sequence",
-        lambda: with_input(helper.make_tensor_sequence_value_info("x", FLOAT, None)),
+        lambda: model(
+            change=lambda m: m.graph.input[0].CopyFrom(
+                helper.make_tensor_sequence_value_info("x", FLOAT, None)
+            )
+        ),
         "a sequence",
     ),
     # Bounds.
@@ -256,18 +183,10 @@ HOSTILE: tuple[tuple[str, Callable[[], bytes], str], ...] = (
         lambda: model(node("Relu", **{f"a{n}": 1 for n in range(17)})),
         "too many of them",
     ),
-    ("many numbers", lambda: model(node("Relu", a=[1] * 65)), "more than 64 numbers"),
     ("a long name", lambda: model(node("R" * 513)), "more than 512 bytes"),
     # What readers disagree about.
     ("no text", lambda: model().replace(b"Relu", b"R\xff\xfe."), "a name that is not UTF-8"),
     ("two graphs", two_graphs, "two of graph"),
-    ("made twice", lambda: model(node("Relu"), node("Tanh")), "'y' is defined twice"),
-    (
-        "a value before it is made",
-        lambda: model(node("Relu", ("z",)), node("Relu", ("x",), ("z",))),
-        "'z' is used before",
-    ),
-    ("an output of nothing", lambda: model(node("Relu", ("x",), ("z",))), "output 'y'"),
     ("an attribute of another type", lambda: with_attribute(type=3), "values of another type"),
     ("an attribute of a function", lambda: with_attribute(ref_attr_name="a"), "a field 21"),
     ("a group", lambda: b"\x3b\x3c", "wrong wire type"),
@@ -304,19 +223,6 @@ def test_each_operator_that_is_not_on_the_list_is_refused() -> None:
             check(memoryview(model(node(kind))))
 
 
-@pytest.mark.parametrize(
-    ("kind", "index", "count"),
-    [
-        *(("Reshape", 1, 2), ("ReduceSum", 1, 2)),
-        *(("Slice", 1, 3), ("Slice", 2, 3), ("Slice", 3, 4), ("Slice", 4, 5)),
-        *(("Split", 1, 2), ("Squeeze", 1, 2), ("Unsqueeze", 1, 2)),
-    ],
-)
-def test_a_size_that_depends_on_data_is_refused(kind: str, index: int, count: int) -> None:
-    with pytest.raises(ModelError, match=f"the size of the result of '{kind}' depends on data"):
-        check(memoryview(resized_by_data(kind, index, count)))
-
-
 def test_a_file_has_so_many_fields_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     data = with_tensor(lambda tensor: None)
     monkeypatch.setattr(reader, "FIELDS_MAX", 40)
@@ -333,9 +239,6 @@ def test_a_harmless_file_is_taken() -> None:
     check(memoryview(model(node("Add", ("x", "w")), constants=[typed])))
     whole = helper.make_tensor("s", INT64, [2], [2, -3])
     check(memoryview(model(node("Reshape", ("x", "s")), constants=[whole])))
-    check(memoryview(graph("y = Pad (x, p)", p=[0, 1, 0, 1])))
-    check(memoryview(chain("Concat", 16)))
-    check(memoryview(chain("Concat", 30, product_at=14)))
 
 
 def test_a_file_is_named_where_it_is_refused(tmp_path: Path) -> None:
@@ -356,41 +259,6 @@ def test_every_model_of_the_zoo_is_taken(folder: str, file: str) -> None:
     check_file(FOLDER / folder / file)
 
 
-def _schemas_of_taken_versions() -> list[Any]:
-    """Of the operators of the list, as all operator sets that are taken have them."""
-    schemas = [schema for schema in onnx.defs.get_all_schemas_with_history() if not schema.domain]
-    oldest: dict[str, int] = {}  # the version of each operator in the oldest of these sets
-    for schema in schemas:
-        if schema.since_version <= OPSETS.start:
-            oldest[schema.name] = max(oldest.get(schema.name, 0), schema.since_version)
-    return [
-        schema
-        for schema in schemas
-        if schema.name.encode() in OPERATORS and schema.since_version >= oldest.get(schema.name, 0)
-    ]
-
-
-def test_every_input_that_must_be_whole_is_a_size_or_changes_no_shape() -> None:
-    """The list of sizes is complete; only int32 and int64 can say how large something is."""
-    harmless = {
-        **{name: {1} for name in (b"Gather", b"GatherElements", b"GatherND")},  # its shape counts
-        **{name: {1} for name in (b"ScatterElements", b"ScatterND")},  # as large as the data
-        **{name: {4} for name in (b"GRU", b"LSTM", b"RNN")},  # lengths within the input's
-        **{b"CumSum": {1}, b"QLinearConv": {8}, b"Trilu": {1}},  # a direction, a bias, a diagonal
-    }
-    seen: dict[bytes, set[int]] = {}
-    for schema in _schemas_of_taken_versions():
-        whole = {
-            index
-            for index, taken in enumerate(schema.inputs)
-            if taken.types <= {"tensor(int32)", "tensor(int64)"}
-        }
-        seen[schema.name.encode()] = seen.get(schema.name.encode(), set()) | whole
-    assert {name: whole for name, whole in seen.items() if whole} == harmless | {
-        name: set(indexes) for name, indexes in SIZES.items()
-    }
-
-
 def test_no_model_is_loaded_unchecked(tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
 
@@ -403,22 +271,9 @@ def test_no_model_is_loaded_unchecked(tiny: LoadedModel, monkeypatch: pytest.Mon
     assert sorted(seen) == [FORWARD, TRAIN_STEP]
 
 
-@pytest.mark.parametrize("kind", sorted(OPERATORS))
-def test_an_operator_may_have_any_number_of_inputs(kind: bytes) -> None:
-    """The check does not crash on too few; onnxruntime refuses those."""
-    for count in range(4):
-        made = model(node(kind.decode(), "s" * count), constants=[numbers("s", 1)])
-        with suppress(ModelError):
-            check(memoryview(made))
-
-
 def test_the_smallest_table_that_an_input_looks_up_bounds_it() -> None:
-    def node(
-        operator: bytes, inputs: tuple[bytes, ...], output: bytes, **integers: int
-    ) -> GraphNode:
-        attributes: dict[bytes, Integers | None] = {}
-        attributes |= {name.encode(): (value,) for name, value in integers.items()}
-        return GraphNode(operator, b"", inputs, (output,), attributes)
+    def node(operator: bytes, inputs: tuple[bytes, ...], output: bytes, axis: int = 0) -> GraphNode:
+        return GraphNode(operator, b"", inputs, (output,), axis)
 
     graph = Graph(
         inputs=[b"ids", b"big", b"free", b"table"],
@@ -431,12 +286,14 @@ def test_the_smallest_table_that_an_input_looks_up_bounds_it() -> None:
             node(b"Gather", (b"free", b"ids"), b"d"),
             node(b"Add", (b"free", b"ids"), b"e"),
             node(b"Gather", (b"words", b"e"), b"y"),
+            node(b"Gather", (b"small", b"ids"), b"z", axis=2),
+            GraphNode(b"Cast", b"", (b"ids",), ()),
         ],
         initializers=[
-            Tensor(b"words", (99, 4), None),
-            Tensor(b"wide", (3, 77), None),
-            Tensor(b"small", (8, 4), None),
-            Tensor(b"table", (5,), None),
+            Tensor(b"words", (99, 4)),
+            Tensor(b"wide", (3, 77)),
+            Tensor(b"small", (8, 4)),
+            Tensor(b"table", (5,)),
         ],
     )
     assert table_sizes(graph) == {"ids": 8, "big": 77}

@@ -48,7 +48,7 @@ def model(node: Any, **constants: np.ndarray) -> bytes:
 
 
 MODELS = (
-    model(onnx.helper.make_node("Pad", ["x", "p"], ["y"]), p=np.array([0, 1, 0, 1])),
+    model(onnx.helper.make_node("Gather", ["w", "x"], ["y"], axis=-1), w=np.ones((2, 3))),
     model(onnx.helper.make_node("MaxPool", ["x"], ["y"], kernel_shape=[1, 1], pads=[0, 1, 0, 1])),
     model(onnx.helper.make_node("Add", ["x", "w"], ["y"]), w=np.ones((2, 3), np.float32)),
 )
@@ -81,8 +81,8 @@ def compare(ours: reader.Graph, theirs: Any) -> None:
         assert mine.outputs == tuple(name.encode() for name in other.output)
         for attribute in other.attribute:
             assert not attribute.HasField("g")
-            if attribute.type == onnx.AttributeProto.INTS and attribute.ints:
-                assert mine.attributes[attribute.name.encode()] == tuple(attribute.ints)
+            if (attribute.type, attribute.name) == (onnx.AttributeProto.INT, "axis"):
+                assert mine.axis == attribute.i
     for tensor in theirs.initializer:
         assert not onnx.external_data_helper.uses_external_data(tensor)
 
@@ -92,11 +92,9 @@ def test_the_onnx_package_reads_the_same(file: str) -> None:
     data = (FOLDER / "keyword" / file).read_bytes()
     ours = reader.read_model(memoryview(data)).graph
     compare(ours, onnx.load_from_string(data).graph)
-    held = {tensor.name: tensor.integers for tensor in ours.initializers}
+    shapes = {tensor.name: tensor.shape for tensor in ours.initializers}
     for tensor in onnx.load_from_string(data).graph.initializer:
-        array = onnx.numpy_helper.to_array(tensor)
-        if array.dtype == np.int64 and array.size <= reader.KNOWN_MAX:
-            assert held[tensor.name.encode()] == tuple(array.ravel().tolist())
+        assert shapes[tensor.name.encode()] == tuple(tensor.dims)
 
 
 @given(st.binary(max_size=300))
