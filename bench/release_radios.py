@@ -147,7 +147,7 @@ class End:
 
     def count(self, body: bytes, overhead: int) -> None:
         """Note a body of the release that goes on the air."""
-        prefix = PrefixCoding(1).size(2, 100) - 100
+        prefix = PrefixCoding(1).size(100) - 100
         self.bytes_sent[body[0]] += len(body) + overhead + prefix
 
 

@@ -74,13 +74,11 @@ def _add_emulate_arguments(parser: argparse.ArgumentParser) -> None:
     process.add_seed(parser)
     what = "where the paths of the modems are made (default: a new folder)"
     parser.add_argument("--folder", type=Path, metavar="DIR", help=what)
-    what = "reyax: modems that do not carry every byte"
-    parser.add_argument("--text-only", action="store_true", help=what)
     add_option(parser, "--air-rate", number(300, 62_500), 2400, "ebyte: bit/s")
     radio = parser.add_argument_group("meshtastic: the setting of its own tools")
     _add_modulation(radio, LONG_FAST.spreading_factor, LONG_FAST.bandwidth_khz)
     modulation = dict.fromkeys(("sf", "bandwidth", "coding_rate"), ("meshtastic",))
-    uses = {"text_only": ("reyax",), "air_rate": ("ebyte",), **modulation}
+    uses = {"air_rate": ("ebyte",), **modulation}
     process.add_uses(parser, "dialect", uses)
     process.add_json(parser)
 
@@ -170,13 +168,7 @@ def _radios(arguments: argparse.Namespace) -> EmulatedRadios:
         arguments.sf, arguments.bandwidth, arguments.coding_rate, LONG_FAST.preamble_symbols
     )
     modems = [
-        new_modem(
-            arguments.dialect,
-            index,
-            radio=setting,
-            air_rate_bps=arguments.air_rate,
-            binary_safe=not arguments.text_only,
-        )
+        new_modem(arguments.dialect, index, radio=setting, air_rate_bps=arguments.air_rate)
         for index in range(arguments.modems)
     ]
     return EmulatedRadios(

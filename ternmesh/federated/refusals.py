@@ -99,7 +99,7 @@ _ALIKE = {
         f"damaged on the way (a few are normal), or {_VERSION}",
     ),
     **dict.fromkeys(
-        ("batch", "crc", "damaged object", "frame", "link", "probe", "protobuf", "radio"), _BEARER
+        ("batch", "crc", "damaged object", "frame", "link", "protobuf", "radio"), _BEARER
     ),
     **dict.fromkeys(("session", "size", "state", "symbol"), _BEARER),
 }

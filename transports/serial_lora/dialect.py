@@ -42,13 +42,11 @@ class Sent:
 class PayloadRefused:
     """The payload in flight has not left; it may be offered again after `again_in_s`.
 
-    `again_in_s` is None where another attempt is useless. `garbled`: the modem did not understand
-    the command, so the bytes of the payload may be the cause.
+    `again_in_s` is None where another attempt is useless.
     """
 
     reason: str
     again_in_s: float | None = None
-    garbled: bool = False
 
 
 @dataclass(frozen=True, slots=True)

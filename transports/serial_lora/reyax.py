@@ -259,7 +259,7 @@ class Reyax(Dialect[Heard | TextLine]):
             return self._settle(PayloadRefused(error_text(error, ERRORS), again_in_s))
         # The modem may take the rest of the command for further ones: more errors will follow.
         self._tries = 0
-        refused = self._settle(PayloadRefused(error_text(error, ERRORS), 0.0, garbled=True))
+        refused = self._settle(PayloadRefused(error_text(error, ERRORS), 0.0))
         return refused + self._attract(now)
 
 

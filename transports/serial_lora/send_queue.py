@@ -11,51 +11,49 @@ from transports.base import Busy
 
 
 @dataclass(slots=True)
-class QueuedPayload:
-    """One frame on its way; a payload without a frame belongs to the coding."""
+class QueuedFrame:
+    """One frame on its way."""
 
     to: int
     frame: bytes
-    payload: bytes | None = None  # of the coding; sent as it is
     tries: int = 0
 
 
 class SendQueue:
-    """First in, first out; what the coding or a refusal puts back goes to the front."""
+    """First in, first out; what a refusal puts back goes to the front."""
 
     def __init__(self, queue_max: int) -> None:
         self._queue_max = queue_max
-        self._waiting: deque[QueuedPayload] = deque()
+        self._waiting: deque[QueuedFrame] = deque()
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def offer(self, items: Sequence[QueuedPayload]) -> None:
+    def offer(self, items: Sequence[QueuedFrame]) -> None:
         """Take all of them, or Busy; an empty queue takes more than `queue_max`."""
         with self._lock:
             if self._waiting and len(self._waiting) + len(items) > self._queue_max:
                 raise Busy(f"{len(self._waiting)} frames wait for the modem: try again soon")
             self._waiting.extend(items)
 
-    def put_back(self, items: Sequence[QueuedPayload]) -> None:
-        """Put `items` at the front, in this order."""
+    def put_back(self, item: QueuedFrame) -> None:
         with self._lock:
-            self._waiting.extendleft(reversed(items))
+            self._waiting.appendleft(item)
 
-    def first(self) -> QueuedPayload | None:
+    def first(self) -> QueuedFrame | None:
         """The next one; it stays in the queue."""
         with self._lock:
             return self._waiting[0] if self._waiting else None
 
-    def take(self) -> QueuedPayload:
+    def take(self) -> QueuedFrame:
         with self._lock:
             return self._waiting.popleft()
 
     def clear(self) -> int:
         """Remove all; returns how many frames that were."""
         with self._lock:
-            count = sum(item.payload is None for item in self._waiting)
+            count = len(self._waiting)
             self._waiting.clear()
             return count
 

@@ -60,8 +60,7 @@ class SerialLoraSettings:
         default=_REYAX_NETWORK_ANY_PREAMBLE,
         metadata=_REYAX | limits(0, _REYAX_NETWORK_ANY_PREAMBLE),
     )
-    # Whether payloads may hold any byte; auto: a probe tells.
-    binary: str = field(default="auto", metadata=_REYAX | choices("auto", "yes", "no"))
+    binary: bool = field(default=False, metadata=_REYAX)  # whether payloads may hold any byte
     air_rate_bps: int = field(default=2400, metadata=_EBYTE | limits(300, 62_500))
     packet_bytes: int = field(default=240, metadata=_EBYTE | limits(32, 240))
     # How often other radios repeat our frames

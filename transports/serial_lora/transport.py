@@ -18,7 +18,7 @@ from ternmesh.errors import WireError
 from ternmesh.timers import RateLimiter, backoff_s
 from transports.base import Arrival, Inbox, NotConnected, Spare, TransportStatus, check_sizes
 from transports.serial_lora.airtime_budget import AirtimeBudget
-from transports.serial_lora.coding import PrefixCoding, ProvenCoding, RadioMessage
+from transports.serial_lora.coding import PrefixCoding, RadioMessage, ReyaxCoding
 from transports.serial_lora.dialect import (
     Broken,
     Dialect,
@@ -36,7 +36,7 @@ from transports.serial_lora.meshtastic import Meshtastic
 from transports.serial_lora.port import PortError, SerialPort
 from transports.serial_lora.reyax import Reyax
 from transports.serial_lora.rnode import Rnode
-from transports.serial_lora.send_queue import QueuedPayload, SendQueue, Waker
+from transports.serial_lora.send_queue import QueuedFrame, SendQueue, Waker
 from transports.serial_lora.settings import SerialLoraSettings
 
 WAIT_S = 1.0  # the longest that the thread sleeps; arrivals and sends wake it
@@ -87,7 +87,7 @@ class ModemLink:
         self._counters = counters
         self._budget = budget
         self._take = take
-        self._in_flight: QueuedPayload | None = None
+        self._in_flight: QueuedFrame | None = None
         self._payload = b""  # that of `_in_flight`, encoded
         self._hold_until = 0.0  # nothing is offered to the modem earlier
         self._stalled_at = inf  # when an incomplete message is given up
@@ -123,8 +123,7 @@ class ModemLink:
             if self.ready_at is not None:
                 self.ready_s = time.monotonic() - self.ready_at
             self.ready_at = None
-            flying = self._in_flight is not None and self._in_flight.payload is None
-            self._counters.lost += self._queue.clear() + flying
+            self._counters.lost += self._queue.clear() + (self._in_flight is not None)
 
     def _wait_s(self, now: float) -> float:
         """Seconds until something is due; the answer of a busy modem ends the wait earlier."""
@@ -143,13 +142,10 @@ class ModemLink:
 
     def _offer(self, port: SerialPort, now: float) -> None:
         """Hand the next frame to the modem, if it may leave now."""
-        control = self._coding.to_send()
-        if control and len(self._queue) <= self._settings.queue_max:
-            self._queue.put_back([QueuedPayload(0, b"", payload) for payload in control])
         item = self._queue.first()
         if item is None or not self.dialect.idle or now < self._hold_until:
             return
-        payload = item.payload or self._coding.encode(item.to, item.frame)
+        payload = self._coding.encode(item.to, item.frame)
         airtime_us = self.dialect.airtime_us(len(payload))
         wait_s = 0.0
         if self._budget:
@@ -190,15 +186,14 @@ class ModemLink:
 
     def _receive(self, payload: bytes, event: Received) -> None:
         try:
-            message = self._coding.decode(payload, time.monotonic() * self._settings.speed)
+            message = self._coding.decode(payload)
         except WireError:
             self._counters.malformed += 1
             return
-        if message is not None:
-            self._take(message, event)
+        self._take(message, event)
 
     def _sent(self) -> None:
-        if self._in_flight is not None and self._in_flight.payload is None:
+        if self._in_flight is not None:
             self._counters.frames_out += 1
             self._counters.bytes_out += len(self._payload)
         self._in_flight = None
@@ -210,20 +205,17 @@ class ModemLink:
         if item is None:
             return
         item.tries += 1
-        if refused.garbled:
-            self._coding.refused(self._payload)
-        if refused.again_in_s is not None and item.payload is None and item.tries < TRIES_MAX:
+        if refused.again_in_s is not None and item.tries < TRIES_MAX:
             self._hold_until = time.monotonic() + refused.again_in_s
-            self._queue.put_back([item])
+            self._queue.put_back(item)
             return
         counts = self._counters.refusals
         is_listed = refused.reason in counts or len(counts) < REASONS_MAX
         key = refused.reason if is_listed else "(others)"
         counts[key] = counts.get(key, 0) + 1
-        if item.payload is None:
-            self._counters.refused += 1
-            if self._notices.allow(key, time.monotonic()):
-                _log.warning("%s has not sent a frame: %s", self._settings.port, refused.reason)
+        self._counters.refused += 1
+        if self._notices.allow(key, time.monotonic()):
+            _log.warning("%s has not sent a frame: %s", self._settings.port, refused.reason)
 
 
 _DIALECTS: dict[str, Callable[[SerialLoraSettings], Dialect[Any]]] = {
@@ -286,9 +278,8 @@ class SerialLoraTransport:
         return link is not None and link.ready
 
     def airtime_us(self, frame_bytes: int) -> int:
-        """The longest time on air of a frame, to any peer, in microseconds."""
-        sizes = (self._coding.size(to, frame_bytes) for to in self.settings.peers.values())
-        return self._dialect.airtime_us(max(sizes, default=0))
+        """The time on air of a frame, in microseconds."""
+        return self._dialect.airtime_us(self._coding.size(frame_bytes))
 
     def spare(self) -> Spare | None:
         """See `transports.base.SpareTransport`."""
@@ -317,9 +308,9 @@ class SerialLoraTransport:
         if not self.connected or self._waker is None:
             raise NotConnected(f"not connected: {self._why_not()}")
         check_sizes(frames, self.mtu)
-        self._queue.offer([QueuedPayload(to, bytes(frame)) for frame in frames])
+        self._queue.offer([QueuedFrame(to, bytes(frame)) for frame in frames])
         self._waker.wake()
-        return sum(self._coding.size(to, len(frame)) for frame in frames)
+        return sum(self._coding.size(len(frame)) for frame in frames)
 
     def receive(self, timeout_s: float) -> Arrival | None:
         return self._inbox.get(timeout_s)
@@ -344,7 +335,6 @@ class SerialLoraTransport:
                 "queued": len(self._queue),
                 "dropped": self._inbox.dropped,
                 "mtu": self.mtu,
-                "text_only": sum(map(self._coding.text, self.settings.peers.values())),  # peers
                 **numbers,
             },
         )
@@ -421,5 +411,4 @@ class SerialLoraTransport:
 def _new_coding(settings: SerialLoraSettings) -> PrefixCoding:
     if settings.dialect != "reyax":
         return PrefixCoding(settings.own_address)
-    peers = frozenset(settings.peers.values())
-    return ProvenCoding(settings.own_address, peers, settings.binary)
+    return ReyaxCoding(settings.own_address, is_binary=settings.binary)

@@ -66,7 +66,7 @@ def test_settings_from_a_table() -> None:
         ({"port": "rfc2217://192.0.2.30:4001"}, "socket://host:port"),
         ({"port": 3}, "link.serial.port is 3: it must be text"),
         ({"dialect": "morse"}, "link.serial.dialect is 'morse': it must be one of reyax, ebyte"),
-        ({"binary": "maybe"}, "binary is 'maybe': it must be one of auto, yes, no"),
+        ({"binary": "auto"}, "binary is 'auto': it must be true or false"),
         ({"addresses": {"eve": 1}}, "addresses has no entry for 'ada': give it 1 to 254"),
         ({"addresses": {"ada": 0}}, "the address 0 of 'ada' must be 1 to 254"),
         ({"addresses": {"ada": 255}}, "the address 255 of 'ada' must be 1 to 254"),

@@ -86,10 +86,6 @@ def frames_from(end: SerialLoraTransport, count: int) -> list[bytes]:
     return [arrival.frames[0] for arrival in arrivals if arrival is not None]
 
 
-def text_only(end: SerialLoraTransport) -> object:
-    return end.status().numbers["text_only"]
-
-
 @pytest.mark.parametrize("shape", ["split", "glued"])
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_lines_that_are_split_glued_and_noisy_cost_nothing(new_fleet, dialect, shape) -> None:
@@ -210,7 +206,7 @@ def test_a_modem_that_sends_no_frame_is_spoken_of(
     modem = new_modem("reyax", 0)
     answers_no_send(modem, answer)
     with FaultyRadios([modem], speed=SPEED) as radios:
-        settings = settings_for("reyax", radios.paths[0], "ada", answer_margin_s=0.01, binary="no")
+        settings = settings_for("reyax", radios.paths[0], "ada", answer_margin_s=0.01)
         with closing(SerialLoraTransport(settings)) as ada:
             ada.open()
             eventually(lambda: ada.connected)
@@ -267,7 +263,7 @@ def test_a_frame_that_may_never_leave_holds_up_nobody(new_fleet, eventually) -> 
     purse = Purse(9)
     never = iter((inf,))
     purse.may_send = lambda airtime_us: next(never, 0.0)  # type: ignore[method-assign]
-    _, (host, ada) = new_fleet("rnode", budget=purse, binary="no")
+    _, (host, ada) = new_fleet("rnode", budget=purse)
     ada.send(HOST, [b"too long", b"short"])
     assert frames_from(host, 1) == [b"short"]
     assert ada.status().numbers["too_long"] == 1
@@ -276,7 +272,7 @@ def test_a_frame_that_may_never_leave_holds_up_nobody(new_fleet, eventually) -> 
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_no_frame_leaves_without_its_airtime(new_fleet, eventually, dialect) -> None:
     purse = Purse(2)
-    _, (host, ada) = new_fleet(dialect, budget=purse, binary="no")
+    _, (host, ada) = new_fleet(dialect, budget=purse)
     ada.send(HOST, [b"x" * 100, b"x" * 150, b"never"])
     assert frames_from(host, 2) == [b"x" * 100, b"x" * 150]
     eventually(lambda: ada.status().numbers["frames_out"] == 2)
@@ -287,27 +283,14 @@ def test_no_frame_leaves_without_its_airtime(new_fleet, eventually, dialect) -> 
     eventually(lambda: purse.closed >= 1)
 
 
-@pytest.mark.parametrize("binary_safe", [True, False])
-def test_reyax_goes_binary_only_where_that_is_proven(new_fleet, eventually, binary_safe) -> None:
-    radios, (host, ada) = new_fleet("reyax", binary_safe=binary_safe)
-    frames = [bytes([i, 0, 13, 10, 255]) * 20 for i in range(8)]
-    for frame in frames:
-        ada.send(HOST, [frame])
+@pytest.mark.parametrize("binary", [True, False])
+def test_reyax_modems_that_do_not_carry_every_byte_get_text(new_fleet, binary) -> None:
+    _, (host, ada) = new_fleet("reyax", binary_safe=binary, binary=binary)
+    for i in range(8):
+        frame = bytes([i, 0, 13, 10, 255]) * 20
+        assert ada.send(HOST, [frame]) == (103 if binary else 128)
         host.send("ada", [frame])
         assert (frames_from(host, 1), frames_from(ada, 1)) == ([frame], [frame])
-    if binary_safe:
-        eventually(lambda: (text_only(host), text_only(ada)) == (1, 0))
-        assert ada.send(HOST, [b"x" * 100]) == 103
-        eventually(lambda: ada.status().numbers["frames_out"] == len(frames) + 1)
-        radios.unplug(1)
-        radios.replug(1)
-        eventually(lambda: ada.status().numbers["reconnects"] == 1)
-        assert text_only(ada) == 0  # What was proven stays so.
-    else:
-        eventually(lambda: sum(ada.status().refusals.values()) == 2)  # both halves of a probe
-        assert (text_only(host), text_only(ada)) == (2, 1)
-    assert ada.status().numbers["refused"] == 0
-    assert (host.status().numbers["lost"], ada.status().numbers["lost"]) == (0, 0)
 
 
 def test_a_port_is_opened_once_only(new_fleet, eventually) -> None:
@@ -437,7 +420,7 @@ def test_a_modem_whose_line_ends_are_changed_is_understood(
     new_fleet, eventually, shape, end
 ) -> None:
     """As adapters and bridges do that translate line ends."""
-    radios, (host, ada) = new_fleet("reyax", binary="yes")
+    radios, (host, ada) = new_fleet("reyax", binary=True)
     radios.lines[0].end = end
     radios.shape(0, shape)
     radios.unplug(0)
