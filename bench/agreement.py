@@ -236,12 +236,12 @@ ARMS = {
     "both_7": Arm(7, lies=True, kills=KILLS),
 }
 ARMS |= {
-    f"{name}_radio": replace(arm, radio=True, rounds=RADIO_ROUNDS) for name, arm in ARMS.items()
+    f"{name}_radio": replace(ARMS[name], radio=True, rounds=RADIO_ROUNDS)
+    for name in ("star", "liars_4", "both_7")
 }
 LOSSES = {  # against which star
-    f"{arm}{bearer}": f"star{bearer}"
-    for arm in ("liars_4", "kills_4", "both_7")
-    for bearer in ("", "_radio")
+    **dict.fromkeys(("liars_4", "kills_4", "both_7"), "star"),
+    **dict.fromkeys(("liars_4_radio", "both_7_radio"), "star_radio"),
 }
 FAILOVER = Arm(3, kills=FAILOVERS, away_s=12.0, rounds=10_000)
 
