@@ -21,6 +21,7 @@ from edge.data.labels import PresentModel, answer_data, finish_data
 from edge.data.node_data import open_data
 from edge.node import Node
 from edge.onnx.session import LoadedModel, load_model
+from edge.regions import Regions
 from edge.releases.incoming import Incoming
 from edge.releases.rollout import settle
 from edge.releases.store import Releases, release_check
@@ -65,10 +66,11 @@ def run_node(config: NodeConfig, stop: threading.Event, *, insecure: bool = Fals
     keyring = choose_keyring(state, config.security, config.link, insecure=insecure)
     manager = ServiceManager()
     with opened(state, keyring, config.link.fleet):
+        regions = Regions(config, keyring) if config.link.aggregators else None
         if config.releases.dir is None:
             loaded = load_model(package_folder(config.model))
             while True:
-                _serve(config, loaded, state, keyring, stop, manager, None)
+                _serve(config, loaded, state, keyring, stop, manager, None, regions)
                 if stop.is_set():
                     return
         if config.releases.insecure:
@@ -76,7 +78,7 @@ def run_node(config: NodeConfig, stop: threading.Event, *, insecure: bool = Fals
         releases = Releases(Path(config.releases.dir), release_check(config, keyring))
         while not stop.is_set():
             loaded = settle(config, releases, manager.beat)
-            _serve(config, loaded, state, keyring, stop, manager, releases)
+            _serve(config, loaded, state, keyring, stop, manager, releases, regions)
 
 
 def _answer(
@@ -136,14 +138,17 @@ def _serve(
     stop: threading.Event,
     manager: ServiceManager,
     releases: Releases | None,
+    regions: Regions | None,
 ) -> None:
-    """Run a node with one model, until `stop` is set or a new release is installed."""
+    """Run a node with one model, until `stop` is set, a release is installed, or it moves."""
     package, reload = loaded.package, threading.Event()
-    keys = hop_keys(keyring, config.name, config.link.gateway or config.link.aggregator)
-    transport = make_transport(config.link, config.name, state, keys)
-    store, relay = NodeStore(state), Relay()
+    store, relay, link = NodeStore(state), Relay(), config.link
+    last = store.load(package.model_hash(), package.dimension, package.adapter_key())
+    if regions is not None:
+        link, last = regions.begin(store, last)
+    keys = hop_keys(keyring, config.name, link.gateway or link.aggregator)
+    transport = make_transport(link, config.name, state, keys)
     try:
-        last = store.load(package.model_hash(), package.dimension, package.adapter_key())
         data = open_data(config, package, state, front_of(config, loaded, manager.beat))
         path = control_path(config.state_dir, config.control_socket)
         server = ControlServer(path, lambda request: finish_data(relay.ask(request)))
@@ -151,7 +156,7 @@ def _serve(
             served = servers_of(config.page, config.metrics, config.alarms, path, state.folder)
             servers = stack.enter_context(served)
             stack.enter_context(served_health(config.health, path, config.link.fleet, config.name))
-            made = partial(Node, config, loaded, data, store, last, transport)
+            made = partial(Node, replace(config, link=link), loaded, data, store, last, transport)
             node = made(pace=pace_of(transport), keyring=keyring, beat=manager.beat)
             node.management.values = partial(values, node, time.monotonic(), transport.status)
             incoming = None if releases is None else _intake(node, loaded, keyring, releases)
@@ -164,6 +169,8 @@ def _serve(
                 "security": keyring.status,
                 "releases": lambda: incoming and incoming.installed,
                 "incoming": lambda: incoming and incoming.report(),
+                "belongs_to": lambda: regions.grouping.name if regions else "",
+                "trips_s": lambda: regions.grouping.trips_s if regions else {},
                 "knowledge": lambda: data.knowledge and data.knowledge.status(),
             }
             if config.predict.enabled:
@@ -179,6 +186,8 @@ def _serve(
                     _log.info("a release was installed: %s restarts with it", config.name)
                     break
                 node.turn()
+                if regions is not None and regions.turn(node):
+                    break
                 servers.turn(time.monotonic())
                 if incoming is not None:
                     incoming.poll(time.monotonic())

@@ -178,6 +178,9 @@ def _accuracy(row: StoredRound) -> str:
 def _board(status: BoardStatus) -> Iterator[str]:
     yield f"board {status.name} of fleet {status.fleet}, model {status.model}"
     yield from _connection(status)
+    if status.belongs_to:
+        trips = [f"{name} {1000 * s:.0f} ms" for name, s in sorted(status.trips_s.items())]
+        yield f"belongs to {status.belongs_to}; round trips: {', '.join(trips) or 'none yet'}"
     total = ", no run joined yet" if status.rounds is None else of_rounds(status.rounds)
     yield f"global adapter {status.version}{total}, {status.phase}; {_activity(status)}"
     aside = f", {amount} set aside" if (amount := status.aside.amount()) else ""

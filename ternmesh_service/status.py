@@ -395,6 +395,8 @@ class BoardStatus:
     incoming: IncomingRelease | None = None
     predict: PredictStatus | None = None
     knowledge: KnowledgeStatus | None = None
+    belongs_to: str = ""  # where it chooses among several hosts
+    trips_s: Mapping[str, float] = field(default_factory=dict)  # to each that answers
     security: SecurityStatus = SecurityStatus()
     transport: TransportStatus = UNOPENED
     machine: MachineStatus = MachineStatus()

@@ -94,6 +94,13 @@ class NodeStore(Store):
                 settings = json.dumps(event.settings)
                 self._database.insert("node_settings", event.number, settings)
 
+    def reserve(self, count: int) -> int:
+        """Reserve seal counters for another session, and commit; the first of them."""
+        first = self._read_counter(END)
+        self._reserve_counters(END, first + count)
+        self.commit()
+        return first
+
     def settings(self) -> tuple[int, Numbers]:
         """The settings of the host and their number, whatever the model is; 0 for none."""
         rows = self._database.rows("SELECT number, settings FROM node_settings")

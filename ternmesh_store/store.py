@@ -48,6 +48,7 @@ class Store:
 
     def _reserve_counters(self, layer: str, limit: int) -> None:
         """Record that counters below `limit` may be used. They are never used again."""
+        limit = max(limit, self._read_counter(layer))  # `NodeStore.reserve` may be ahead
         self._database.insert("security_counter", layer, limit, replace=True)
 
 

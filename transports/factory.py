@@ -88,6 +88,12 @@ def check_link(link: LinkConfig, role: str) -> None:
             )
     if link.radios and (role != HOST or link.has_radio):
         raise ConfigError("link.radios is for a host on a broker; drop it here")
+    for name in link.aggregators:
+        if role == HOST or not link.url or is_linked(link) or link.aggregator:
+            raise ConfigError("link.aggregators is for boards on brokers alone; drop it here")
+        if not isinstance(link.aggregators[name], str):
+            raise ConfigError(f'link.aggregators.{name} must be the URL of a broker, or ""')
+        link_settings(link.toward(name), role, f"link.aggregators.{name}")
     if link.gateway and (role == HOST or not is_linked(link)):
         raise ConfigError("link.gateway is for boards whose radio reaches a gateway; drop it here")
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from ternmesh.config import ConfigError, Table, choices, needs, read_table
 from ternmesh.link.regions import REGIONS
+from transports.base import HOST
 from transports.mqtt.credentials import Credentials, read_credentials
 from transports.mqtt.settings import MESSAGE_MAX, MqttSettings, parse_url
 from transports.mqtt.tls import check_ca_file, check_certificate
@@ -24,10 +25,11 @@ class LinkConfig:
     by `transports.ble.config`. `also` holds further bearers by name, each a table like this one;
     `multipath` says that the other end has several. `gateway` is the name of the gateway that a
     board's radio reaches in place of the host: its keys seal the link. `aggregator`, the same on
-    both, is the one that a board has in place of the host. `radios` says that boards of this host
-    have radios, behind gateways or aggregators. `relay` is the radio setting of boards that a relay
-    connects to a BLE bridge. `service`, the same on host and boards, is how updates travel over
-    radios: whole, with retransmissions, or each frame once.
+    both, is the one that a board has in place of the host; of `aggregators`, URLs by name (empty:
+    that of `url`), it takes the nearest, and `host` is the host. `radios` says that boards of this
+    host have radios, behind gateways or aggregators. `relay` is the radio setting of boards that a
+    relay connects to a BLE bridge. `service`, the same on host and boards, is how updates travel
+    over radios: whole, with retransmissions, or each frame once.
     For TLS: PEM files of the authorities to trust in place of the system's, and of a certificate
     and its key for a broker that requests them. `message_max` (bytes) is for brokers that cannot
     announce their limit, as with MQTT 3.1.1, and close the connection after a longer message.
@@ -51,6 +53,7 @@ class LinkConfig:
     multipath: bool = False
     gateway: str = ""
     aggregator: str = ""
+    aggregators: Table = field(default_factory=dict)
     radios: bool = False
     relay: Table = field(default_factory=dict)
     service: str = field(default=COMPLETE, metadata=choices(COMPLETE, UNRELIABLE))
@@ -69,7 +72,8 @@ class LinkConfig:
             if name == MAIN or not name.replace("-", "").isalnum():
                 raise ConfigError(f"{where}: call it something else, of letters, digits and -")
             for key in (
-                "also", "multipath", "gateway", "aggregator", "radios", "relay", "service"
+                "also", "multipath", "gateway", "aggregator", "aggregators", "radios", "relay",
+                "service",
             ):  # fmt: skip
                 if key in table:
                     raise ConfigError(f"{where}.{key} is not a setting: it belongs into [link]")
@@ -77,10 +81,16 @@ class LinkConfig:
             bearers[name] = replace(own, aggregator=self.aggregator)
         return bearers
 
+    def toward(self, name: str) -> "LinkConfig":
+        """The link of a board to one of its `aggregators`, or to the host itself."""
+        url, aggregator = self.aggregators[name] or self.url, "" if name == HOST else name
+        return replace(self, url=url, aggregator=aggregator, aggregators={})
+
     @property
     def is_loopback(self) -> bool:
         """Whether nothing of it leaves this machine."""
         urls = [one.url for one in self.bearers().values()]
+        urls += filter(None, self.aggregators.values())
         return all(url and parse_url(url).host in LOOPBACK for url in urls)
 
     @property

@@ -58,6 +58,15 @@ SessionEvent = CountersReserved | SecurityChanged | Refused | SettingsTaken | Bo
 
 
 @dataclass(frozen=True, slots=True)
+class SentTo:
+    """The host that has got an update."""
+
+    name: str  # `HOST`, or that of an aggregator
+    address: int  # of the node there
+    via: int  # the address of that aggregator at the host; 0: not known, or it is the host
+
+
+@dataclass(frozen=True, slots=True)
 class Pending:
     """An update that no global update has settled yet.
 
@@ -70,6 +79,7 @@ class Pending:
     digest: bytes
     bodies: tuple[bytes, ...]  # manifest first, then the chunks in order
     carried: Hypervector | None = None
+    sent_to: SentTo | None = None  # who has got it, once its node has gone to another host
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,13 +122,13 @@ class FleetSession:
                 raise WireError("kind", f"the host does not accept a body of kind {kind} here")
             handlers.of_node[kind](node, body, now)
 
-    def check_hello(self, peer: str, hello: Hello) -> None:
+    def check_hello(self, peer: str, hello: Hello, *, least: int = 1) -> None:
         """Raise WireError unless this is the hello of `peer`, which may train this model."""
         if hello.name != peer:
             raise WireError("wrong peer", "a hello in another node's name")
         if hello.model != self._model:
             raise WireError("wrong model", f"{hello.name} runs another model")
-        if not 0 < hello.samples <= SAMPLES_MAX:
+        if not least <= hello.samples <= SAMPLES_MAX:
             raise WireError("samples", f"{hello.name} has no samples, or too many")
         if not self._channel.authenticator.may_train(peer):
             raise WireError("role", f"{hello.name} has no role that learns")

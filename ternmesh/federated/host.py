@@ -61,7 +61,7 @@ from ternmesh.timers import NETWORK_TIMERS, TimerSettings, earliest
 from ternmesh.types import ModelQ24
 from ternmesh.wire import control, fragments, global_update, release, update
 from ternmesh.wire.control import Hello, Refusal
-from ternmesh.wire.frame import BROADCAST, DOWN, UNASSIGNED
+from ternmesh.wire.frame import BROADCAST, DOWN, NODE_MAX, UNASSIGNED
 from ternmesh.wire.global_update import Certificate, GlobalSnapshot, GlobalUpdate
 from ternmesh.wire.proof import LEAF, RoundRows, restored, write_proofs
 
@@ -338,7 +338,12 @@ class HostProtocol:
 
     def _receive_hello(self, peer: str, hello: Hello, now: float) -> None:
         """Register a node and tell it where the run is, or ask it for what this host has lost."""
-        self.session.check_hello(peer, hello)
+        self.session.check_hello(peer, hello, least=0)
+        if not hello.samples:  # it only looks
+            guest, version, phase = RegisteredNode(NODE_MAX, peer), self.version, self.phase
+            instance, run = hello.instance, self.run
+            self.session.welcome(guest, instance, run=run, version=version, phase=phase)
+            return
         node = self.nodes.take_in(hello.name, self.settings.places)
         node.heard(now)
         if node.samples != hello.samples:

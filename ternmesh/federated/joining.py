@@ -12,6 +12,7 @@ it sends, or when its owner doubts that the host knows it.
 `Joining` changes only itself and its `Channel`. Its owner gives it the handlers of what comes.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -116,6 +117,8 @@ class Joining:
         self.hello_timer = Backoff(pace.hello_s, pace.hello_longest_s, rng)
         self.refused_timer = Backoff(pace.hello_s, pace.hello_longest_s, rng)  # to the next hello
         self.asked_at = 0.0  # when the last hello was sent
+        self.heard_at = 0.0  # when the last frame came that the host has sealed
+        self.trip_s = math.inf  # from the last hello to the answer
         self._settings = settings
         self._channel = channel
         self._rng = rng
@@ -178,6 +181,7 @@ class Joining:
 
     def _receive_body(self, address: int, body: bytes, handlers: Handlers, now: float) -> None:
         body = self._channel.authenticator.open_body(self.run, address, body)
+        self.heard_at = now
         if address not in (UNASSIGNED, BROADCAST, self.own_address):
             raise WireError("context", "a frame for another node")
         content = control.read_control(body) if body[0] == control.KIND else body

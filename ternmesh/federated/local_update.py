@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,9 +14,10 @@ from ternmesh.errors import WireError
 from ternmesh.federated.aggregation import encode_update, read_chunks, scattered
 from ternmesh.federated.events import Pending
 from ternmesh.plan import PERMILLE, Plan
+from ternmesh.security.membership import HOST
 from ternmesh.types import DeltaQ24, ModelQ24, Vector
 from ternmesh.wire.control import Receipt
-from ternmesh.wire.global_update import Counted
+from ternmesh.wire.global_update import Counted, GlobalSnapshot, GlobalUpdate
 from ternmesh.wire.update import (
     DIGEST_SIZE,
     MODEL_SIZE,
@@ -26,6 +27,7 @@ from ternmesh.wire.update import (
     read_chunk,
     read_manifest,
     update_hash,
+    write_bitmap,
     write_manifest,
 )
 
@@ -116,6 +118,23 @@ def settle_update(
             delta_q24 = scattered(carried, model_hash, pending.round)
             residual = settle_residual(pending.corrected, to_vector(delta_q24))
     return residual
+
+
+def counted_elsewhere(
+    step: GlobalUpdate | GlobalSnapshot, pending: Pending, address: int, plan: Plan
+) -> Sequence[Counted]:
+    """What a step counts of an update that another host has got; all, where that is not known."""
+    sent_to = pending.sent_to
+    assert sent_to is not None
+    if isinstance(step, GlobalUpdate) and not step.root:
+        if sent_to.name == HOST:
+            own = [row for row in step.counted if row.address == sent_to.address]
+            return [replace(row, address=address) for row in own]
+        sums = [row.address for row in step.counted if row.root and row.round == pending.round]
+        if not (sent_to.via in sums if sent_to.via else sums):
+            return []
+    whole = write_bitmap(range(plan.up.count), plan.up.count)
+    return [Counted(address, pending.round, pending.digest, whole)]
 
 
 def only_counted(carried: Hypervector, have: bytes) -> Hypervector:

@@ -410,6 +410,7 @@ class NodeProtocol:
         if is_new:
             self._begin_run(message.run, plan)
         self.joining.welcomed(message.address)
+        self.joining.trip_s = now - self.joining.asked_at
         self._reassembler.expect(plan, genesis(self.settings.model_hash, self.run, plan))
         self._heard_at = now
         if message.phase != control.GATHERING:
@@ -577,7 +578,8 @@ class NodeProtocol:
             if moved is not None:
                 rows: Sequence[Counted] | None = step.counted
                 proof = b""
-                if self.pending is not None and (step.root or self.settings.has_aggregator):
+                is_proved = step.root or self.settings.has_aggregator
+                if is_proved and self.pending is not None and self.pending.sent_to is None:
                     has_aggregator = self.settings.has_aggregator
                     rows, proof = self._reassembler.proved(
                         step, self.address, self.pending, has_aggregator=has_aggregator
@@ -604,6 +606,8 @@ class NodeProtocol:
         """Go on from the adapter to which a step has moved. Raises WireError for a wrong list."""
         pending, model_hash, plan = self.pending, self.settings.model_hash, self._known_plan
         carried = residual = moved.residual if pending is None else pending.corrected
+        if pending is not None and pending.sent_to is not None:
+            rows = local_update.counted_elsewhere(step, pending, self.address, plan)
         if pending is not None:
             residual = local_update.settle_update(pending, rows, self.address, model_hash, plan)
             if read_manifest(pending.bodies[0]).members:
@@ -683,6 +687,8 @@ class NodeProtocol:
         if not self.joined or self.joining.management.paused:
             return ()
         if self.phase is NodePhase.UPDATE_SENT and self.pending is not None:
+            if self.pending.sent_to is not None:
+                return ()  # it might count twice
             # The repeated manifests come last: one burst of losses does not remove all of them.
             bodies = self.pending.bodies
             return bodies + bodies[:1] * self._known_plan.manifest_repeats

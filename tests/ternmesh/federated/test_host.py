@@ -115,7 +115,6 @@ HELLO = control.Hello("yan", bytes(8), MODEL[:8], bytes(8), 0, bytes(16), 5)
     [
         (replace(HELLO, model=b"othermod"), "wrong model"),
         (replace(HELLO, name="theo"), "wrong peer"),
-        (replace(HELLO, samples=0), "samples"),
         (replace(HELLO, samples=(1 << 20) + 1), "samples"),
         (control.Announce(bytes(8), 0, 0, 0), "kind"),
     ],
