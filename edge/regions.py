@@ -48,7 +48,7 @@ class Regions:
         """The link to the present one, at first that which is named first, and the state there."""
         self._store, pending = store, state.pending
         name, since, digest, sent_to = json.loads(store.get(KEY) or b'["", 0, "", null]')
-        if pending and sent_to and pending.digest.hex() == digest and sent_to[0] != name:
+        if pending and sent_to and pending.digest.hex() == digest:
             state = replace(state, pending=replace(pending, sent_to=SentTo(*sent_to)))
         if name in self._config.link.aggregators:
             self.grouping.begin(name, since, time.monotonic())
