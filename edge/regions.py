@@ -57,6 +57,9 @@ class Regions:
     def turn(self, node: Node) -> bool:
         """Look at all, if it is time for that. True where the board moves: it starts again."""
         grouping, protocol = self.grouping, node.protocol
+        if (residual := grouping.settled(protocol, time.monotonic())) is not None:
+            self._store.settle(residual)
+            return True
         is_busy = node.trainer.round is not None or protocol.finished
         if is_busy or not grouping.is_due(protocol, time.monotonic()):
             return False

@@ -7,6 +7,7 @@ from ternmesh.federated import events
 from ternmesh.federated.state import Learned, NodeState, new_node_state
 from ternmesh.model_package import keeps_adapter
 from ternmesh.plan import Plan, from_numbers, genesis, to_numbers
+from ternmesh.types import Vector
 from ternmesh.wire.control import Numbers
 from ternmesh_store.database import Database
 from ternmesh_store.store import END, Store, StoredValues
@@ -100,6 +101,12 @@ class NodeStore(Store):
         self._reserve_counters(END, first + count)
         self.commit()
         return first
+
+    def settle(self, residual: Vector) -> None:
+        """Take the pending update for counted: the node begins anew with this residual."""
+        self._database.clear(*_PENDING)
+        self._values.put_floats(_RESIDUAL, residual)
+        self.commit()
 
     def settings(self) -> tuple[int, Numbers]:
         """The settings of the host and their number, whatever the model is; 0 for none."""

@@ -8,8 +8,10 @@ import math
 from collections.abc import Mapping
 
 from ternmesh.federated.events import SentTo
+from ternmesh.federated.local_update import all_of, settle_update
 from ternmesh.federated.node import NodeProtocol
 from ternmesh.timers import Random
+from ternmesh.types import Vector
 from ternmesh.wire.proof import read_proof
 
 # Another one is nearer where its round trip is below this share of the present one's, and so much
@@ -19,6 +21,7 @@ STREAK = 3  # looks in a row in which another one must be nearer
 STAY = 3  # versions with one, before another one that is nearer
 LOOK_SOON_S, LOOK_S = 30.0, 600.0  # to the next look where something has changed, and else
 ANNOUNCES_LOST = 4  # announces that do not come, after which the present one is lost
+ANNOUNCES_STUCK = 12  # announces, in whose time no update comes that settles one sent elsewhere
 ANNOUNCE_S = 30  # between two, where no plan has come yet
 
 
@@ -46,7 +49,7 @@ class Grouping:
     def begin(self, name: str, since: int, now: float) -> None:
         """The node is with this one; it came there with the version `since`."""
         self.name, self.since = name, since
-        self._look_at = self._looked_at = self._served_at = now
+        self._look_at = self._looked_at = self._served_at = self._began_at = now
         self._behind_at = math.inf
         self._nearer, self._streak = name, 0
         self._patience = 1.0 + 0.5 * self._rng.random()
@@ -79,6 +82,19 @@ class Grouping:
         is_free = node.pending is None and node.version >= self.since + STAY
         may_go = is_free and self._streak >= STREAK and self._rng.random() < 0.5
         return best if may_go else self.name
+
+    def settled(self, node: NodeProtocol, now: float) -> Vector | None:
+        """The residual with which the node goes on where no global update settles its own.
+
+        All may wait for what one dead aggregator has got. It is taken for counted.
+        """
+        pending, plan = node.pending, node.plan
+        if pending is None or pending.sent_to is None or plan is None:
+            return None
+        if now < self._began_at + ANNOUNCES_STUCK * plan.announce_s:
+            return None
+        rows, model_hash = all_of(pending, node.address, plan), node.settings.model_hash
+        return settle_update(pending, rows, node.address, model_hash, plan)
 
     def _lost_at(self, node: NodeProtocol) -> float:
         """When the present one is to be given up."""

@@ -133,6 +133,11 @@ def counted_elsewhere(
         sums = [row.address for row in step.counted if row.root and row.round == pending.round]
         if not (sent_to.via in sums if sent_to.via else sums):
             return []
+    return all_of(pending, address, plan)
+
+
+def all_of(pending: Pending, address: int, plan: Plan) -> Sequence[Counted]:
+    """The row by which all of an update counts."""
     whole = write_bitmap(range(plan.up.count), plan.up.count)
     return [Counted(address, pending.round, pending.digest, whole)]
 

@@ -62,3 +62,46 @@ def test_a_region_behind_a_bridge_loses_nothing_when_its_aggregator_is_killed(
                 assert host.status()["caught"] == {}
                 counted = [board["rounds_counted"] for board in shed.status()["nodes"]]
                 assert min(counted) >= ROUNDS - 2
+
+
+@pytest.mark.nightly
+def test_boards_go_on_with_another_aggregator_when_theirs_is_killed(
+    tmp_path: Path, eventually: Eventually
+) -> None:
+    names, regions = ("george", "jackson", "lucas"), ("shed", "barn")
+    folders = {name: tmp_path / name for name in (*names, *regions)}
+    for folder in ("host", "broker", *folders):
+        (tmp_path / folder).mkdir()
+    own = {name: folders[name] for name in names}
+    enrol_fleet("attic", tmp_path / "host", own, {name: folders[name] for name in regions})
+    with Mosquitto(tmp_path / "broker") as broker:
+        run = {"rounds": 9999, "min_peers": 1, "deadline_s": 20.0}
+        host = Process("host", tmp_path / "host", host_settings(link(broker), **run))
+        below = {}
+        for name in regions:
+            settings = {
+                "": TOP,
+                "link": link(broker, aggregator=name),
+                "upstream": {"url": broker.url},
+                "run": {"min_peers": 1, "deadline_s": 5.0},
+            }
+            below[name] = Process("host", folders[name], write_toml(settings))
+        among = {**link(broker), "aggregators": {"shed": "", "barn": broker.url}}
+        boards = [Process("node", folders[n], board_settings(n, among)) for n in names]
+
+        def all_learn(there: str, since: int) -> bool:
+            found = [board.status() for board in boards]
+            return all(
+                one is not None and one["belongs_to"] == there and one["version"] >= since
+                for one in found
+            )
+
+        with running(host, *below.values(), *boards):
+            eventually(lambda: all_learn("shed", 3), PATIENCE_S)
+            below["shed"].kill9()
+            eventually(lambda: all_learn("barn", host.status()["version"]), PATIENCE_S)
+            version = host.status()["version"]
+            eventually(lambda: all_learn("barn", version + 3), PATIENCE_S)
+            nodes = {board["name"]: board["members"] for board in host.status()["nodes"]}
+            assert nodes["barn"] == len(names)
+            assert boards[0].status()["trips_s"].keys() == {"barn"}
