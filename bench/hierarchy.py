@@ -57,6 +57,7 @@ NOTES = (
     "uplink: bytes of MQTT payloads to the host a round; audits: those of the rounds that the hash "
     f"of the next global update draws in a run of {ROUNDS_BYTES} rounds, at the bytes of a shown "
     "round here",
+    "places: 60 boards in four places, seed 0 (`bench.places`); an aggregator dies at half time",
     "liars lie in each round; with the only aggregator muted nothing is learned any more, so the "
     "points that a liar costs are those below the untrained model",
 )
@@ -206,6 +207,10 @@ def measure(*, quick: bool, resume: Path | None = None) -> Result:
     finish(finished, jobs, lambda value: f"caught after {value['caught']} rounds")
     liars = [finished.values[lie] for lie in LIES]
     untrained = star[0]["untrained"]
+    arms = ("star", "drawn", "latency")
+    jobs = [Job(f"places {arm}", ("bench.places", arm, "0")) for arm in arms]
+    finish(finished, jobs, lambda value: f"p95 of a round {value['p95_s']:.1f} s")
+    one, drawn, near = (finished.values[f"places {arm}"] for arm in arms)
     figures = {
         "points_lost": mean_figure([s["accuracy"] - b["accuracy"] for s, b in pairs], "<=1"),
         "uplink_ratio": mean_figure([b["bytes_up"] / s["bytes_up"] for s, b in pairs], "<=0.2"),
@@ -219,6 +224,11 @@ def measure(*, quick: bool, resume: Path | None = None) -> Result:
             max(max(one["caught"], default=rounds) for one in liars), "<=10"
         ),
         "liar_points_lost": Figure(max(untrained - one["accuracy"] for one in liars), "<=2"),
+        "places_p95_s": Figure(near["p95_s"]),
+        "places_p95_ratio": Figure(near["p95_s"] / one["p95_s"]),
+        "places_p95_ratio_by_lot": Figure(drawn["p95_s"] / one["p95_s"]),
+        "places_p95_ratio_after_death": Figure(near["p95_after_s"] / one["p95_after_s"]),
+        "places_back_after_death_s": Figure(near["all_back_s"]),
         "honest_caught": Figure(sum(len(b["caught"]) for b in below), "<=0"),
     }
     notes = (*NOTES, f"the first {FIRST} rounds of a run are audited, {share:.0%} of 50")

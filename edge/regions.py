@@ -71,6 +71,8 @@ class Regions:
             return False
         _log.warning("%s goes from %s to %s", self._config.name, grouping.name, chosen)
         self.go_to(chosen, protocol)
+        protocol.joining.say_away(protocol.version)
+        node.turn(0.0)
         return True
 
     def go_to(self, name: str, node: NodeProtocol) -> None:

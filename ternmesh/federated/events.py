@@ -24,6 +24,7 @@ FIRST_CONTACT = "sync"  # every first contact begins with a refusal for this rea
 FRAME_SIZE = "frame size"
 # The reason by which a node tells the host that its membership list is an old copy.
 OLD_MEMBERS = "old member list"
+AWAY = "away"  # ... and that no round has to wait for it until its next update or hello
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from ternmesh.errors import WireError
 from ternmesh.federated.channel import Channel
-from ternmesh.federated.events import FRAME_SIZE, OLD_MEMBERS
+from ternmesh.federated.events import AWAY, FRAME_SIZE, OLD_MEMBERS
 from ternmesh.federated.management import FleetManagement
 from ternmesh.federated.registry import NodeRegistry, Registered
 from ternmesh.federated.release_transfer import ReleaseSender
@@ -157,9 +157,11 @@ class FleetSession:
         """Take what a node could not use of this host's messages."""
         authenticator = self._channel.authenticator
         node = self._nodes.named(peer)
-        if message.reason == FRAME_SIZE:
+        if message.reason in (FRAME_SIZE, AWAY):
             if node is not None:
                 self._excuse(node, now)
+            if message.reason == AWAY:
+                return
         elif message.reason == OLD_MEMBERS:
             if message.round <= authenticator.list_number:
                 return  # the list has changed since

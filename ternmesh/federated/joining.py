@@ -19,6 +19,7 @@ from enum import Enum
 from typing import Any
 
 from ternmesh.errors import WireError
+from ternmesh.federated import events
 from ternmesh.federated.channel import KNOCKS, Channel
 from ternmesh.federated.events import FRAME_SIZE, OLD_MEMBERS, SecurityChanged, known_reason
 from ternmesh.federated.management import BoardManagement
@@ -320,6 +321,10 @@ class Joining:
                 samples=self.samples,
             )
         )
+
+    def say_away(self, version: int) -> None:
+        """Tell the host that no round has to wait for this node for now."""
+        self._push(Refusal(version, events.AWAY))
 
     def catch_up_wait_s(self) -> float:
         """How long to wait for what the host has announced, before a hello asks for it."""

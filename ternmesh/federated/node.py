@@ -418,6 +418,8 @@ class NodeProtocol:
         self.channel.events.append(events.Joined(self.run, self.address, plan, is_new))
         self.target = self.version  # a host that was restored is behind what it once announced
         self._aim(message.version, message.phase, now)
+        if self.pending is not None and self.pending.sent_to is not None:
+            self.joining.say_away(self.version)  # it has nothing for this round
         if self.sender.is_on_its_way(now):
             return
         if self.received:

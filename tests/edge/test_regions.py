@@ -190,6 +190,29 @@ def test_boards_of_a_dead_aggregator_go_on_with_another_one(fleet: Moving) -> No
     assert {name for name, _ in late} == set(fleet.boards)
 
 
+def test_boards_that_all_wait_for_a_dead_aggregator_go_on(fleet: Moving) -> None:
+    fleet.boards = {name: fleet.boards[name] for name in BOARDS[SHED]}
+    fleet.top.settings = replace(fleet.top.settings, min_peers=1)
+    fleet.live(30)
+    fleet.upstreams[SHED].take = lambda _made: None  # type: ignore[method-assign]
+    fleet.live(5)
+    fleet.kill(SHED)
+    for name in BOARDS[SHED]:
+        fleet.go(name, BARN)
+    before = fleet.top.version
+    fleet.live(30)
+    assert fleet.top.version == before
+    for name in BOARDS[SHED]:
+        node: Any = fleet.boards[name].endpoint
+        assert fleet.regions[name].grouping.settled(node, 0.0) is None
+        residual = fleet.regions[name].grouping.settled(node, math.inf)
+        assert residual is not None
+        fleet.stores[name].settle(residual)
+        fleet.crash(name)
+    fleet.live(60)
+    assert fleet.top.version > before + 3
+
+
 @pytest.mark.parametrize(
     "seed",
     [pytest.param(n, marks=[] if n == 1 else pytest.mark.nightly) for n in (1, 3, 5, 7, 9, 21)],
