@@ -104,6 +104,7 @@ class Council:
         default_factory=lambda: deque(maxlen=REQUESTS_MAX)
     )
     _answers: dict[bytes, dict[str, Any]] = field(default_factory=dict)  # that `pass_on` waits for
+    _newest_members: int = -1  # the number of a list that another one has, and the owner was told
     _is_doubtful: bool = False  # the leader's state is another than this one
     _own: bytes = b""  # the hash of the newest proposal of `host`
     _proposals: dict[bytes, bytes] = field(default_factory=dict)  # by hash, the newest
@@ -234,21 +235,32 @@ class Council:
         """Ask the voters for a global update that `host` has made."""
         host = self.host
         assert host is not None
+        boards = [
+            node
+            for _, node in sorted(host.nodes.items())
+            if node.counted is not None or not host.is_excluded(node.name)
+        ]
         item = ProposedUpdate(
             run=host.run,
             version=made.version,
             before=host.global_hash,
-            members=host.channel.authenticator.list_number,
+            members=0 if self.bears_liars else host.channel.authenticator.list_number,
             muted=tuple(sorted(host.combiner.muted)),
             returns_to=made.returns_to,
-            joined=tuple((a, node.name, node.samples) for a, node in sorted(host.nodes.items())),
+            joined=tuple((node.address, node.name, node.samples) for node in boards),
             bodies=self.store.bodies() if made.returns_to is None else (),
             state=b"",
             made=b"",
         )
         stored = self.store.load(self.model_hash)
         assert stored is not None
-        again, state = self.reproduce(item, stored)
+        try:
+            again, state = self.reproduce(item, stored)
+        except WireError as error:  # of a round that this voter cannot stand by
+            _log.warning("version %d is given up: %s", made.version, error)
+            self.store.forget_open_round()
+            self._led_term = -1  # it leads anew, from its disk
+            return
         take_over(host, again)
         data = write_proposal(replace(item, state=state, made=made_by(again, stored.state)))
         self.keep_proposal(data)
@@ -268,7 +280,7 @@ class Council:
             case Matter.HERE:
                 index, members = HERE.unpack(body)
                 self.heard[index] = now
-                if members > self._members and self.host is None:
+                if members > max(self._members, self._newest_members):
                     self._want_members(members, now)
             case Matter.PROPOSAL_WANTED:
                 if body in self._proposals and self._limits.allow(f"give {body.hex()}", now):
@@ -352,6 +364,9 @@ class Council:
                 self.keep_proposal(proposal)
             self._is_doubtful = False
             self.store.take_copy(data)
+            self.store.forget_open_round()  # nobody has decided that, nor who is muted
+            if version > self.base:
+                self.store.keep_muted(read_proposal(proposal).muted)
             self.store.commit()
             self._decided.clear()
             self._made.clear()
@@ -405,8 +420,8 @@ class Council:
         if is_behind:
             self._want_copy(now)  # of what comes before
             return
-        if item.members > self._members:
-            self._want_members(item.members, now)
+        if item.members > self._members and not self.bears_liars:
+            self._want_copy(now)  # with the list of members
             return
         del self._to_judge[digest]
         is_valid = False
@@ -444,9 +459,10 @@ class Council:
 
     def _want_members(self, number: int, now: float) -> None:
         """Get a newer list of members; from the owner alone where voters may lie."""
-        if not self.bears_liars:
+        if not self.bears_liars and self.host is None:
             self._want_copy(now)
-        elif self._limits.allow("want members", now):
+        elif self.bears_liars:
+            self._newest_members = number
             _log.warning(
                 "another voter has list %d of members, and this one %d: if you have changed it, "
                 "bring it here by `ternmesh enrol export` and `import`",

@@ -23,6 +23,8 @@ from host.runs import can_carry, continue_or_begin
 from host.upstream import Upstream, opened_upstream, settings_below
 from host.voting import TERM_COUNTERS, Voting, as_leader, read_own
 from ternmesh.config import ConfigError
+from ternmesh.errors import SecurityError
+from ternmesh.federated.agreement.voters import BFT
 from ternmesh.federated.events import (
     OLD_MEMBERS,
     AddedUp,
@@ -61,6 +63,14 @@ from transports.factory import make_transport, pace_of, profile_of
 
 FOLLOW_S = 0.02  # between two looks at what other voters say
 POLL_S = 0.1  # the longest wait of a status request or a stop
+NOT_ALONE = (
+    "in the mode bft no single voter may mute boards or go back: revoke a board, or write "
+    "run.muted into the settings of all voters and start them again"
+)
+NO_CODE = (
+    "in the mode bft a code would enrol a board at one voter alone: enrol it by its line "
+    "(`enrol add`)"
+)
 GATHERING_S = 15.0  # after which a host that waits for its first round says so
 
 # Opens the host's own samples for the model package in a folder; ConfigError.
@@ -184,12 +194,11 @@ class HostService:
 
     def manage(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """The answer to a request about the fleet's members, or the boards of the run."""
-        changes_update = RETURN in request or "mute" in request
-        if changes_update and self._council is not None and self._council.bears_liars:
-            return {
-                "error": "in the mode bft no single voter may mute boards or go back: revoke a "
-                "board, or write run.muted into the settings of all voters and start them again"
-            }
+        if self._council is not None and self._council.bears_liars:
+            if RETURN in request or "mute" in request:
+                return {"error": NOT_ALONE}
+            if request.get(membership.ASK) == "code":
+                return {"error": NO_CODE}
         if BOARDS in request:
             answer = answer_boards(self.protocol, request, self._clock())
             if "mute" in request and "error" not in answer:
@@ -204,12 +213,17 @@ class HostService:
             said = self.releases.take_new()
             release = self.releases.status()
             return {"said": said, "release": release and to_json(release)}
+        before = self._excluded()
         answer = membership.answer(self._keyring, request, self.enrolment, self._clock())
-        if "error" not in answer and request[membership.ASK] == "revoke":
+        for name in sorted(self._excluded() - before):
             assert self.enrolment is not None  # else there are no members
-            self.enrolment.tell(str(request["name"]), self._clock())
-            self.protocol.exclude(str(request["name"]), self._clock())
+            self.enrolment.tell(name, self._clock())
+            self.protocol.exclude(name, self._clock())
         return answer
+
+    def _excluded(self) -> set[str]:
+        """The boards of the run whose keys were revoked."""
+        return {n.name for n in self.protocol.nodes.values() if self.protocol.is_excluded(n.name)}
 
     def _mute(self, names: set[str], mute: bool) -> None:
         muted = self.protocol.combiner.muted
@@ -256,8 +270,9 @@ class HostService:
                 self._council.propose(event, now)
             case LiarCaught():
                 self._store.keep_muted(self.protocol.combiner.muted)
+                if event.name not in self.caught:
+                    self._lines.append((logging.ERROR, f"{event.name} has lied: {event.why}"))
                 self.caught[event.name] = event.why
-                self._lines.append((logging.ERROR, f"{event.name} has lied: {event.why}"))
             case AddedUp() if self._upstream is not None:
                 self._upstream.take(event)
             case RoundOpened():
@@ -363,7 +378,11 @@ def _own_training(
 
 
 def _settings(config: HostConfig, root: Root | None) -> HostSettings:
-    settings = replace(settings_of(config.run, root), has_voters=bool(config.agreement.voters))
+    settings = replace(
+        settings_of(config.run, root),
+        has_voters=bool(config.agreement.voters),
+        bears_liars=bool(config.agreement.voters) and config.agreement.mode == BFT,
+    )
     return settings_below(settings) if config.upstream.url else settings
 
 
@@ -564,6 +583,8 @@ class Program:
         while self.council is not None and self.council.requests:
             name, request = self.council.requests.popleft()
             try:
+                if self.council.bears_liars and membership.ASK in request:
+                    raise SecurityError("who is a member no other voter says")
                 self.council.answer(name, service.manage(request))
             except StoreError:
                 raise
@@ -583,6 +604,8 @@ class Program:
             if service is None:
                 assert self.council is not None
                 if self.council.bears_liars and membership.ASK in request:
+                    if request[membership.ASK] == "code":
+                        return {"error": NO_CODE}
                     return membership.answer(self.keyring, request)
                 return self.council.pass_on(request, time.monotonic)
             return service.manage(request)

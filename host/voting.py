@@ -26,15 +26,13 @@ from ternmesh.security.authenticator import KeyedAuthenticator, SecurityLayer
 from ternmesh.security.identity import Identity, PublicIdentity
 from ternmesh.security.membership import HOST
 from ternmesh.security.primitives import verify
-from ternmesh_service.identity_file import VOTER, read_identity_file
+from ternmesh_service.identity_file import PROPOSAL, VOTER, VOTES, read_identity_file
 from ternmesh_service.keyring import Keyring
 from ternmesh_store.files import read_file, replace_private_file
 from ternmesh_store.host_store import HostStore, StoredRun
 from transports.link_config import LinkConfig, link_settings
 from transports.mqtt.topics import TopicClient, same_broker
 
-# Files of the state folder: this voter's votes, and the newest proposal that it agreed to
-VOTES, PROPOSAL = "votes", "proposal"
 VOTES_MAX = 1 << 20  # bytes
 BASE = struct.Struct("<I")
 TERM_COUNTERS = 1 << 32  # seal counters of a term: those of a later one are above them
@@ -133,7 +131,8 @@ class Voting:
             model_hash=self.model_hash,
             run=stored.run,
             state=stored.state,
-            members=keyring.member_list.number,
+            # Where voters may lie, each looks at its own list alone, however it was changed.
+            members=0 if self.settings.bears_liars else keyring.member_list.number,
             security=security,
         )
 

@@ -18,6 +18,7 @@ from ternmesh_service.config_file import read_settings
 from ternmesh_service.identity_file import VOTER, make_identity_file
 from ternmesh_store.database import StoreError
 from ternmesh_store.files import replace_private_file
+from ternmesh_store.host_store import HostStore
 from ternmesh_store.state_file import StateFile
 from transports.base import check_name
 
@@ -37,20 +38,26 @@ def make_voters_of(arguments: argparse.Namespace) -> dict[str, Any]:
             check_name(name)
     except ValueError as error:
         raise ConfigError(str(error)) from error
+    if len(names) < 2:
+        raise ConfigError("one voter bears nothing: name 3, 4, 5 or 7")
     if "agreement" in read_end(path):
         raise ConfigError(f"{path} has [agreement]: this host is a voter already")
     if end.ask({"command": "status"}) is not None:
         raise ConfigError("stop the host first: nothing of its run may be newer than the copies")
     _check_run(end, mode)
     _with_seat(path, {}, {"signers": [], "threshold": 1, "signer_files": []} if mode == BFT else {})
+    for name in names:
+        if (out / name).exists():
+            raise StoreError(f"{out / name} exists: name another folder, or remove it")
     state = StateFile(end.folder)
     state.open()
     try:
         for name in names:
             make_backup(state, end.security.path(end.folder), out / name)
-            (out / name / VOTER).unlink(missing_ok=True)  # of an earlier seat of this host
     finally:
         state.close()
+    for name in names:
+        _forget_seat(out / name)
     keys = [make_identity_file(out / name / VOTER, name, Role.OBSERVER) for name in names]
     lines = [identity_text(key.public) for key in keys]
     rule = {"signers": lines, "threshold": voters.witnesses} if mode == BFT else {}
@@ -59,10 +66,22 @@ def make_voters_of(arguments: argparse.Namespace) -> dict[str, Any]:
         text = _with_seat(path, seat, {**rule, "signer_files": [VOTER]} if rule else {})
         replace_private_file(out / name / path.name, text.encode())
     shown = {name: str(out / name) for name in names}
-    return shown | ({"boards": write_toml({"security": rule}).strip()} if rule else {})
+    return shown | ({"[boards]": write_toml({"security": rule}).strip()} if rule else {})
+
+
+def _forget_seat(folder: Path) -> None:
+    """Take out of a copy what an earlier seat of this host has left in it."""
+    (folder / VOTER).unlink(missing_ok=True)
+    copy = StateFile(folder)
+    copy.open(keep=())
+    HostStore(copy).forget_seat()
+    copy.commit()
+    copy.close()
 
 
 def _check_run(end: End, mode: str) -> None:
+    if not end.security.path(end.folder).exists():
+        raise StoreError("this host has no keys: voters need them (`ternmesh enrol identity`)")
     state = StateFile(end.folder)
     runs = state.content().runs if state.path.exists() else {}
     if not runs:
@@ -85,5 +104,8 @@ def _with_seat(path: Path, seat: dict[str, Any], rule: dict[str, Any]) -> str:
     try:
         read_toml(text)
     except ConfigError as error:
-        raise ConfigError(f"{path} has signers of its own: take them out ({error})") from error
+        raise ConfigError(
+            f"{path}: write [security] as a line of its own, without signers and signer_files: "
+            f"here they are the voters ({error})"
+        ) from error
     return text

@@ -16,7 +16,9 @@ from ternmesh_service.control_socket import BACKUP
 from ternmesh_service.identity_file import (
     IDENTITY,
     IDENTITY_MAX,
+    PROPOSAL,
     VOTER,
+    VOTES,
     check_owner,
     parse_identity_file,
 )
@@ -31,12 +33,14 @@ def make_backup(state: StateFile, identity: Path, folder: Path) -> list[str]:
     Returns what the copy holds, in words. Raises StoreError where they cannot be written, or exist.
     """
     state.back_up(folder / STATE)
+    held = [STATE]
     if (state.folder / VOTER).exists():
         _copy_identity(state.folder / VOTER, folder / VOTER)
+        held.append(VOTER)
     if not identity.exists():
-        return [STATE, f"no {IDENTITY}"]
+        return [*held, f"no {IDENTITY}"]
     _copy_identity(identity, folder / IDENTITY)
-    return [STATE, IDENTITY]
+    return [*held, IDENTITY]
 
 
 def answer_backup(state: StateFile, identity: Path, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,7 +87,11 @@ def restore_backup(
         if own is not None:
             _bring_back(source / IDENTITY, own, identity)
         if (source / VOTER).exists():
-            _bring_back(source / VOTER, parse_identity_file(source / VOTER), folder / VOTER)
+            seat = parse_identity_file(source / VOTER)
+            if _holds_other(folder / VOTER, seat):  # its votes are of another seat
+                for name in VOTES, PROPOSAL:
+                    (folder / name).unlink(missing_ok=True)
+            _bring_back(source / VOTER, seat, folder / VOTER)
         state.replace_by(copy)
     finally:
         copy.unlink(missing_ok=True)

@@ -22,7 +22,9 @@ from ternmesh.security.identity import (
 from ternmesh_store.files import create_private_file, read_text, replace_private_file
 
 IDENTITY = "identity"  # the name of the identity file
-VOTER = "voter"  # in the state folder of a host that is a voter: the key with which it votes
+# In the state folder of a host that is a voter: the key with which it votes, its votes, and the
+# newest proposal that it agreed to
+VOTER, VOTES, PROPOSAL = "voter", "votes", "proposal"
 IDENTITY_MAX = 1 << 15  # bytes of it, with the rotations of a host
 CREDENTIALS = "CREDENTIALS_DIRECTORY"
 

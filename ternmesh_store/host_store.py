@@ -147,6 +147,11 @@ class HostStore(Store):
         """Store it; `commit` makes it durable."""
         self._values.put(_BASE, str(version).encode())
 
+    def forget_seat(self) -> None:
+        """Forget that its fleet had voters before, and whom they had muted."""
+        for key in (_BASE, _MUTED):
+            self._values.put(key, b"")
+
     def keep_muted(self, names: Iterable[str]) -> None:
         """Store them; `commit` makes it durable."""
         self._values.put(_MUTED, json.dumps(sorted(names)).encode())

@@ -580,6 +580,8 @@ class HostProtocol:
             if not self.round.all_train:
                 return
             count = Count()
+        if self.settings.bears_liars and 0 < len(count.rows) < self.settings.min_peers:
+            return  # nobody signs a silence: a leader could make up those of all boards but one
         for address in self.round.present():
             self.nodes[address].was_on_time(now, self.settings.deadline_s)
         if self.settings.is_aggregator:
@@ -685,7 +687,8 @@ class HostProtocol:
         for address, why in liars.items():
             name = self.nodes[address].name
             if name not in self.combiner.muted:
-                self.combiner.mute({*self.combiner.muted, name})
+                if not self.settings.bears_liars:  # there no single host mutes anybody
+                    self.combiner.mute({*self.combiner.muted, name})
                 self.channel.events.append(events.LiarCaught(name, why))
 
     # Recovering what this host has lost

@@ -138,6 +138,8 @@ def reproduce(
     known = state_hash(host.combiner, residual=host.residual, membership=members)
     if item.state not in (b"", known):
         raise OtherStateError("agreement", "this voter knows something else of the boards")
+    if any(node.counted is None and host.is_excluded(node.name) for node in host.nodes.values()):
+        raise WireError("unknown key", "a proposal takes a board in that is not enrolled here")
     if host.state is RunState.FINISHED:
         raise WireError("agreement", "a proposal follows the last global update of the run")
     for address, body in item.bodies:

@@ -154,6 +154,7 @@ class HostSettings:
 
     `chain_max` global updates are kept for nodes that missed some. `has_voters`: whether other
     hosts must agree to a global update before it is certified; then whole updates alone count.
+    `bears_liars`: whether these may lie.
     `is_aggregator`: whether a host above makes the global updates, of what this one adds up.
 
     >>> HostSettings(min_peers=2, deadline_s=120.0).nodes_max
@@ -166,6 +167,7 @@ class HostSettings:
     chain_max: int = 256
     aggregation: AggregationSettings = field(default_factory=AggregationSettings)
     has_voters: bool = False
+    bears_liars: bool = False
     is_aggregator: bool = False
     listed_max: int = 32  # rows of a global update; of more it has the root, and nodes get proofs
 

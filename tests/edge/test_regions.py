@@ -25,7 +25,8 @@ from ternmesh.federated.joining import NodeSettings
 from ternmesh.federated.node import NodeProtocol
 from ternmesh.federated.state import new_node_state
 from ternmesh_store.node_store import NodeStore
-from tests.host.test_upstream import BARN, BOARDS, DIMENSION, LONG, MODEL, PLAN, SHED, Fleet
+from tests.host.test_service import MODEL
+from tests.host.test_upstream import BARN, BOARDS, DIMENSION, LONG, PLAN, SHED, Fleet
 from transports.base import HOST
 from transports.driver import Driver
 from transports.factory import check_link
@@ -69,9 +70,9 @@ class Moving(Fleet):
                         else [host.nodes[row.address].name]
                     )
                     self.counted.update((name, row.round) for name in names)
-            handle(event)
+            handle(cast(Any, event))
 
-        service._handle = note
+        service._handle = note  # type: ignore[method-assign]
         return service
 
     def join(self, name: str, below: str) -> None:
@@ -194,7 +195,7 @@ def test_boards_that_all_wait_for_a_dead_aggregator_go_on(fleet: Moving) -> None
     fleet.boards = {name: fleet.boards[name] for name in BOARDS[SHED]}
     fleet.top.settings = replace(fleet.top.settings, min_peers=1)
     fleet.live(30)
-    fleet.upstreams[SHED].take = lambda _made: None  # type: ignore[method-assign]
+    fleet.upstreams[SHED].take = lambda made: None  # type: ignore[method-assign]
     fleet.live(5)
     fleet.kill(SHED)
     for name in BOARDS[SHED]:

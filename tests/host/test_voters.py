@@ -6,6 +6,7 @@ import tomllib
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -13,16 +14,18 @@ import cbor2
 import numpy as np
 import pytest
 
+from bench.loopback import LoopbackHub
 from host import council as council_module
 from host import membership, voter_bus
 from host.config import AgreementConfig, HostConfig, read_host_config
 from host.council import Council
+from host.service import HostService, Program
 from host.voter_bus import PART_MAX, Matter, VoterBus
 from host.voting import Voting
 from ternmesh.config import ConfigError
 from ternmesh.errors import WireError
 from ternmesh.federated.agreement.voters import make_voters
-from ternmesh.federated.events import BodyAccepted, NodeJoined
+from ternmesh.federated.events import BodyAccepted, NodeJoined, Proposed
 from ternmesh.federated.replica import ProposedUpdate
 from ternmesh.federated.state import HostSettings
 from ternmesh.plan import make_plan
@@ -30,7 +33,7 @@ from ternmesh.security.identity import Role, identity_text, make_identity
 from ternmesh.security.membership import MemberList, fleet_text, write_fleet
 from ternmesh_cli.keys import enrol_fleet
 from ternmesh_cli.process import write_toml
-from ternmesh_service.control_socket import ControlError, ask
+from ternmesh_service.control_socket import RETURN, ControlError, ask
 from ternmesh_service.identity_file import make_identity_file
 from ternmesh_service.keyring import Keyring, opened
 from ternmesh_store.host_store import HostStore
@@ -268,7 +271,10 @@ def test_no_voter_brings_members_where_voters_may_lie(
     ):
         other.send(matter, body)
     council.turn(1.0)
-    assert "list 1 of members, and this one 0" in caplog.text
+    for _ in range(9):  # it is said once
+        other.send(Matter.HERE, council_module.HERE.pack(1, trial.number))
+        council.turn(1.5)
+    assert caplog.text.count("list 1 of members, and this one 0") == 1
     assert keyring.member_list.known("sybil") is None
     answer = membership.answer(keyring, {"enrol": "import", "fleet_list": fleet_text(fleet)})
     assert [row["name"] for row in answer["members"]] == ["sybil"]  # by the owner
@@ -278,6 +284,62 @@ def test_no_voter_brings_members_where_voters_may_lie(
     other.send(Matter.COPY, cbor2.dumps([0, trial.number, fleet, b"", b"", b""]))
     council.turn(2.0)
     assert keyring.member_list.number == 2
+
+
+def leading(council: Council, keyring: Keyring) -> HostService:
+    """The host of a voter that leads where one of four may lie."""
+    council.voter.voters = make_voters(bytes(12), NAMES, "bft")
+    end = LoopbackHub().host()
+    end.open()
+    stored, settings = council.store.load(MODEL), HostSettings(has_voters=True, bears_liars=True)
+    assert stored is not None
+    service = HostService(
+        stored, settings, MODEL, council.store, end, lambda: 1.0, keyring, council=council
+    )
+    council.lead(service.protocol)
+    return service
+
+
+def test_no_voter_says_who_is_a_member_or_muted(
+    seat: tuple[Council, Keyring], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    council, keyring = seat
+    broker = Broker()
+    council.bus, liar = broker.bus(), broker.bus()
+    service = leading(council, keyring)
+    sybil = make_identity("sybil", Role.NODE, bytes(range(64))).public
+    for number, request in enumerate(
+        (
+            {"enrol": "add", "identities": {"": identity_text(sybil)}},
+            {"enrol": "code", "role": "node", "minutes": 5},
+            {"boards": [], "mute": True},
+            {RETURN: 1},
+        )
+    ):
+        liar.send(Matter.REQUEST, cbor2.dumps([number.to_bytes(8, "big"), request]))
+    council.turn(1.0)
+    assert len(council.requests) == 4
+    said: list[dict[str, Any]] = []
+    monkeypatch.setattr(Council, "answer", lambda _, __, answer: said.append(dict(answer)))
+    Program._answer_others(SimpleNamespace(council=council), service)  # type: ignore[arg-type]
+    assert all("error" in answer for answer in said)
+    assert len(said) == 4
+    assert keyring.member_list.known("sybil") is None
+    added = service.manage({"enrol": "add", "identities": {"": identity_text(sybil)}})
+    assert [row["name"] for row in added["members"]] == ["sybil"]  # here, by the owner
+    assert "enrol add" in service.manage({"enrol": "code", "role": "node", "minutes": 5})["error"]
+
+
+def test_a_leader_outlives_a_round_that_it_cannot_stand_by(seat: tuple[Council, Keyring]) -> None:
+    council, keyring = seat
+    service = leading(council, keyring)
+    council.reproduce = Mock(side_effect=WireError("revoked", "a board of the round"))
+    council.store.record(NodeJoined(1, "theo", 10))
+    council.store.record(BodyAccepted(1, 0, b"body"))
+    council.propose(Proposed(1, b"", None), 1.0)
+    assert council.store.bodies() == ()
+    assert council.is_deposed(1.0)
+    assert service.protocol is council.host
 
 
 def test_making_a_proposal_again_leaves_the_broadcast_key_alone(

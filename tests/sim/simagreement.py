@@ -8,7 +8,7 @@ that a seed takes milliseconds. The sim sees all and checks after every event.
 import hashlib
 import heapq
 import random
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -437,6 +437,7 @@ class Simulation:
             TIMEOUT_S, LONGEST_S, options.trusts_disk, IDLE_S, turn=2 if seed % 4 == 0 else None
         )
         names = [f"voter{number}" for number in range(options.count)]
+        self.terms: defaultdict[int, set[int]] = defaultdict(set)  # of decisions, by version
         self.voters: Voters = make_voters(bytes(8), names, options.mode)
         order = self.rng.sample(range(options.count), options.count)
         if self.rng.random() < 0.7 or options.has_ambush:
@@ -617,6 +618,11 @@ class Simulation:
         self.expect(event.version > process.highest, "a version was decided again")
         self.expect(event.digest[:1] != BAD, "a bad value was decided")
         process.highest = event.version
+        term, turn = event.proof.term, self.settings.turn
+        self.terms[event.version].add(term)
+        if turn and (event.version - 1) % turn == 0:
+            had = term in self.terms[event.version - 1]
+            self.expect(not had, "a leader has gone on after its turn")
         self._certify(Commit, event.proof)
 
     def check_evidence(self, process: Process, event: events.Evidence) -> None:

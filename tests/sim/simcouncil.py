@@ -42,6 +42,7 @@ from tests.sim.simledger import Violation
 MODEL, RUN = bytes(range(32)), b"run-id-8"
 BOARDS, DIMENSION, GOAL = 4, 300, 6
 TURN_S, TIMEOUT_S, HEAL_S, PROGRESS_S = 0.1, 1.0, 12.0, 60.0
+TURN = 3  # versions of a leader where voters may lie
 WAITING_MAX = 4  # proposals that a voter needs at once
 OWN = make_identity(HOST, Role.HOST, bytes(range(64)))
 FLEET = found_fleet("sim", OWN.public)
@@ -87,7 +88,13 @@ class Seat:
         parts: dict[str, Any] = {
             "voters": sim.voters,
             "index": index,
-            "settings": VoterSettings(TIMEOUT_S, 4 * TIMEOUT_S, sim.voters.mode == CRASH, 20.0),
+            "settings": VoterSettings(
+                TIMEOUT_S,
+                4 * TIMEOUT_S,
+                trusts_disk=sim.voters.mode == CRASH,
+                idle_s=20.0,
+                turn=None if sim.voters.mode == CRASH else TURN,
+            ),
             "sign": partial(stub_signature, index),
             "verify": verify,
             "rng": random.Random(sim.rng.random()),
@@ -132,6 +139,7 @@ class Seat:
                 run=stored.run,
                 state=as_leader(stored, council).state,
             )
+            self.host.combiner.mute(self.store.muted)
             council.lead(self.host)
             self.host.start(now)
         if self.host is not None:
@@ -186,7 +194,7 @@ class Seat:
 
     def _send(self, matter: Matter, body: bytes) -> None:
         if self.lies and matter is Matter.COPY:
-            body = false_copy(body)
+            body = false_copy(body, self.sim.rng.choice(("residual", "muted")))
         self.sim.send(self, matter, body)
 
     def spoil(self) -> None:
@@ -229,16 +237,19 @@ class Seat:
         )
 
 
-def false_copy(body: bytes) -> bytes:
-    """A copy of a run with another residual, and all else as it is."""
+def false_copy(body: bytes, part: str) -> bytes:
+    """A copy of a run with another residual, or with a muted board, and all else as it is."""
     version, members, fleet, tables, *proof = cbor2.loads(body)
     if not tables:
         return body
     found = cbor2.loads(tables)
+    false = {"residual": lambda value: bytes(len(value)), "muted": lambda _: b'["board-0"]'}
     found["host_value"] = [
-        [key, bytes(len(value)) if key == "residual" else value, *rest]
+        [key, false[key](value) if key == part else value, *rest]
         for key, value, *rest in found["host_value"]
     ]
+    if part == "muted" and "muted" not in [row[0] for row in found["host_value"]]:
+        found["host_value"].append(["muted", false[part](b"")])
     return cbor2.dumps([version, members, fleet, cbor2.dumps(found), *proof])
 
 

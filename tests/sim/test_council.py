@@ -53,6 +53,7 @@ MUTANTS: dict[str, tuple[Bug, ...]] = {
     "nobody gives copies": ((Council, "_take_copy", instead(lambda *_: None)),),
     "a copy need not be decided": ((Council, "_check_decided", instead(lambda *_: None)),),
     "a liar mutes boards": ((Council, "bears_liars", instead(property(lambda self: False))),),
+    "who is muted is taken from a copy": ((HostStore, "keep_muted", instead(lambda *_: None)),),
     "missing signatures are not asked for": ((Council, "_take_rows", instead(lambda *_: None)),),
     "votes are not on disk": ((Voter, "_stored", instead(lambda self: b"")),),
 }

@@ -98,7 +98,7 @@ def test_a_backup_of_a_voter_brings_its_key_back(
          ("a", "b", "c"), "crash", "is a voter already"),
         (lambda host: host._config.write_text(
             host._config.read_text() + '[security]\nthreshold = 1\nsigners = ["TM1:"]\n'),
-         ("a", "b", "c", "d"), "bft", "signers of its own"),
+         ("a", "b", "c", "d"), "bft", "without signers and signer_files"),
     ],
 )  # fmt: skip
 def test_what_makes_no_voters(
@@ -106,7 +106,7 @@ def test_what_makes_no_voters(
     names: tuple[str, ...], mode: str, sentence: str,
 ) -> None:  # fmt: skip
     host = First(tmp_path, capsys)
-    host.reach(0 if "signers of" in sentence else 3)
+    host.reach(0 if "signer_files" in sentence else 3)
     change(host)
     code, said = host.enrol(*names, mode=mode)
     assert code != 0

@@ -220,6 +220,37 @@ def test_what_only_a_former_leader_knows_does_not_count(bench: Any) -> None:
     assert again(bench, proposal(bench), replace(state, nodes=strangers)).awaiting is not None
 
 
+def test_no_leader_takes_strangers_in(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_round(bench, 0)
+    item, state = proposal(bench), new_host_state(bench.plan.dimension)
+    ghosts = replace(item, joined=(*item.joined, (7, "ghost", 9)))
+    assert again(bench, ghosts, state).awaiting is not None
+    monkeypatch.setattr(HostProtocol, "is_excluded", lambda _, name: name == "ghost")
+    assert again(bench, item, state).awaiting is not None
+    with pytest.raises(WireError, match="not enrolled here"):
+        again(bench, ghosts, state)
+
+
+def test_made_up_silences_close_no_round_of_voters_that_may_lie(new_bench: New) -> None:
+    bench = new_bench(
+        rounds=6, plan={"silence_rounds": 4}, min_peers=2, deadline_s=30, has_voters=True
+    )
+    for name in ("theo", "yan"):
+        bench.add(name)
+    bench.exchange()
+    run_round(bench, 0)
+    item, state = proposal(bench), new_host_state(bench.plan.dimension)
+    bench.host.settings = replace(bench.host.settings, bears_liars=True)
+    first = item.bodies[0][0]
+    alone = tuple((address, body) for address, body in item.bodies if address == first)
+    silent = next(address for address, _ in item.bodies if address != first)
+    lies = replace(item, bodies=(*alone, (silent, SILENT)))
+    with pytest.raises(WireError, match="makes no global update"):
+        again(bench, lies, state)
+    bench.host.settings = replace(bench.host.settings, bears_liars=False)
+    assert again(bench, lies, state).awaiting is not None
+
+
 def test_an_address_keeps_its_name(bench: Any) -> None:
     run_round(bench, 0)
     item = proposal(bench)
