@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.demo import clips_of
+from bench.keyword import clips_of
 from bench.result import Figure, Result, mean_figure
 from bench.simulated_fleet import average_in_float
 from edge.onnx.session import load_model

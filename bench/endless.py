@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from bench.demo import clips_of
 from bench.jobs import Finished, Job, finish
 from bench.keys import keyed
+from bench.keyword import clips_of
 from bench.loopback import LoopbackHub, LoopbackTransport
 from bench.result import Figure, Result, mean_figure
 from bench.simulated_fleet import DEADLINE_S, Board, Clock, accuracy, make_host, make_trainer

@@ -18,6 +18,7 @@ from typing import Any, cast
 import numpy as np
 
 from bench.jobs import Finished, Job, finish
+from bench.keyword import RUN
 from bench.loopback import LoopbackHub, LoopbackTransport
 from bench.result import Figure, Result, mean_figure
 from bench.robust import boards_of
@@ -37,7 +38,6 @@ from ternmesh.federated.state import HostSettings, new_host_state, new_node_stat
 from ternmesh.timers import earliest
 from ternmesh.wire import fragments
 from ternmesh.wire.frame import FRAME_OVERHEAD
-from ternmesh_cli.demo.fleet import RUN
 from ternmesh_service.keyring import NoKeyring
 from transports.driver import Driver
 

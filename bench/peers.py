@@ -27,8 +27,8 @@ from typing import Any
 import numpy as np
 import psutil
 
-from bench.demo import clips_of
 from bench.jobs import environment as one_thread
+from bench.keyword import clips_of
 from bench.processes import ProcessFleet, kill9, send_signal, started, status_of, until
 from bench.result import Figure, Result, mean_figure
 from bench.simulated_fleet import accuracy, run_fleet

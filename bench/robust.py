@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.demo import clips_of
 from bench.jobs import Finished, Job, finish
+from bench.keyword import RUN, clips_of
 from bench.loopback import LoopbackHub, LoopbackTransport
 from bench.result import Figure, Result, mean_figure
 from bench.simulated_fleet import (
@@ -47,7 +47,7 @@ from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.rules import AggregationSettings
 from ternmesh.federated.state import HostSettings
 from ternmesh.plan import Plan
-from ternmesh_cli.demo.fleet import BOARDS, RUN
+from ternmesh_cli.demo.fleet import BOARDS
 from transports.driver import Driver
 
 Vector = NDArray[np.float32]

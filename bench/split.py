@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from bench.demo import clips_of
+from bench.keyword import clips_of
 from bench.result import Figure, Result, items_figure, mean_figure
 from edge.split.node import drawn
 from examples.split.keyword import WIDTH, shipped_keyword

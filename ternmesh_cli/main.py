@@ -23,7 +23,7 @@ COMMANDS = {
     "ble": ("try BLE without hardware", "ble", "add_arguments"),
     "broker": ("deploy a mosquitto for a fleet", "broker.command", "add_arguments"),
     "data": ("show and delete the samples of a board", "samples", "add_data_arguments"),
-    "demo": ("see three boards learn three voices", "demo.command", "add_arguments"),
+    "demo": ("see three rooms learn ten words from each other", "demo.command", "add_arguments"),
     "doctor": ("find out what keeps a host or board from its work", "doctor", "add_arguments"),
     "enrol": ("manage the members of a fleet and their keys", "enrol", "add_arguments"),
     "export": ("write what was learned as files for other programs", "export", "add_arguments"),

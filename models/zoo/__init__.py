@@ -23,3 +23,11 @@ def fsdd_path(split: str) -> Path:
     if split not in SPLITS:
         raise ValueError(f"split is {split!r}: it must be one of {', '.join(SPLITS)}")
     return FOLDER / "fsdd" / f"fsdd_logmel_{split}.npz"
+
+
+def rooms_path() -> Path:
+    """Ten words in three voices as rows of a frozen front, as .npz with x, y, speaker, index, part.
+
+    x is int8 [clips, 4, 96]; the model "words" takes it as float32 / 32. See fsdd/ATTRIBUTION.md.
+    """
+    return FOLDER / "fsdd" / "fsdd_rooms.npz"

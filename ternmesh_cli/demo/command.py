@@ -1,4 +1,4 @@
-"""`ternmesh demo`: three boards train on one speaker's digits each.
+"""`ternmesh demo`: three rooms learn ten words from each other.
 
 The terminal and a web page show the progress.
 """
@@ -19,7 +19,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean as mean
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ternmesh.config import ConfigError
 from ternmesh.wire.control import GATHERING, PHASES
@@ -37,6 +37,9 @@ from ternmesh_service.status import BoardStatus, HostStatus, from_json
 from ternmesh_store.files import GITIGNORE, make_private_folder
 from transports.mqtt.settings import parse_url
 from transports.serial_lora.settings import DIALECTS
+
+if TYPE_CHECKING:
+    from ternmesh_cli.demo.judge import Judged
 
 POLL_S = 0.25
 PATIENCE_S = 600.0  # the demo fails if no new global adapter appears for this time
@@ -128,7 +131,7 @@ def run(arguments: argparse.Namespace) -> int:
         seconds = time.monotonic() - start
         from ternmesh_cli.demo.judge import judge  # needs onnxruntime
 
-        judged = judge(settings.folder / HOST / CONFIG, BOARDS)
+        judged = judge(settings.folder / HOST / CONFIG, host.plan, settings.seed)
         result = result_of(host, boards, judged, bearer, seconds)
         if arguments.json:
             print(json.dumps(result))
@@ -142,15 +145,16 @@ def run(arguments: argparse.Namespace) -> int:
 def result_of(
     host: HostStatus,
     boards: Mapping[str, BoardStatus],
-    judged: Mapping[str, tuple[float, float]],
+    judged: "Judged",
     bearer: str,
     seconds: float,
 ) -> dict[str, Any]:
     """What `--json` prints of a finished demo, by the last status of its processes."""
     return {
         "rounds": host.history[-1].version,
-        "accuracy_before": mean(before for before, _ in judged.values()),
-        "accuracy_after": mean(after for _, after in judged.values()),
+        "accuracy_alone": mean(judged.alone.values()),
+        "accuracy_fleet": judged.fleet,
+        "accuracy_float": judged.averaged,
         "bytes_per_round": mean(
             [size for item in host.history for size in item.bytes_up.values()] or [0]
         ),
@@ -313,23 +317,25 @@ def _status(worker: Worker, kind: type[T]) -> T | None:
     return None if answer is None else from_json(kind, answer)
 
 
-def _show(
-    host: HostStatus, judged: Mapping[str, tuple[float, float]], result: Mapping[str, Any]
-) -> None:
-    """What the boards have learned, as a table, and what it has cost."""
+def _show(host: HostStatus, judged: "Judged", result: Mapping[str, Any]) -> None:
+    """What each room understands, as a table, and what it has cost."""
     rows = [
         (
-            name,
-            f"{before:.0%}",
-            f"{after:.0%}",
-            f"{sum(item.bytes_up.get(name, 0) for item in host.history):,}",
-            str(sum(name in item.missing for item in host.history)),
+            room,
+            f"{alone:.1%}",
+            f"{judged.fleet:.1%}",
+            f"{judged.averaged:.1%}",
+            f"{sum(item.bytes_up.get(room, 0) for item in host.history):,}",
+            str(sum(room in item.missing for item in host.history)),
         )
-        for name, (before, after) in judged.items()
+        for room, alone in judged.alone.items()
     ]
-    mean_row = ("mean", f"{result['accuracy_before']:.1%}", f"{result['accuracy_after']:.1%}")
-    heads = ("board", "before", "after", "bytes sent", "rounds missed")
-    print("\n".join(table(heads, [*rows, (*mean_row, "", "")])))
+    heads = ("room of", "alone", "with the fleet", "float averaging", "bytes sent", "rounds missed")
+    print("\n".join(table(heads, rows)))
+    print(
+        "Each room has heard one voice say seven of ten words. Shown: the share of new clips of "
+        "all ten words and three voices that it understands."
+    )
     print(
         f"{result['bytes_per_round']:,.0f} bytes up per board and round "
         f"(float32: {result['float32_bytes']:,}), "

@@ -1,6 +1,8 @@
-"""The demo's fleet: a host and three boards, each a process with one speaker's clips.
+"""The demo's fleet: a host and the boards of three rooms, each a process.
 
-They share a broker or a radio channel. Over BLE, a gateway process joins the boards to the broker.
+A room has heard one voice say seven of ten words, 20 times each; two voices have said each word.
+
+Boards share a broker or a radio channel. Over BLE, a gateway process joins them to the broker.
 """
 
 import time
@@ -10,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from models.zoo import fsdd_path
+from models.zoo import rooms_path
 from ternmesh.errors import TernmeshError
 from ternmesh_cli.demo.bearer import (
     BLE_RUN,
@@ -32,12 +34,11 @@ HOST = "host"
 GATEWAY = "gateway"
 CONFIG = "config.toml"
 # The size of an update and of a global update in bytes, and the learning rate's decay for them.
-RUN: Mapping[str, Any] = {"up_bytes": 670, "down_bytes": 1200, "learning_rate_drop": 0.8}
+RUN: Mapping[str, Any] = {"up_bytes": 480, "down_bytes": 1200, "learning_rate_drop": 0.8}
 STOP_S = 5.0
-# The clips as shipped: bytes of 0 to 255, all speakers in one file.
-CLIPS: Mapping[str, Any] = {"divide_by": 255.0, "arrays": {"features": "x", "target": "y"}}
-REPORTED = 5  # the held-out recording of each digit that boards report on
-OTHERS = (6, 7, 8, 9)  # those for the claim
+MODEL = "words"
+# The rows as shipped: whole numbers, those of all rooms in one file.
+ROWS: Mapping[str, Any] = {"divide_by": 32.0, "arrays": {"features": "x", "target": "y"}}
 
 
 class DemoError(TernmeshError):
@@ -137,7 +138,7 @@ def _links(stack: ExitStack, settings: DemoSettings) -> AbstractContextManager[L
 
 def _host_config(settings: DemoSettings, link: LinkTable) -> Tables:
     return {
-        "": {"state_dir": str(settings.folder / HOST), "model": "keyword"},
+        "": {"state_dir": str(settings.folder / HOST), "model": MODEL},
         "link": link,
         "run": {
             **RUN,
@@ -151,12 +152,11 @@ def _host_config(settings: DemoSettings, link: LinkTable) -> Tables:
 
 
 def _node_config(settings: DemoSettings, link: LinkTable, name: str) -> Tables:
-    own = {**CLIPS, "where": {"speaker": name}}
-    reported = {**CLIPS, "where": {"speaker": name, "index": REPORTED}}
+    path = {"path": str(rooms_path())}
     return {
-        "": {"name": name, "state_dir": str(settings.folder / name), "model": "keyword"},
+        "": {"name": name, "state_dir": str(settings.folder / name), "model": MODEL},
         "link": link,
-        "data": {"path": str(fsdd_path("train")), **own},
+        "data": {**path, **ROWS, "where": {"speaker": name, "part": "heard"}},
         "training": {"seed": settings.seed},
-        "evaluate": {"path": str(fsdd_path("dev")), **reported},
+        "evaluate": {**path, **ROWS, "where": {"speaker": name, "part": "reported"}},
     }

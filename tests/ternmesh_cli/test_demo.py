@@ -63,7 +63,7 @@ def test_the_demo_over_emulated_radios(tmp_path):
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert answer["rounds"] == 3
-    assert answer["accuracy_after"] > answer["accuracy_before"]
+    assert answer["accuracy_fleet"] > answer["accuracy_alone"]
     assert set(answer["airtime_s"]) == set(MEMBERS)
     assert all(airtime_s > 1 for airtime_s in answer["airtime_s"].values())
     assert "no hardware" in answer["bearer"]
@@ -79,7 +79,7 @@ def test_the_demo_outlives_the_voter_that_leads(tmp_path):
     assert "led, and was killed" in done.stderr
     answer = json.loads(done.stdout)
     assert answer["rounds"] == 9
-    assert answer["bytes_per_round"] > 600  # of all that have led
+    assert answer["bytes_per_round"] > 400  # of all that have led
 
 
 def test_the_bytes_of_all_that_have_led_count():

@@ -32,7 +32,7 @@ WIDE, NARROW = 1400, 390
 SOURCE = '''
 import numpy as np
 from edge.data.sources import Label, Sample
-from models.zoo import fsdd_path
+from models.zoo import rooms_path
 
 
 class Clips:
@@ -44,8 +44,8 @@ class Clips:
     def poll(self, now):
         if self.clips:
             return []
-        with np.load(fsdd_path("train")) as data:
-            x, y = data["x"][5:365:6] / np.float32(255), data["y"][5:365:6]
+        with np.load(rooms_path()) as data:
+            x, y = data["x"][5:365:6] / np.float32(32), data["y"][5:365:6]
         self.clips = [Sample(f"<b>{i}</b>", {"features": clip}) for i, clip in enumerate(x)]
         named = range(40, 60)
         return self.clips + [Label(f"<b>{i}</b>", {"target": np.array(int(y[i]))}) for i in named]
