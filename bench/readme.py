@@ -15,7 +15,7 @@ README, ALL = RESULTS.parents[1] / "README.md", RESULTS / "README.md"
 HEADLINE_PAGE, FLOWER = RESULTS.parent / "results.md", RESULTS.parent / "flower.md"
 BEGIN, END = "<!-- figures: python -m bench readme -->", "<!-- end of figures -->"
 HEADLINES = (
-    ("demo", "accuracy_fleet", "three rooms that lack words, after 20 rounds: share of clips right"),
+    ("demo", "accuracy_fleet", "three rooms that lack words, 20 rounds: share of clips right"),
     ("demo", "gain_over_alone", "the same: gain over what a room learns alone"),
     ("demo", "bytes_per_round", "the same: bytes up, of a board and round, with keys"),
     ("demo", "downlink_bytes_per_round", "the same: bytes down"),

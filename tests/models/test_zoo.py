@@ -6,7 +6,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from models.zoo import fsdd_path, package_path
+from models.zoo import fsdd_path, package_path, rooms_path
 from ternmesh.model_package import read_model_package
 
 
@@ -41,8 +41,21 @@ def test_the_shipped_model_knows_its_three_speakers_and_not_the_others() -> None
     assert accuracy("theo", "nicolas", "yweweler") <= 0.85
 
 
+def test_each_room_lacks_three_words_and_two_voices_say_each() -> None:
+    with np.load(rooms_path()) as data:
+        part, speaker, word = (data[name] for name in ("part", "speaker", "y"))
+        names, index = data["part_names"].tolist(), data["index"]
+    heard = [word[(part == names.index("heard")) & (speaker == room)] for room in range(3)]
+    counts = np.array([np.bincount(words, minlength=10) for words in heard])
+    assert (np.sort(counts) == [0] * 3 + [20] * 7).all()
+    assert ((counts > 0).sum(0) == [3] + [2] * 9).all()
+    takes = [set(index[part == number].tolist()) for number in range(3)]
+    assert not takes[0] & takes[1] | takes[0] & takes[2] | takes[1] & takes[2]
+    assert np.bincount(word[part == names.index("judged")]).tolist() == [15] * 10
+
+
 def test_unknown_names_are_refused() -> None:
-    with pytest.raises(ValueError, match="no model is called 'other': choose one of keyword"):
+    with pytest.raises(ValueError, match="'other': choose one of keyword, words"):
         package_path("other")
     with pytest.raises(ValueError, match="it must be one of train, dev"):
         fsdd_path("test")
