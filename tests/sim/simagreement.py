@@ -434,7 +434,7 @@ class Simulation:
         self.rng = random.Random(f"agreement {seed}")
         self.now = 0.0
         self.settings = VoterSettings(
-            TIMEOUT_S, LONGEST_S, options.trusts_disk, IDLE_S, turn=2 if seed % 4 == 0 else None
+            TIMEOUT_S, LONGEST_S, options.trusts_disk, IDLE_S, turn=2 if seed % 8 == 1 else None
         )
         names = [f"voter{number}" for number in range(options.count)]
         self.terms: defaultdict[int, set[int]] = defaultdict(set)  # of decisions, by version
