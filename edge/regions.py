@@ -8,8 +8,10 @@ import json
 import logging
 import math
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import astuple, replace
+from typing import Any
 
 import numpy as np
 
@@ -43,6 +45,11 @@ class Regions:
         self.grouping = Grouping(next(iter(config.link.aggregators)), self._rng, time.monotonic())
         self._config = config
         self._keyring = keyring
+
+    @property
+    def parts(self) -> dict[str, Callable[[], Any]]:
+        """What of a board's status is its own."""
+        return {"belongs_to": lambda: self.grouping.name, "trips_s": lambda: self.grouping.trips_s}
 
     def begin(self, store: NodeStore, state: NodeState) -> tuple[LinkConfig, NodeState]:
         """The link to the present one, at first that which is named first, and the state there."""

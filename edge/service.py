@@ -18,7 +18,7 @@ from typing import Any
 from edge.config import NodeConfig, check_config, warn_of_shared
 from edge.data.front import front_of
 from edge.data.labels import PresentModel, answer_data, finish_data
-from edge.data.node_data import open_data
+from edge.data.node_data import NodeData, open_data
 from edge.node import Node
 from edge.onnx.session import LoadedModel, load_model
 from edge.regions import Regions
@@ -37,6 +37,7 @@ from ternmesh_service.servers import servers_of
 from ternmesh_service.status import to_json
 from ternmesh_store.node_store import NodeStore
 from ternmesh_store.state_file import StateFile
+from transports.base import StatusTransport
 from transports.factory import make_transport, pace_of
 
 _log = logging.getLogger(__name__)
@@ -130,6 +131,26 @@ def _intake(
     return made
 
 
+def _parts(
+    machine: Machine,
+    transport: StatusTransport,
+    keyring: Keyring | NoKeyring,
+    incoming: Incoming | None,
+    data: NodeData,
+    regions: Regions | None,
+) -> dict[str, Callable[[], Any]]:
+    """What a board's status has beside its run, by the name of the field."""
+    return {
+        "machine": machine.status,
+        "transport": transport.status,
+        "security": keyring.status,
+        "releases": lambda: incoming and incoming.installed,
+        "incoming": lambda: incoming and incoming.report(),
+        "knowledge": lambda: data.knowledge and data.knowledge.status(),
+        **({} if regions is None else regions.parts),
+    }
+
+
 def _serve(
     config: NodeConfig,
     loaded: LoadedModel,
@@ -163,16 +184,7 @@ def _serve(
             transport.open()
             node.start()
             machine = Machine(state, config.page, config.link, servers)
-            parts: dict[str, Callable[[], Any]] = {
-                "machine": machine.status,
-                "transport": transport.status,
-                "security": keyring.status,
-                "releases": lambda: incoming and incoming.installed,
-                "incoming": lambda: incoming and incoming.report(),
-                "belongs_to": lambda: regions.grouping.name if regions else "",
-                "trips_s": lambda: regions.grouping.trips_s if regions else {},
-                "knowledge": lambda: data.knowledge and data.knowledge.status(),
-            }
+            parts = _parts(machine, transport, keyring, incoming, data, regions)
             if config.predict.enabled:
                 from edge.predict.server import predicting  # with asyncio, which takes memory
 

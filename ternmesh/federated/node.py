@@ -606,22 +606,15 @@ class NodeProtocol:
         probe: Vector | None = None,
     ) -> None:
         """Go on from the adapter to which a step has moved. Raises WireError for a wrong list."""
-        pending, model_hash, plan = self.pending, self.settings.model_hash, self._known_plan
-        carried = residual = moved.residual if pending is None else pending.corrected
-        if pending is not None and pending.sent_to is not None:
-            rows = local_update.counted_elsewhere(step, pending, self.address, plan)
-        if pending is not None:
-            residual = local_update.settle_update(pending, rows, self.address, model_hash, plan)
-            if read_manifest(pending.bodies[0]).members:
-                if residual is carried:
-                    residual = zero_residual(residual.size)  # the others keep their updates
-                residual = local_update.kept_remainder(residual)
+        carried = moved.residual if self.pending is None else self.pending.corrected
+        residual = carried if self.pending is None else self._settled(self.pending, step, rows)
         returns = isinstance(step, GlobalUpdate) and step.returns_to is not None
         if isinstance(step, GlobalSnapshot) or returns or self.before is not None:
             self.own_q24 = None  # the adapter did not move by what the fleet has learned
         else:
             moved_q24 = moved.model_q24.astype(np.int64) - self.model_q24
-            self.own_q24 = local_update.keep_own(self.own_q24, carried - residual, moved_q24, plan)
+            plan, counted = self._known_plan, carried - residual
+            self.own_q24 = local_update.keep_own(self.own_q24, counted, moved_q24, plan)
         if link.content:
             self.chain.append(link)
         else:
@@ -658,6 +651,20 @@ class NodeProtocol:
             rows=link.rows,
         )
         self.channel.events.append(advanced)
+
+    def _settled(
+        self, pending: events.Pending, step: GlobalUpdate | GlobalSnapshot, rows: Sequence[Counted]
+    ) -> Vector:
+        """What is left of an update after a step that counts `rows`; WireError for wrong ones."""
+        plan, model_hash = self._known_plan, self.settings.model_hash
+        if pending.sent_to is not None:
+            rows = local_update.counted_elsewhere(step, pending, self.address, plan)
+        residual = local_update.settle_update(pending, rows, self.address, model_hash, plan)
+        if read_manifest(pending.bodies[0]).members:
+            if residual is pending.corrected:
+                residual = zero_residual(residual.size)  # the others keep their updates
+            residual = local_update.kept_remainder(residual)
+        return residual
 
     # Work
 
