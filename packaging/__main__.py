@@ -32,6 +32,8 @@ def main() -> int:
             "--python", choices=PYTHONS, default=python if python in PYTHONS else "3.11"
         )
         row.add_argument("--out", type=Path, default=ROOT / "dist", metavar="FOLDER")
+    what = "that of the app for Home Assistant"
+    rows.choices["oci"].add_argument("--app", action="store_true", help=what)
     rows.choices["deb"].add_argument(
         "--compression", choices=("xz", "zstd", "none"), default="xz", help="xz is the smallest"
     )
@@ -59,7 +61,7 @@ def make(options: argparse.Namespace) -> None:
         prove(options.arch, options.suite, boot=options.boot)
         return
     if options.what == "oci":
-        print(make_oci(options.python, options.arch, options.out))
+        print(make_oci(options.python, options.arch, options.out, app=options.app))
         return
     target = Target(options.arch, options.python)
     if options.what == "tree":

@@ -1,6 +1,7 @@
 """An OCI image for several architectures, written without a registry, a daemon or emulation.
 
-Its first layer is Python on a small Debian, unpacked by mmdebstrap; its second is the tree.
+Its first layer is Python on a small Debian, unpacked by mmdebstrap; its second is the tree. That of
+the app for Home Assistant has the folder home-assistant as well, and its labels.
 """
 
 import gzip
@@ -17,6 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from tree import (
+    EXTRAS,
     PREFIX,
     PYTHONS,
     STATE,
@@ -24,16 +26,24 @@ from tree import (
     Target,
     make_tree,
     package_version,
+    project_version,
     run,
     source_date,
     unfinished,
+    write,
 )
 
 UID = 990  # of the image's user; a .deb takes the number that adduser gives
+APP = Path(__file__).with_name("home-assistant")
+APP_ARCHS = {"amd64": "amd64", "arm64": "aarch64"}  # Home Assistant's names
+APP_FILES = {"start.py": PREFIX / "home-assistant/start.py", "arecord": Path("usr/bin/arecord")}
 
 
-def make_oci(python: str, archs: Sequence[str], out: Path) -> Path:
-    """An OCI image archive for several architectures: a small Debian, and the tree on it."""
+def make_oci(python: str, archs: Sequence[str], out: Path, *, app: bool = False) -> Path:
+    """An OCI image archive for several architectures: a small Debian, and the tree on it.
+
+    With `app`, it is that of the app for Home Assistant, tagged with the version of config.yaml.
+    """
     release = PYTHONS[python]
     if release is None:
         raise PackageError(f"no Debian has Python {python}: give --python 3.11 or 3.13")
@@ -42,18 +52,12 @@ def make_oci(python: str, archs: Sequence[str], out: Path) -> Path:
     manifests = []
     for arch in archs:
         target = Target(arch, python)
-        layers = [base_layer(target, release, date), tree_layer(target, date)]
+        layers = [base_layer(target, release, date, app=app), tree_layer(target, date, app=app)]
         config = {
             "architecture": arch,
             "os": "linux",
             "created": datetime.fromtimestamp(date, UTC).isoformat(),
-            "config": {
-                "User": str(UID),
-                "Entrypoint": [f"/{PREFIX}/bin/ternmesh"],
-                "Env": ["PATH=/usr/bin:/bin", f"HOME=/{STATE}"],
-                "WorkingDir": f"/{STATE}",
-                "Volumes": {f"/{STATE}": {}},
-            },
+            "config": app_config(arch) if app else program_config(),
             "rootfs": {"type": "layers", "diff_ids": [f"sha256:{sha256(x)}" for x in layers]},
         }
         parts = [("config", encoded(config))]
@@ -63,22 +67,45 @@ def make_oci(python: str, archs: Sequence[str], out: Path) -> Path:
         described = add_blob(blobs, "manifest", encoded({**manifest, "layers": found[1:]}))
         manifests.append({**described, "platform": {"architecture": arch, "os": "linux"}})
     version = package_version(Target(archs[0], python)).replace("~", "-").replace("+", "-")
+    name, tag = ("ternmesh-app", project_version()) if app else ("ternmesh", version)
     # One image that is an index: tools refuse an archive with several images.
     index = {"schemaVersion": 2, "mediaType": media("index")}
     image = add_blob(blobs, "index", encoded({**index, "manifests": manifests}))
-    image["annotations"] = {"org.opencontainers.image.ref.name": f"ternmesh:{version}"}
+    image["annotations"] = {"org.opencontainers.image.ref.name": f"{name}:{tag}"}
     blobs["index.json"] = encoded({**index, "manifests": [image]})
     blobs["oci-layout"] = encoded({"imageLayoutVersion": "1.0.0"})
-    path = out / f"ternmesh_{version}.oci.tar"
+    path = out / f"{name}_{version}.oci.tar"
     with unfinished(path) as new, tarfile.open(new, "w") as archive:
         for name, content in sorted(blobs.items()):
             archive.addfile(entry(name, date, size=len(content)), io.BytesIO(content))
     return path
 
 
-def base_layer(target: Target, release: str, date: int) -> bytes:
+def program_config() -> dict[str, object]:
+    return {
+        "User": str(UID),
+        "Entrypoint": [f"/{PREFIX}/bin/ternmesh"],
+        "Env": ["PATH=/usr/bin:/bin", f"HOME=/{STATE}"],
+        "WorkingDir": f"/{STATE}",
+        "Volumes": {f"/{STATE}": {}},
+    }
+
+
+def app_config(arch: str) -> dict[str, object]:
+    """The Supervisor gives /data and the sound to root."""
+    labels = {"type": "app", "version": project_version(), "arch": APP_ARCHS[arch]}
+    return {
+        "Entrypoint": [f"/{PREFIX}/bin/python", "-I", f"/{APP_FILES['start.py']}"],
+        "Env": ["PATH=/usr/bin:/bin", "HOME=/root"],
+        "WorkingDir": "/",
+        "Labels": {f"io.hass.{key}": value for key, value in labels.items()},
+    }
+
+
+def base_layer(target: Target, release: str, date: int, *, app: bool = False) -> bytes:
     """Python, its libraries and the public certificates of a Debian, unpacked but not set up."""
     packages = "--include=base-files,ca-certificates,libstdc++6,python3"
+    packages += ",pulseaudio-utils" if app else ""
     out, certificates = io.BytesIO(), []
     unused = r"\./(dev|boot|media|mnt|var/(cache|lib/apt|log)|usr/share/(man|locale|info))/."
     unused += r"|\./usr/share/doc/[^/]+/(?!copyright)."
@@ -105,12 +132,14 @@ def base_layer(target: Target, release: str, date: int) -> bytes:
     return out.getvalue()
 
 
-def tree_layer(target: Target, date: int) -> bytes:
+def tree_layer(target: Target, date: int, *, app: bool = False) -> bytes:
     """The tree with byte code: the image may be read-only, and a container has no postinst."""
     out = io.BytesIO()
     with tempfile.TemporaryDirectory() as folder, tarfile.open(fileobj=out, mode="w") as layer:
         root = Path(folder)
-        make_tree(root, target)
+        make_tree(root, target, extras=f"{EXTRAS},wake-word" if app else EXTRAS)
+        for name, place in APP_FILES.items() if app else ():
+            write(root / place, (APP / name).read_bytes(), (APP / name).stat().st_mode & 0o755)
         run(
             f"python{target.python}", "-m", "compileall", "-q", "--invalidation-mode",
             "unchecked-hash", "-s", root, "-p", "/", root / PREFIX,

@@ -143,9 +143,15 @@ def debian_version(version: str, commit: str | None, date: int) -> str:
     return f"{text}~git{datetime.fromtimestamp(date, UTC):%Y%m%d%H%M}.{commit}"
 
 
+def project_version() -> str:
+    """The version in pyproject.toml."""
+    project: dict[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return project["version"]
+
+
 def package_version(target: Target) -> str:
     """The version of this checkout; with the Python, so that an upgrade of Debian is one too."""
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    version = project_version()
     described = run("git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*").strip()
     is_release = (
         described.endswith("-dirty") is False
@@ -156,14 +162,16 @@ def package_version(target: Target) -> str:
     return f"{text}+py{target.python.replace('.', '')}"
 
 
-def make_tree(root: Path, target: Target, interpreter: Path | None = None) -> None:
+def make_tree(
+    root: Path, target: Target, interpreter: Path | None = None, extras: str = EXTRAS
+) -> None:
     """Write /opt/ternmesh, without byte code, and the link in /usr/bin below `root`."""
-    install(root / target.site, target)
+    install(root / target.site, target, extras)
     prune(root / target.site)
     furnish(root, target, interpreter or Path(f"/usr/bin/python{target.python}"))
 
 
-def install(site: Path, target: Target) -> None:
+def install(site: Path, target: Target, extras: str) -> None:
     """Unpack the wheels for the target into `site`."""
     pip = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
     with tempfile.TemporaryDirectory() as folder:
@@ -172,7 +180,7 @@ def install(site: Path, target: Target) -> None:
         run(
             *pip, "install", "--target", site, *target.pip_options(), "--only-binary=:all:",
             "--no-compile", "--no-warn-conflicts", "--constraint", ROOT / "constraints.txt",
-            f"ternmesh[{EXTRAS}] @ {wheel.as_uri()}",
+            f"ternmesh[{extras}] @ {wheel.as_uri()}",
         )  # fmt: skip
 
 

@@ -22,7 +22,8 @@ class PageConfig:
     On this machine all may read it; actions, and reading over a network, need the token. On other
     addresses than this machine's it needs TLS (`certificate_file` with the chain, `key_file`), or a
     proxy on the way that does that (`behind_proxy`). `names` are further names by which browsers
-    reach it.
+    reach it. Or it answers one address alone, `ingress`: a proxy that lets only the owner in, like
+    that of Home Assistant. What comes from there gets the token, under any name.
     """
 
     port: int = field(default=0, metadata=limits(0, 65_535))  # 0: not served
@@ -31,11 +32,12 @@ class PageConfig:
     certificate_file: str | None = field(default=None, metadata=PATH)
     key_file: str | None = field(default=None, metadata=PATH)
     behind_proxy: bool = False
+    ingress: str = ""
 
     @property
     def is_open(self) -> bool:
         """Whether others than this machine's users reach it, so that all needs the token."""
-        return self.behind_proxy or not _is_loopback(self.address)
+        return self.behind_proxy or bool(self.ingress) or not _is_loopback(self.address)
 
     @property
     def url(self) -> str:
@@ -51,13 +53,20 @@ def check_page(config: PageConfig) -> None:
     """ConfigError where the page would be open without protection, or its files do not fit."""
     if (config.certificate_file is None) != (config.key_file is None):
         raise ConfigError("page.certificate_file and page.key_file belong together: name both")
-    try:
-        ipaddress.ip_address(config.address)
-    except ValueError as error:
+    for key, what in (("address", "of this machine"), ("ingress", "of the proxy")):
+        value = getattr(config, key)
+        try:
+            if value or key == "address":
+                ipaddress.ip_address(value)
+        except ValueError as error:
+            raise ConfigError(
+                f"page.{key} is {value!r}: it must be an IP address {what}"
+            ) from error
+    if config.ingress and (config.behind_proxy or config.certificate_file):
         raise ConfigError(
-            f"page.address is {config.address!r}: it must be an IP address of this machine"
-        ) from error
-    has_tls = config.certificate_file is not None or config.behind_proxy
+            "page.ingress is the only way to the page: leave behind_proxy and certificate_file out"
+        )
+    has_tls = config.certificate_file is not None or config.behind_proxy or bool(config.ingress)
     if config.port and not _is_loopback(config.address) and not has_tls:
         raise ConfigError(
             f"page.address is {config.address}, which others reach: without TLS they could read "

@@ -136,8 +136,9 @@ ACTIONS: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
     ),
 }
 NO_ACTION = "this is no action of the page: load it again"
+POLICY = "Content-Security-Policy"
 HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    POLICY: "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -255,6 +256,9 @@ class Page:
                 _log.warning("a request of the page failed: %r", error)
                 response = _Json({"error": "the host cannot do this now: see its log"}, 502)
             response.headers.update(HEADERS)
+            if self._config.ingress:  # Home Assistant shows it in a frame of its own site
+                policy = HEADERS[POLICY].replace("frame-ancestors 'none'", "frame-ancestors 'self'")
+                response.headers[POLICY] = policy
             return response
 
         return answer
@@ -264,13 +268,16 @@ class Page:
 
     def _check_origin(self, request: Request) -> None:
         """Refuse what another site makes a browser ask, also by a name that it points here."""
-        host = request.headers.get("host", "")
-        if _host_name(host) not in self._names:
+        host, ingress = request.headers.get("host", ""), self._config.ingress
+        if ingress and (request.client is None or request.client.host != ingress):
+            raise RequestRefused(403, f"this page answers {ingress} alone: open it from there")
+        if not ingress and _host_name(host) not in self._names:
             raise RequestRefused(
                 403, "this name is not one of the page's: add it to [page] names, or use another"
             )
+        hosts = {host, request.headers.get("x-forwarded-host", host) if ingress else host}
         origin = request.headers.get("origin")
-        if request.method == "POST" and (origin is None or origin.partition("//")[2] != host):
+        if request.method == "POST" and (origin is None or origin.partition("//")[2] not in hosts):
             raise RequestRefused(403, "an action must come from this page")
 
     def _check_token(self, request: Request) -> None:
@@ -287,7 +294,11 @@ class Page:
         path = next((path for path in STATIC.iterdir() if path.name == name), None)
         if path is None:
             return await self._nothing(request)
-        return Response(path.read_bytes(), media_type=TYPES[path.suffix])
+        content = path.read_bytes()
+        if self._config.ingress:  # whoever comes through it is the owner
+            given = b'name="token" content="%s"' % self._token.encode()
+            content = content.replace(b'name="token" content=""', given)
+        return Response(content, media_type=TYPES[path.suffix])
 
     async def _events(self, request: Request) -> Response:
         readers_max = READERS_MAX - KEPT

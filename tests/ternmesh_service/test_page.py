@@ -370,6 +370,39 @@ def test_behind_a_proxy_nothing_is_read_without_the_token(start: Any) -> None:
     assert site.news(stream)["parts"]
 
 
+def test_an_ingress_alone_gets_the_page_and_with_it_the_token(start: Any) -> None:
+    site = start(ingress="127.0.0.1", address="0.0.0.0")
+    check_page(site.config)
+    name = {"Host": "home.example:8123"}
+    answer = site.open("GET", "/", **name)
+    assert "frame-ancestors 'self'" in answer.headers["Content-Security-Policy"]
+    assert f'name="token" content="{site.token}"' in answer.read().decode()
+    assert site.open("GET", "/events", **name).status == 401
+    assert site.act(MUTE, **name, Origin="http://evil.example")[0] == 403
+    origin = {"Origin": "https://home.example:8123"}
+    assert site.act(MUTE, **name, **origin)[0] == 200
+    other = {"Host": "inner", "X-Forwarded-Host": "home.example:8123"}
+    assert site.act(MUTE, **other, **origin)[0] == 200
+    assert site.asked == [MUTE, MUTE]
+
+
+def test_others_than_the_ingress_get_nothing(start: Any) -> None:
+    site = start(ingress="172.30.32.2")
+    forged = {"X-Forwarded-For": "172.30.32.2"}
+    for path in ("/", "/static/page.js", "/events", "/none"):
+        answer = site.open("GET", path, token=site.token, **forged)
+        assert answer.status == 403, path
+        assert site.token not in answer.read().decode()
+    assert site.act(MUTE, **forged)[0] == 403
+    assert b'name="token" content=""' in (server.STATIC / "index.html").read_bytes()
+
+
+def test_an_ingress_that_is_none_or_not_alone_is_refused() -> None:
+    for wrong in ({"ingress": "ha"}, {"ingress": "172.30.32.2", "behind_proxy": True}):
+        with pytest.raises(ConfigError, match=r"page\.ingress"):
+            check_page(PageConfig(1, **wrong))  # type: ignore[arg-type]
+
+
 def test_an_action_reaches_the_process(site: Site) -> None:
     ask = {"boards": "ada", "set": {"pause": 1}}
     assert site.act(ask) == (200, {"said": "done"})

@@ -9,11 +9,15 @@ if (fragment.has(TOKEN)) {
 
 addEventListener("hashchange", () => { if (location.hash.includes(`${TOKEN}=`)) location.reload(); });
 
+// An ingress, which knows who asks, gets the token with the page. Its site is not ours: nothing is kept there.
+const given = document.querySelector(`meta[name="${TOKEN}"]`).content;
+const known = () => given || sessionStorage.getItem(TOKEN);
+
 /** Whether the owner opened this page with the token. */
-export const mayAct = () => sessionStorage.getItem(TOKEN) !== null;
+export const mayAct = () => known() !== null;
 
 function headers(more = {}) {
-  const token = sessionStorage.getItem(TOKEN);
+  const token = known();
   return token === null ? more : { Authorization: `Bearer ${token}`, ...more };
 }
 
@@ -28,7 +32,7 @@ export async function follow(take, tell) {
   let pause = 1000;
   for (;;) {
     try {
-      const answer = await fetch("/events", { headers: headers(), cache: "no-store" });
+      const answer = await fetch("events", { headers: headers(), cache: "no-store" });
       if (!answer.ok) {
         if (answer.status === 401) sessionStorage.removeItem(TOKEN);
         await read(answer);
@@ -62,5 +66,5 @@ async function readEvents(body, take) {
 export async function act(ask) {
   const body = JSON.stringify(ask);
   const type = { "Content-Type": "application/json" };
-  return read(await fetch("/act", { method: "POST", headers: headers(type), body }));
+  return read(await fetch("act", { method: "POST", headers: headers(type), body }));
 }
