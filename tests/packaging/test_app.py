@@ -229,7 +229,7 @@ class App:
         text = SCRIPT.format(folder=inside, data=place, url=url, wake=self.wake, page=self.page)
         python = [sys.executable, "-P"]
         if root is not None:
-            python = ["chroot", str(root), *oci.app_config("amd64")["Entrypoint"][:2]]  # type: ignore[index]
+            python = ["/usr/sbin/chroot", str(root), *oci.app_config("amd64")["Entrypoint"][:2]]  # type: ignore[index]
         self.command = [*python, "-c", text]
         folder.mkdir(parents=True, exist_ok=True)
 

@@ -13,8 +13,8 @@ from tree import PackageError
 
 @pytest.fixture
 def small_layers(monkeypatch):
-    monkeypatch.setattr(oci, "base_layer", lambda target, release, date: release.encode())
-    monkeypatch.setattr(oci, "tree_layer", lambda target, date: target.arch.encode())
+    monkeypatch.setattr(oci, "base_layer", lambda target, release, date, app: release.encode())
+    monkeypatch.setattr(oci, "tree_layer", lambda target, date, app: target.arch.encode())
 
 
 def parts(image: Path) -> dict[str, bytes]:

@@ -400,7 +400,7 @@ def test_others_than_the_ingress_get_nothing(start: Any) -> None:
 def test_an_ingress_that_is_none_or_not_alone_is_refused() -> None:
     for wrong in ({"ingress": "ha"}, {"ingress": "172.30.32.2", "behind_proxy": True}):
         with pytest.raises(ConfigError, match=r"page\.ingress"):
-            check_page(PageConfig(1, **wrong))  # type: ignore[arg-type]
+            check_page(PageConfig(1, **wrong))
 
 
 def test_an_action_reaches_the_process(site: Site) -> None:
