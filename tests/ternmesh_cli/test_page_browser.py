@@ -1,10 +1,13 @@
 """The page of a live fleet, in a real browser: three boards of the demo learn meanwhile."""
 
+import http.client
 import shutil
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -318,3 +321,61 @@ def test_a_page_begins_with_starting_and_ends_with_what_is_next(
         assert page.serious() == []
     page.until(lambda: page.text("#connection").startswith("ended"))
     assert page.all("#rows tr"), "what was there stays"
+
+
+class Ingress(BaseHTTPRequestHandler):
+    """What Home Assistant does: it shows the page in a frame, below a path of its own."""
+
+    PATH, port = "/api/hassio_ingress/x", 0
+
+    def do_GET(self) -> None:
+        if not self.path.startswith(self.PATH):
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(f'<iframe src="{self.PATH}/" width=900 height=900>'.encode())
+            return
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        inner = http.client.HTTPConnection("127.0.0.1", self.port)
+        inner.request(self.command, self.path[len(self.PATH) :], body, dict(self.headers))
+        answer = inner.getresponse()
+        self.send_response(answer.status)
+        for name, value in answer.getheaders():
+            if name.lower() != "transfer-encoding":
+                self.send_header(name, value)
+        self.end_headers()
+        with suppress(OSError):
+            while data := answer.read1(65_536):
+                self.wfile.write(data)
+
+    do_POST = do_GET
+
+    def log_message(self, *_: object) -> None: ...
+
+
+def test_in_the_frame_of_home_assistant_the_owner_may_act(browse: Any, tmp_path: Path) -> None:
+    asked: list[Any] = []
+
+    def answer(request: Any) -> Any:
+        if request.get("command") == "status":
+            return to_json(host_status(["ada", "bob"]))
+        asked.append(request)
+        return {"boards": {"ada": {}}}
+
+    config, path = PageConfig(free_port(), ingress="127.0.0.1"), tmp_path / "control.sock"
+    handler = type("Handler", (Ingress,), {"port": config.port})
+    with (
+        ControlServer(path, answer),
+        served_page(config, path, tmp_path),
+        ThreadingHTTPServer(("127.0.0.1", 0), handler) as proxy,
+    ):
+        threading.Thread(target=proxy.serve_forever, daemon=True).start()
+        page = browse(f"http://127.0.0.1:{proxy.server_port}/")
+        page.driver.switch_to.frame(page.one("iframe"))
+        page.until(lambda: len(page.all("#rows tr")) == 2)
+        page.click("Pause all")
+        page.until(lambda: asked)
+        assert page.driver.execute_script("return sessionStorage.length") == 0
+        assert page.troubles() == []
+        browse("about:blank")
+        proxy.shutdown()

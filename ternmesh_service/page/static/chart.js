@@ -1,6 +1,6 @@
 // Line charts as SVG: lines of {x, y} points, a band, and the values under the pointer.
 
-import { draw, make } from "/static/dom.js";
+import { draw, make } from "./dom.js";
 
 const LEFT = 46, BOTTOM = 22, TOP = 8, RIGHT = 10;
 

@@ -1,7 +1,7 @@
 // Labelling on a board's own page: one key for each label, undo, many at once, and what it changed.
 
-import { byId, make, percent, toast } from "/static/dom.js";
-import { act, mayAct } from "/static/feed.js";
+import { byId, make, percent, toast } from "./dom.js";
+import { act, mayAct } from "./feed.js";
 
 const LIMIT = 40, KEYS = "0123456789qwertyioadfghjkzxcvbnm"; // u, s, p and l have a meaning
 let room = null, about = null; // the last answer about the queue

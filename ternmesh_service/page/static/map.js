@@ -1,6 +1,6 @@
 // The map of links: the host in the middle, and boards and aggregators around it.
 
-import { draw } from "/static/dom.js";
+import { draw } from "./dom.js";
 
 const WIDTH_MAX = 640, RING = 34, NAMES_MAX = 24, NAMES_NARROW = 10;
 

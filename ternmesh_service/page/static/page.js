@@ -1,10 +1,10 @@
 // The page of a fleet, or of one board: keeps the parts that the server sends, and shows them.
 
-import { chart, spark } from "/static/chart.js";
-import { byId, draw, keepFocus, make, number, percent, say, size, time, toast } from "/static/dom.js";
-import { act, follow, mayAct } from "/static/feed.js";
-import { labelling } from "/static/label.js";
-import { drawMap } from "/static/map.js";
+import { chart, spark } from "./chart.js";
+import { byId, draw, keepFocus, make, number, percent, say, size, time, toast } from "./dom.js";
+import { act, follow, mayAct } from "./feed.js";
+import { labelling } from "./label.js";
+import { drawMap } from "./map.js";
 
 const BOARD = "board ", ROUND = "round ";
 const NO_TOKEN = "Read only: open the address that `ternmesh page` prints.";
