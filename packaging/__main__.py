@@ -9,10 +9,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from check import check_installed, check_unpacked
+from check import check_installed, check_program, check_unpacked
 from deb import make_deb
 from oci import make_oci
 from prove import SUITES, prove
+from site_pages import make_site
 from tree import MACHINES, PYTHONS, ROOT, PackageError, Target, make_tree
 
 
@@ -37,13 +38,15 @@ def main() -> int:
     rows.choices["deb"].add_argument(
         "--compression", choices=("xz", "zstd", "none"), default="xz", help="xz is the smallest"
     )
-    row = rows.add_parser("check", help="try a .deb", description="Let a fleet of a .deb learn.")
-    row.add_argument("deb", type=Path, metavar="FILE")
+    row = rows.add_parser("check", help="try it", description="Let a fleet of what was made learn.")
+    row.add_argument("deb", type=Path, metavar="FILE", help="a .deb, or an installed `ternmesh`")
     row.add_argument("--install", action="store_true", help="as root, in a Debian made for it")
     row = rows.add_parser("prove", help="from a bare Debian", description="Let a new Debian learn.")
     row.add_argument("--arch", choices=MACHINES, default=here)
     row.add_argument("--suite", choices=SUITES, default="bookworm")
     row.add_argument("--boot", action="store_true", help="with systemd and the units")
+    row = rows.add_parser("site", help="the documents", description="Make the documents a site.")
+    row.add_argument("--out", type=Path, default=ROOT / "build" / "site", metavar="FOLDER")
     options = parser.parse_args()
     try:
         make(options)
@@ -55,10 +58,16 @@ def main() -> int:
 
 def make(options: argparse.Namespace) -> None:
     if options.what == "check":
-        (check_installed if options.install else check_unpacked)(options.deb)
+        if options.deb.suffix != ".deb":
+            check_program(options.deb)
+        else:
+            (check_installed if options.install else check_unpacked)(options.deb)
         return
     if options.what == "prove":
         prove(options.arch, options.suite, boot=options.boot)
+        return
+    if options.what == "site":
+        print(make_site(options.out))
         return
     if options.what == "oci":
         print(make_oci(options.python, options.arch, options.out, app=options.app))

@@ -1,6 +1,6 @@
-"""Does a .deb work? A host and a node of it learn together, with the shipped examples as settings.
+"""Does a .deb, or what uv and pipx installed, work? A host and a node of it learn together.
 
-The broker is that of this checkout, since no package has one.
+Their settings are the shipped examples. The broker is that of this checkout: no package has one.
 """
 
 import json
@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from deb import EXAMPLES
-from tree import PREFIX, PYTHONS, STATE, PackageError, run
+from tree import PREFIX, PYTHONS, ROOT, STATE, PackageError, run
 
 NEEDED = "--include=adduser,libstdc++6,python3,zlib1g"
 PATIENCE_S = 900  # a training step takes minutes where the processor is emulated
@@ -36,6 +36,17 @@ def check_unpacked(deb: Path) -> None:
         command = (str(programs / "python"), "-I", str(programs / "ternmesh"))
         moved = {f"/{STATE}": folder, f"/{PREFIX}": str(root / PREFIX)}
         learn(command, root, Path(folder), moved)
+
+
+def check_program(program: Path) -> None:
+    """Let `ternmesh` of an environment that uv or pipx made learn."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "root"
+        shutil.copytree(ROOT / "packaging" / "examples", root / EXAMPLES)
+        programs = program.resolve().parent
+        zoo = next(programs.parent.glob("lib/python3*/site-packages/models/zoo"))
+        command = (str(programs / "python"), "-I", str(programs / "ternmesh"))
+        learn(command, root, Path(folder), {f"/{STATE}": folder, f"/{PREFIX}/zoo": str(zoo)})
 
 
 def check_installed(deb: Path) -> None:

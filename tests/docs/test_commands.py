@@ -13,12 +13,15 @@ import subprocess
 import sys
 import textwrap
 import tomllib
+import wave
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from edge.config import NodeConfig, read_node_config
 from edge.gateway.service import GatewayConfig, read_gateway_config
@@ -30,16 +33,20 @@ from ternmesh.security.identity import ENTROPY_SIZE, Role, identity_text, make_i
 from ternmesh_cli import main
 from ternmesh_cli.process import write_toml
 from ternmesh_service.control_socket import ControlError, ask
+from tests.models.test_shelf import put_in_wheel
+from tests.ternmesh_cli.test_adapt import CNN, CNN_WEIGHTS, save
 from transports.ble.config import BoardConfig
 from transports.mqtt.embedded_broker import EmbeddedBroker
 from transports.serial_lora.settings import SerialLoraSettings
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
+USE_CASES = sorted((ROOT / "docs" / "use-cases").glob("*.md"))
 DOCUMENTS = (
     README,
     ROOT / "CONTRIBUTING.md",
     *sorted(path for path in (ROOT / "docs").glob("*.md") if path.stem not in ("SPEC", "DESIGN")),
+    *USE_CASES,
     *sorted((ROOT / "examples").glob("*/README.md")),
 )
 READERS = {"host": read_host_config, "node": read_node_config, "gateway": read_gateway_config}
@@ -69,6 +76,7 @@ ELSEWHERE = {
     "podman": "needs a container engine",
     "pipx install": "downloads packages",
     "uv tool install": "downloads packages",
+    "uv pip compile": "downloads packages",
     ".venv/bin/python -m pip wheel": ".ci/run makes one",
     "./run test": "runs this test",
     "./run python -m pip": "downloads a package",
@@ -202,6 +210,8 @@ class Walk:
         self.texts: dict[str, str] = {}  # placeholders, and what stands for them here
         self.files: dict[str, dict[str, Any]] = {}
         self.processes: list[subprocess.Popen[str]] = []
+        self.run_here: tuple[str, ...] = ()  # commands that are run although they stand in PARSED
+        self.modems: list[str] = []  # emulated, for ports that are written next
         self._capsys = capsys
         self._eventually = eventually
 
@@ -209,14 +219,16 @@ class Walk:
         """Write the file that the first line of a block names, or change it, and read it."""
         head, body = text.split("\n", 1)
         names, _, how = head.lstrip("# ").partition(":")
-        found = tomllib.loads(self._filled(body))
         for name in re.findall(r"([\w-]+)\.toml", names):
+            found = tomllib.loads(self._filled(body))
             if not how:
                 self.files[name] = found
             elif "in place of" in how:
                 self.files[name] = {**self._begun(name), **found}
             else:
                 self.files[name] = merged(self._begun(name), found)
+            for table in re.findall(r"\[(\w+)\]", how.partition("without")[2]):
+                self.files[name].pop(table, None)
             path = self.folder / f"{name}.toml"
             path.write_text(toml(self.files[name]))
             if name in READERS:
@@ -238,7 +250,7 @@ class Walk:
             check_extras(command)
         elif begins(command, *HELPED):
             check_help(command)
-        elif begins(command, *PARSED):
+        elif begins(command, *PARSED) and not begins(command, *self.run_here):
             parse(command)
         elif begins(command, *STARTED):
             self._start(shlex.split(command)[1:])
@@ -259,6 +271,7 @@ class Walk:
         def is_up() -> bool:
             assert self.processes[-1].poll() is None, log.read_text()
             if arguments[0] in ("radio", "ble"):
+                self.modems = re.findall(r"^/.*modem.*", log.read_text(), re.MULTILINE)
                 return bool(log.read_text())
             try:
                 state = self.folder / f"{arguments[0]}-state"
@@ -279,6 +292,8 @@ class Walk:
     def _filled(self, text: str) -> str:
         for old, new in self.texts.items():
             text = text.replace(old, new)
+        while self.modems and '"/dev/serial0"' in text:
+            text = text.replace('"/dev/serial0"', f'"{self.modems.pop()}"\nspeed = 50.0', 1)
         return re.sub(r"mqtt://[\d.]+:1883", self.url, text)
 
     def _note(self, command: str, out: str) -> None:
@@ -359,7 +374,13 @@ def prepare(walk: Walk) -> None:
                 walk.run(command)
 
 
-def follow(walk: Walk, document: Path, *, before: Callable[[str], None] = lambda _: None) -> None:
+def follow(
+    walk: Walk,
+    document: Path,
+    *,
+    before: Callable[[str], None] = lambda _: None,
+    at_the_end: Callable[[], None] = lambda: None,
+) -> None:
     """Do what the blocks of a document say; `before` hears of each command before it is run."""
     for language, text in blocks(document):
         if language == "toml":
@@ -371,6 +392,7 @@ def follow(walk: Walk, document: Path, *, before: Callable[[str], None] = lambda
         for command in commands(text) if language == "sh" else ():
             before(command)
             walk.run(command)
+    at_the_end()
     walk.stop()
 
 
@@ -407,7 +429,7 @@ def test_links_lead_to_files_and_headings(document: Path) -> None:
 
 
 def test_the_readme_is_short() -> None:
-    assert len(README.read_text().splitlines()) <= 250
+    assert len(README.read_text().splitlines()) <= 200
 
 
 def test_blocks_have_a_language_that_is_tested_or_only_shown() -> None:
@@ -491,7 +513,8 @@ def test_voters(walk: Walk) -> None:
     [
         nightly(d) if d.stem in ("mixed-fleet", "library") else d
         for d in DOCUMENTS
-        if d.stem
+        if d not in USE_CASES
+        and d.stem
         not in ("README", "mqtt-fleet", "own-model", "predict", "broker", "backup", "voters")
     ],
     ids=lambda path: path.stem,
@@ -499,6 +522,57 @@ def test_voters(walk: Walk) -> None:
 def test_guide(walk: Walk, document: Path) -> None:
     prepare(walk)
     follow(walk, document)
+
+
+def make_samples(folder: Path) -> None:
+    """What the pages of use cases import: sounds, pictures, rows and a plain model."""
+    rng = np.random.default_rng(0)
+    for label in ("hello", "other", "glass", "dog", "quiet", "ant", "bee", "cat"):
+        (folder / "recordings" / label).mkdir(parents=True)
+        (folder / "pictures" / label).mkdir(parents=True)
+        for number in range(20):
+            sound = rng.integers(-9000, 9000, 24_000).astype("<i2")
+            with wave.open(str(folder / "recordings" / label / f"{number}.wav"), "wb") as file:
+                file.setparams((1, 2, 16_000, 0, "NONE", ""))
+                file.writeframes(sound.tobytes())
+            picture = rng.integers(0, 256, (20, 20, 3), dtype=np.uint8)
+            Image.fromarray(picture).save(folder / "pictures" / label / f"{number}.png")
+    numbers = rng.normal(size=(120, 3))
+    kinds = [[("ok", "worn", "other")[n // 40], ("dry", "rain")[n % 2]] for n in range(120)]
+    for name, head, column in (
+        ("pump", "", 0),
+        ("weather", "temperature,humidity,pressure,state\n", 1),
+    ):
+        rows = (
+            f"{a:.3f},{b:.3f},{c:.3f},{kinds[n][column]}" for n, (a, b, c) in enumerate(numbers)
+        )
+        (folder / f"{name}.csv").write_text(head + "\n".join(rows) + "\n")
+    save(folder / "model.onnx", CNN.replace("n, 2,", "n, 3,"), {**CNN_WEIGHTS, "K": (4, 3, 3, 3)})
+
+
+@pytest.mark.parametrize("document", USE_CASES, ids=lambda path: path.stem)
+def test_use_case(
+    walk: Walk,
+    document: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    eventually: Callable[..., None],
+) -> None:
+    """The board learns from what the page imports; no sensor is there, and radios are emulated."""
+    prepare(walk)
+    walk.files["host"]["run"]["min_peers"] = 1
+    make_samples(walk.folder)
+    put_in_wheel(monkeypatch, tmp_path_factory.mktemp("wheel"))
+    walk.run_here = ("./run import", "./run adapt")
+
+    def has_learned() -> bool:
+        if document.stem == "weather":  # over radio it joins, and an update takes minutes
+            return "has joined run" in (walk.folder / "node.log").read_text()
+        socket = walk.folder / "node-state" / "control.sock"
+        return ask(socket, {"command": "status"}, PATIENCE_S)["version"] >= 1
+
+    follow(walk, document, at_the_end=lambda: eventually(has_learned, PATIENCE_S))
+    assert len(document.read_text().splitlines()) <= 60
 
 
 @pytest.mark.nightly

