@@ -420,7 +420,7 @@ class NodeProtocol:
         self._aim(message.version, message.phase, now)
         if self.pending is not None and self.pending.sent_to is not None:
             self.joining.say_away(self.version)  # it has nothing for this round
-        if self.sender.is_on_its_way(now):
+        if self.sender.is_on_its_way(now, self.channel.sealing.process_of(HOST)):
             return
         if self.received:
             # The answer to the hello has the receipt, unless the host's disk was set back.
@@ -685,7 +685,8 @@ class NodeProtocol:
         self._send_work(now)
 
     def _send_work(self, now: float) -> None:
-        self.sender.send(self.address, self._work_bodies(), now)
+        process = self.channel.sealing.process_of(HOST)
+        self.sender.send(self.address, self._work_bodies(), now, process)
 
     def _work_bodies(self) -> tuple[bytes, ...]:
         """The update or the silence that the host may not have; empty if there is none.

@@ -21,24 +21,33 @@ class UpdateSender:
         self._outgoing = outgoing
         self._deliveries = Deliveries()
         self._sent_at = 0.0
+        self._sent_to = b""  # the process of the host for which it was sealed
 
-    def send(self, address: int, bodies: Sequence[bytes], now: float) -> None:
-        """Send in place of what still waits for this address, and again later. Nothing: stop."""
+    def send(self, address: int, bodies: Sequence[bytes], now: float, process: bytes) -> None:
+        """Send in place of what still waits for this address, and again later. Nothing: stop.
+
+        `process` names that of the host (`Sealing.process_of`).
+        """
         if not bodies:
             self.timer.stop()
             return
         self._outgoing.discard(address)
         self._outgoing.push(HOST, address, bodies)
         self.timer.again(now)
-        self._sent_at = now
+        self._sent_at, self._sent_to = now, process
 
     @property
     def is_held(self) -> bool:
         """Whether the transport holds a message for the host."""
         return self._deliveries.is_held(HOST)
 
-    def is_on_its_way(self, now: float) -> bool:
-        """Whether the transport holds the update, or its receipt is not overdue since delivery."""
+    def is_on_its_way(self, now: float, process: bytes) -> bool:
+        """Whether the transport holds the update, or its receipt is not overdue since delivery.
+
+        What was sealed for another process of the host, this one cannot open.
+        """
+        if process != self._sent_to:
+            return False
         due_at = self.timer.at
         was_delivered = self._deliveries.was_delivered(HOST, self._sent_at)
         return self.is_held or (was_delivered and due_at is not None and now < due_at)

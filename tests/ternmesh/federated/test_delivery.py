@@ -80,6 +80,17 @@ def test_what_a_transport_holds_is_not_repeated(bench, node) -> None:  # R6.3-6
     assert manifests(bench) == 1
 
 
+@pytest.mark.parametrize("state", [None, DELIVERED])
+def test_what_a_host_that_ended_has_got_is_sent_to_the_next_one(  # R6.3-6
+    bench, node, state, monkeypatch
+) -> None:
+    if state is not None:
+        node.handle_delivery(Delivery(HOST, state), bench.now)
+    monkeypatch.setattr(node.channel.sealing, "process_of", lambda peer: b"another", raising=False)
+    welcome(bench, node)
+    assert manifests(bench) == 1
+
+
 def test_what_a_transport_has_lost_is_sent_at_once(bench, node) -> None:  # R6.3-6
     node.handle_delivery(Delivery(HOST, LOST), bench.now)
     assert manifests(bench) == 1
