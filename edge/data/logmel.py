@@ -69,11 +69,15 @@ def clip_length(rate: int, front: FrontSpec | None = None) -> int:
 
 
 def model_input(sound: Sound, rate: int, front: FrontSpec | None = None) -> Sound:
-    """What a model gets of a clip of `rate` Hz: `log_mel`, or the sound that its front takes."""
+    """What a model gets of a clip of `rate` Hz: `log_mel`, or the sound that its front takes.
+
+    A short clip is in the middle of that: of words at its begin a front tells less.
+    """
     if front is None:
         return log_mel(resample(sound, rate))
     taken = resample(sound, rate, front.rate)[: front.length]
-    return np.pad(taken, (0, front.length - len(taken)))
+    missing = front.length - len(taken)
+    return np.pad(taken, (missing // 2, missing - missing // 2))
 
 
 @cache
