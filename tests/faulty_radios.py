@@ -23,14 +23,13 @@ class FaultyLine(SerialLine):
     """`shape` of the output: "whole" messages, "split" into small parts, or several "glued".
 
     Where host and modem have different rates, both hear other bytes. Output comes `late_s` too
-    late, and its CR LF may become another `end`.
+    late.
     """
 
     def __init__(self, path: Path, modem: EmulatedModem, rng: random.Random) -> None:
         super().__init__(path)
         self.shape = "whole"
         self.late_s = 0.0
-        self.end = b"\r\n"
         self._modem = modem
         self._rng = rng
         self._held: deque[tuple[float, bytes]] = deque()
@@ -47,8 +46,6 @@ class FaultyLine(SerialLine):
 
     def write(self, data: bytes) -> None:
         data, now = self._as_heard(data), time.monotonic() + self.late_s
-        if data.endswith(b"\r\n"):
-            data = data[:-2] + self.end
         last = self._held[-1][0] if self._held else now
         if self.shape == "glued":
             self._held.append((max(last, now // GLUE_S * GLUE_S + GLUE_S), data))

@@ -17,11 +17,13 @@ from typing import Any
 
 import pytest
 
+from ternmesh.security.identity import identity_text
 from ternmesh_cli import upgrade
 from ternmesh_cli.keys import enrol_fleet
 from ternmesh_cli.main import main
 from ternmesh_service import rollback, software
 from ternmesh_service.control_socket import ControlServer
+from ternmesh_service.identity_file import IDENTITY, read_identity_file
 from ternmesh_service.rollback import Failed
 from ternmesh_service.status import SecurityStatus, to_json
 from ternmesh_store.state_file import STATE, StateFile
@@ -178,7 +180,7 @@ def board(
 
     stored = StateFile(tmp_path / "state").stored_fleet()
     assert stored is not None
-    line = main_line(tmp_path, capsys)
+    line = identity_text(read_identity_file(tmp_path / "host" / IDENTITY).public)
     keys = SecurityStatus(mode="keys", fleet=stored.fleet.hex(), host=line)
     status = board_status(security=keys)
     (root / "pid").write_text("1")
@@ -189,12 +191,6 @@ def board(
         yield made
     for number, handler in handlers.items():
         signal.signal(number, handler)
-
-
-def main_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    command = ["enrol", "identity", "--config", str(folder / "host.toml"), "--json"]
-    assert main(command) == 0
-    return str(json.loads(capsys.readouterr().out)["identity"])
 
 
 def signed(board: Board, file: Path, config: str = "host.toml") -> Path:

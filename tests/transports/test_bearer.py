@@ -3,13 +3,13 @@
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from ternmesh.config import ConfigError
 from ternmesh.link.airtime import LoraSetting, airtime_us
 from ternmesh.link.regions import EU868
-from ternmesh.security.sealing import OpenSealing
 from ternmesh_store.state_file import StateFile
 from transports.base import HOST, BearerProfile
 from transports.factory import (
@@ -97,19 +97,10 @@ def test_an_update_that_does_not_fit_the_unreliable_service_is_too_long(tmp_path
     assert frame_max(host) == 4096, "global updates arrive whole"
 
 
-class NoKeys:
-    """Keys that nothing is ever sealed with."""
-
-    def sealing(self, counter: int) -> OpenSealing:
-        return OpenSealing()
-
-    def record(self, changes: object) -> None: ...
-
-
 def test_frames_that_are_too_short_for_keys_are_a_sentence(tmp_path: Path) -> None:
     slow = serial(frequency_hz=863_500_000, spreading_factor=12, dialect="rnode")
     with pytest.raises(ConfigError, match=r"too short for keys, which take 100.*spreading_factor"):
-        make_transport(slow, "theo", StateFile(tmp_path), NoKeys())
+        make_transport(slow, "theo", StateFile(tmp_path), Mock())
     make_transport(slow, "theo", StateFile(tmp_path))
     make_transport(replace(slow, gateway="shed"), "theo", StateFile(tmp_path))
 

@@ -17,7 +17,6 @@ from ternmesh.federated.refusals import why
 from ternmesh.link.settings import LinkSettings
 from ternmesh.security.identity import Role
 from ternmesh.security.membership import found_fleet
-from ternmesh.security.notices import write_notice
 from ternmesh.wire.frame import BROADCAST, Header, seal_open, suite_of
 from ternmesh_service.identity_file import IDENTITY, make_identity_file
 from ternmesh_service.keyring import Keyring, SecurityConfig, hop_keys
@@ -392,14 +391,6 @@ def test_what_is_counted_by_name_is_bounded(new_fleet) -> None:
     air.run(20.0)
     assert len(air.ends[HOST].refused) == REFUSED_PEERS_MAX + 1
     assert air.ends[HOST].frames_refused == REFUSED_PEERS_MAX + 50
-
-
-def test_a_sealed_link_carries_the_notice_of_a_revocation(new_fleet) -> None:  # R3-12, R3-13
-    air = new_fleet(is_keyed=True)
-    ring = air.rings[HOST]
-    notice = write_notice(ring.own, ring.member_list.fleet, bytes(16))
-    air.ends[HOST].send("theo", [notice])
-    assert [arrival.frames for arrival in air.run(5.0)["theo"]] == [(notice,)]
 
 
 @pytest.mark.parametrize("is_up", [True, False])

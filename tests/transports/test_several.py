@@ -258,11 +258,3 @@ def test_the_symbols_of_one_object_travel_over_both_though_one_may_die_in_the_mi
     assert (len(air.symbols["one"]) == before) is dies
     everything = [index for indices in air.symbols.values() for index in indices]
     assert len(set(everything)) == len(everything) > before
-
-
-def test_a_bearer_may_be_up_here_and_dead_there(tmp_path: Path) -> None:
-    air = Air(tmp_path)
-    air.modems[HOST, "one"].close()  # the node cannot know
-    air.ends["ada"].send(HOST, frames(40))
-    assert [a.frames for a in air.run(200.0)] == [tuple(frames(40))]
-    assert air.symbols["one"] == []

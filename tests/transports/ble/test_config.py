@@ -3,8 +3,9 @@
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,27 +41,18 @@ class Neighbourhood:
     """A host with a bridge for each of two boards; controllers 0 and 1 are the bridges'."""
 
     def __init__(self, air: VirtualControllers, folder: Path) -> None:
-        self._names, self._stores = air.names, StateFile(folder)
-        self.host = self._open(HOST, {b: self._hci(i) for i, b in enumerate(BOARDS)})
-        self.boards = {board: self.board(board) for board in BOARDS}
+        self.air, stores, hci = air, StateFile(folder), [{"hci": name} for name in air.names]
 
-    def _hci(self, index: int) -> dict[str, object]:
-        return {"hci": self._names[index]}
+        def opened(role: str, table: dict[str, Any]) -> StatusTransport:
+            transport = make_transport(LinkConfig(ble=table), role, stores)
+            transport.open()
+            return transport
 
-    def _open(self, role: str, table: dict[str, object]) -> StatusTransport:
-        transport = make_transport(LinkConfig(ble=table), role, self._stores)
-        transport.open()
-        return transport
+        self.host = opened(HOST, dict(zip(BOARDS, hci, strict=False)))
+        self.boards = {b: opened(b, table) for b, table in zip(BOARDS, hci[2:], strict=True)}
 
-    def board(self, board: str) -> StatusTransport:
-        return self._open(board, self._hci(len(BOARDS) + BOARDS.index(board)))
-
-    def bridge_connected(self, board: str) -> bool:
-        return self.host.status().bearers[board].connected
-
-    @property
-    def connected(self) -> bool:
-        return all(self.bridge_connected(b) and e.connected for b, e in self.boards.items())
+    def has_path(self, board: str) -> bool:
+        return self.host.status().bearers[board].connected and self.boards[board].connected
 
     def close(self) -> None:
         for end in (*self.boards.values(), self.host):
@@ -68,17 +60,12 @@ class Neighbourhood:
 
 
 @pytest.fixture
-def new_neighbourhood(tmp_path: Path, eventually) -> Iterator[Callable[..., Neighbourhood]]:
-    made: list[Neighbourhood] = []
-
-    def make(air: VirtualControllers) -> Neighbourhood:
-        made.append(Neighbourhood(air, tmp_path))
-        eventually(lambda: made[-1].connected)
-        return made[-1]
-
-    yield make
-    for neighbourhood in made:
-        neighbourhood.close()
+def near(tmp_path: Path, eventually) -> Iterator[Neighbourhood]:
+    with VirtualControllers(4, loss=0.05, rng=random.Random(1)) as air:
+        made = Neighbourhood(air, tmp_path)
+        eventually(lambda: all(map(made.has_path, BOARDS)))
+        yield made
+        made.close()
 
 
 def collect(end: StatusTransport, count: int) -> list[tuple[str, bytes]]:
@@ -90,51 +77,30 @@ def collect(end: StatusTransport, count: int) -> list[tuple[str, bytes]]:
     return found
 
 
-def test_boards_reach_their_bridges_through_losses(new_neighbourhood) -> None:
-    with VirtualControllers(4, loss=0.05, rng=random.Random(1)) as air:
-        near = new_neighbourhood(air)
-        frames = {board: [bytes([i]) * 900 for i in range(10)] for board in BOARDS}
-        for board, end in near.boards.items():
-            end.send(HOST, frames[board])
-        near.host.send(ALL, [b"everybody" * 100])
-        near.host.send("bo", [b"you"])
-        heard = collect(near.host, 20)
-        for board in BOARDS:
-            assert [frame for peer, frame in heard if peer == board] == frames[board]
-        assert collect(near.boards["ada"], 1) == [(HOST, b"everybody" * 100)]
-        assert collect(near.boards["bo"], 2) == [(HOST, b"everybody" * 100), (HOST, b"you")]
-        near.close()
-        with pytest.raises(NotConnected, match=r"ada: .*bo: "):
-            near.host.send(ALL, [b"x"])
-
-
-def test_a_board_that_is_away_keeps_nobody_waiting(new_neighbourhood, eventually) -> None:
-    with VirtualControllers(4) as air:
-        near = new_neighbourhood(air)
-        near.boards["ada"].close()
-        eventually(lambda: not near.bridge_connected("ada"))
-        near.host.send("ada", [b"lost"])
-        near.host.send(ALL, [b"everybody"])
-        assert collect(near.boards["bo"], 1) == [(HOST, b"everybody")]
-        assert near.host.status().numbers["frames_dropped"] == 2
-        near.boards["ada"] = near.board("ada")
-        eventually(lambda: near.connected)
-        near.host.send("ada", [b"again"])
-        assert collect(near.boards["ada"], 1) == [(HOST, b"again")]
+def test_boards_reach_their_bridges_through_losses(near) -> None:
+    frames = {board: [bytes([i]) * 900 for i in range(10)] for board in BOARDS}
+    for board, end in near.boards.items():
+        end.send(HOST, frames[board])
+    near.host.send(ALL, [b"everybody" * 100])
+    near.host.send("bo", [b"you"])
+    heard = collect(near.host, 20)
+    for board in BOARDS:
+        assert [frame for peer, frame in heard if peer == board] == frames[board]
+    assert collect(near.boards["ada"], 1) == [(HOST, b"everybody" * 100)]
+    assert collect(near.boards["bo"], 2) == [(HOST, b"everybody" * 100), (HOST, b"you")]
+    near.close()
+    with pytest.raises(NotConnected, match=r"ada: .*bo: "):
+        near.host.send(ALL, [b"x"])
 
 
 @pytest.mark.parametrize("index", [0, 2], ids=["bridge", "board"])
-def test_a_controller_that_is_pulled_out_and_in_again(
-    new_neighbourhood, eventually, index: int
-) -> None:
-    with VirtualControllers(4) as air:
-        near = new_neighbourhood(air)
-        [end] = [end for end in air._sockets if end.index == index]
-        air._loop.call(end.close)
-        eventually(lambda: not near.boards["ada"].connected or not near.bridge_connected("ada"))
-        eventually(lambda: near.connected)
-        near.boards["ada"].send(HOST, [b"up"])
-        assert ("ada", b"up") in collect(near.host, 1)
+def test_a_controller_that_is_pulled_out_and_in_again(near, eventually, index: int) -> None:
+    [end] = [end for end in near.air._sockets if end.index == index]
+    near.air._loop.call(end.close)
+    eventually(lambda: not near.has_path("ada"))
+    eventually(lambda: near.has_path("ada"))
+    near.boards["ada"].send(HOST, [b"up"])
+    assert ("ada", b"up") in collect(near.host, 1)
 
 
 def test_ports_that_cannot_be() -> None:

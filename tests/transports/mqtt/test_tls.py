@@ -10,7 +10,6 @@ import pytest
 from ternmesh.config import ConfigError
 from transports.base import HOST
 from transports.link_config import LinkConfig, link_settings
-from transports.mqtt.settings import MqttSettings
 
 WAIT_S = 20.0
 NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256")
@@ -148,10 +147,3 @@ def test_relative_paths_of_a_link_start_from_a_folder(tmp_path) -> None:
     found = link.anchored(tmp_path)
     assert found.ca_file == str(tmp_path / "ca.pem")
     assert (found.certificate_file, found.key_file) == ("/own.pem", None)
-
-
-def test_a_message_limit_can_be_set_for_brokers_that_tell_none() -> None:
-    settings = link_settings(LinkConfig("mqtt://localhost", message_max=2000), "ada")
-    assert settings == MqttSettings("mqtt://localhost", "ternmesh", "ada", message_max=2000)
-    with pytest.raises(ConfigError, match=r"\[link\]: message_max 3 must be 64 to 262144"):
-        link_settings(LinkConfig("mqtt://localhost", message_max=3), "ada")

@@ -32,16 +32,6 @@ def all_connected(*ends: MqttTransport) -> bool:
     return all(end.connected for end in ends)
 
 
-def test_frames_are_sent_in_as_few_messages_as_fit(mosquitto, new_end, eventually) -> None:
-    host, ada = new_end(mosquitto.url, HOST), new_end(mosquitto.url, "ada", message_max=1000)
-    eventually(lambda: all_connected(host, ada))
-    frames = [bytes([i]) * 100 for i in range(25)]
-    assert ada.send(HOST, frames) == 25 * 102
-    arrivals = [host.receive(WAIT_S) for _ in range(3)]
-    assert [arrival.wire_bytes for arrival in arrivals] == [918, 918, 714]
-    assert [frame for arrival in arrivals for frame in arrival.frames] == frames
-
-
 def test_the_limits_of_the_broker_are_read_and_kept(new_mosquitto, new_end, eventually) -> None:
     # R7.2-4, R7.2-5
     broker = new_mosquitto("max_packet_size 3000\nmax_inflight_messages 3\nmax_keepalive 30")
@@ -134,28 +124,6 @@ def test_a_message_that_is_too_long_ends_one_connection(mosquitto, new_end, even
     ada.send(HOST, [framed("good")])
     assert host.receive(WAIT_S).frames == (framed("good"),)
     assert host.status().numbers["connects"] == 2
-
-
-def test_who_takes_our_client_id_again_and_again_keeps_us_away_for_a_while_only(
-    mosquitto, new_end, eventually, caplog
-) -> None:
-    host, ada = new_end(mosquitto.url, HOST), new_end(mosquitto.url, "ada", reconnect_min_s=0.3)
-
-    def take_over() -> None:
-        publish.single("x", port=mosquitto.port, client_id="ternmesh-barn-ada")
-
-    def has_another() -> bool:
-        if ada.connected:
-            take_over()
-        return "goes on as ternmesh-barn-ada-" in caplog.text
-
-    eventually(has_another)
-    eventually(lambda: all_connected(host, ada))
-    before = ada.status().numbers["connects"]
-    take_over()
-    host.send("ada", [framed("here")])
-    assert ada.receive(WAIT_S).frames == (framed("here"),)
-    assert ada.status().numbers["connects"] == before
 
 
 @pytest.mark.parametrize("protocol", ["5", "3.1.1"])

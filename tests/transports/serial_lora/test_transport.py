@@ -23,8 +23,7 @@ from tests.open_files import many_open_files
 from tests.statuses import board_status
 from transports.base import HOST
 from transports.serial_lora import meshtastic, transport
-from transports.serial_lora.emulator.ebyte import EbyteModem
-from transports.serial_lora.emulator.modem import Action, EmulatedModem, Output, Pause, Transmit
+from transports.serial_lora.emulator.modem import Action, EmulatedModem, Output, Pause
 from transports.serial_lora.emulator.radios import LONG_FAST, new_modem
 from transports.serial_lora.port import PortError, SerialPort
 from transports.serial_lora.send_queue import Waker
@@ -142,17 +141,6 @@ def test_writes_that_get_stuck_end_and_the_modem_is_used_again(new_fleet, eventu
     ada.send(HOST, [b"x" * ada.mtu] * 300)
     ada.close()  # it does not wait for a modem that is stuck
     assert not ada.connected
-
-
-def test_a_modem_that_stops_answering_is_opened_anew(new_fleet, eventually) -> None:
-    radios, (host, ada) = new_fleet("reyax", answer_margin_s=0.1)
-    radios.set_reading(1, False)
-    ada.send(HOST, [b"never taken"])
-    eventually(lambda: ada.status().refusals == {"the modem did not answer": 1})
-    radios.set_reading(1, True)
-    eventually(lambda: ada.connected)
-    ada.send(HOST, [b"again"])
-    assert b"again" in frames_from(host, 1) + frames_from(host, 1)
 
 
 @pytest.mark.parametrize(
@@ -412,66 +400,6 @@ def test_the_control_lines_of_the_port_are_set(monkeypatch, eventually, dtr, rts
             host.open()
             eventually(lambda: host.connected)
     assert asked == {serialposix.TIOCM_DTR_str: dtr, serialposix.TIOCM_RTS_str: rts}
-
-
-@pytest.mark.parametrize("end", [b"\r", b"\n", b"\r\n"])
-@pytest.mark.parametrize("shape", ["split", "glued"])
-def test_a_modem_whose_line_ends_are_changed_is_understood(
-    new_fleet, eventually, shape, end
-) -> None:
-    """As adapters and bridges do that translate line ends."""
-    radios, (host, ada) = new_fleet("reyax", binary=True)
-    radios.lines[0].end = end
-    radios.shape(0, shape)
-    radios.unplug(0)
-    radios.replug(0)
-    eventually(lambda: host.connected and host.status().numbers["reconnects"] == 1)
-    for _ in range(3):
-        ada.send(HOST, [EVERY_BYTE])
-        assert frames_from(host, 1) == [EVERY_BYTE]
-
-
-@pytest.mark.parametrize("packet_bytes", [240, 200, 58])  # E22, E220, E32
-def test_the_airtime_of_an_ebyte_modem_is_counted_in_full(eventually, packet_bytes) -> None:
-    modems = [EbyteModem(packet_bytes=packet_bytes) for _ in range(2)]
-    sent_us: list[int] = []
-    transmit = modems[1]._transmit
-
-    def counted() -> list[Action]:
-        actions = transmit()
-        sent_us.extend(action.airtime_us for action in actions if isinstance(action, Transmit))
-        return actions
-
-    modems[1]._transmit = counted  # type: ignore[method-assign]
-    with FaultyRadios(list(modems), speed=SPEED) as radios:
-        host, ada = (
-            SerialLoraTransport(
-                settings_for("ebyte", path, role, speed=SPEED, packet_bytes=packet_bytes)
-            )
-            for path, role in zip(radios.paths, ROLES, strict=False)
-        )
-        with closing(host), closing(ada):
-            host.open()
-            ada.open()
-            eventually(lambda: host.connected and ada.connected)
-            frames = [bytes([first]) * ada.mtu for first in range(1, 6)]
-            ada.send(HOST, frames)
-            assert frames_from(host, len(frames)) == frames
-            counted_us = ada.counters.airtime_us
-    assert len(sent_us) >= len(frames) * 240 // packet_bytes
-    assert sum(sent_us) <= counted_us
-
-
-def test_a_meshtastic_node_that_cannot_send_says_what_to_do(new_fleet, eventually) -> None:
-    radios, (host, ada) = new_fleet("meshtastic")
-    radios.modems[1].region = 0  # as another program may set it: a node then restarts
-    radios.unplug(1)
-    radios.replug(1)
-    eventually(lambda: "meshtastic --set lora.region" in str(ada.status().last_error))
-    radios.modems[1].region = 3
-    eventually(lambda: ada.connected)
-    ada.send(HOST, [b"again"])
-    assert frames_from(host, 1) == [b"again"]
 
 
 def test_a_notice_of_a_meshtastic_node_is_shown(new_fleet, eventually, caplog) -> None:
