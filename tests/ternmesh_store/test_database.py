@@ -25,15 +25,6 @@ SCHEMA = Schema(
         "CREATE TABLE other_value (key TEXT PRIMARY KEY, value BLOB NOT NULL)",
     ),
 )
-OTHER_PROCESS = f"""
-import sys
-from pathlib import Path
-from ternmesh_store.database import Database, Schema, StoreError
-try:
-    Database(Path(sys.argv[1]), {SCHEMA!r}).open()
-except StoreError as error:
-    print(error)
-"""
 
 
 def opened(path: Path, schema: Schema = SCHEMA, keep: tuple[str, ...] | None = None) -> Database:
@@ -307,6 +298,11 @@ def damaged_at(at: int) -> Callable[[Path], None]:
     return make
 
 
+def damaged_page(path: Path) -> None:
+    filled(path)
+    overwritten(3 * 4096, bytes(100))(path)
+
+
 def with_broken_text(path: Path) -> None:
     opened(path).close()
     path.write_bytes(path.read_bytes().replace(b"CREATE TABLE item", b"CREATE TA\xebLE item"))
@@ -330,6 +326,7 @@ def of_schema(schema: Schema) -> Callable[[Path], None]:
         (of_schema(replace(SCHEMA, version=2)), r"another version of ternmesh \(format 2, this"),
         (damaged_at(60), "is damaged .*its header"),
         (damaged_at(68), "is damaged .*its header"),
+        (damaged_page, r"is damaged \(its pages\)"),
         (with_broken_text, "is damaged"),  # SQLite quotes text that cannot be decoded
         (emptied, "is damaged .*it is empty"),
     ],
@@ -409,10 +406,3 @@ def test_a_full_disk_is_named_whatever_failed_and_a_folder_stays_one(tmp_path, m
     assert "user may not use it: " in trouble(tmp_path / "y", coded(sqlite3.SQLITE_CANTOPEN))
     monkeypatch.setattr(database_module, "FREE_MIN", 1 << 80)
     assert "disk is full" in trouble(tmp_path / "x", coded(sqlite3.SQLITE_CORRUPT))
-
-
-def test_a_damaged_page_is_no_text_of_sqlite(tmp_path) -> None:
-    filled(tmp_path / "x")
-    overwritten(3 * 4096, bytes(100))(tmp_path / "x")
-    with pytest.raises(DamagedError, match=r"is damaged \(its pages\)"):
-        opened(tmp_path / "x")

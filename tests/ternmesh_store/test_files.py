@@ -1,7 +1,6 @@
 """Files are read with a limit, and kept from others: what is no regular file is refused at once."""
 
 import os
-import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -146,14 +145,3 @@ def test_only_its_owner_may_read_what_was_left_open_to_all(folder: Path, in_kill
     ledger.close()
     assert state.rows("SELECT next FROM link_number") == [(7,)]
     state.close()
-
-
-def test_a_file_that_is_too_long_is_refused_unread(tmp_path: Path) -> None:
-    path = tmp_path / "long"
-    path.touch()
-    os.truncate(path, 3 << 30)
-    tracemalloc.start()
-    with pytest.raises(UnfitFile, match="more than the 67108864 bytes"):
-        read_file(path, 64 << 20)
-    assert tracemalloc.get_traced_memory()[1] < 1 << 20
-    tracemalloc.stop()

@@ -70,18 +70,6 @@ def test_a_new_run_forgets_all_but_the_counter_and_whom_the_owner_has_muted(stor
     assert (store.history(), store.tallies(), store.muted) == ([], {}, ["ada", "bob"])
 
 
-def test_the_newest_rounds_are_kept_for_the_guard(store, reopen):
-    store.record(ADA)
-    for version in range(1, 19):
-        store.record(replace(global_hash(version), missing=(), kept=b"round %d" % version))
-    store.commit()
-    store = HostStore(reopen(), chain_max=3)
-    kept = store.load(MODEL).state.kept
-    assert sorted(kept) == sorted(b"round %d" % version for version in range(3, 19))
-    store.begin(b"run-0002", PLAN, MODEL)
-    assert store.load(MODEL).state.kept == ()
-
-
 def test_bytes_and_seconds_belong_to_the_round_that_they_were_charged_to(store):
     store.record(ADA)
     store.record(BOB)

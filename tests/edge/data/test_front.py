@@ -3,6 +3,7 @@
 import logging
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -85,7 +86,7 @@ def test_the_buffer_keeps_rows_and_sound_only_while_a_label_is_awaited(
     items: list[Sample | Label] = [sample(at, slopes) for at in range(3)]
     items += [label(1, slopes), Sample("bad", {"sound": np.zeros(9, np.float32)})]
     items += [Sample("nan", {"sound": np.full(10, np.nan, np.float32)})]
-    feed = Feed(SimpleSource(items), buffer, 1.0, front)
+    feed = Feed(SimpleNamespace(poll=lambda _: items), buffer, 1.0, front)
     feed.poll(0.0)
     assert (len(buffer), buffer.waiting, buffer.counters.refused) == (1, 2, 2)
     ran = len(calls)
@@ -104,14 +105,6 @@ def test_the_buffer_keeps_rows_and_sound_only_while_a_label_is_awaited(
     buffer.label(label(0, slopes))
     assert buffer.shown([1])[0].shape == (4, 2)
     assert len(calls) == ran + 2 * 4, "nothing of the buffer passes the front again"
-
-
-class SimpleSource:
-    def __init__(self, items: list[Sample | Label]) -> None:
-        self.items = items
-
-    def poll(self, _now: float) -> list[Sample | Label]:
-        return self.items
 
 
 def test_rows_tell_a_moved_file_and_go_with_their_front(

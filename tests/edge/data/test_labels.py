@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -143,14 +144,10 @@ def test_old_samples_are_deleted_and_an_unset_clock_goes_by_order(buffer, clock)
     assert (buffer.counters.outdated, len(buffer), buffer.waiting) == (2, 1, 1)
 
 
-class Flood:
-    def poll(self, now: float) -> list[Sample | Label]:
-        return [sample(f"{now}-{n}") for n in range(ITEMS_MAX + 1)]
-
-
 def test_a_flood_is_cut_and_counted(classes, new_buffer) -> None:
     buffer = new_buffer(classes, 100_000)
-    feed = Feed(Flood(), buffer, 1.0)
+    flood = [sample(str(n)) for n in range(ITEMS_MAX + 1)]
+    feed = Feed(SimpleNamespace(poll=lambda _: flood), buffer, 1.0)
     feed.poll(0.0)
     assert (buffer.waiting, feed.floods) == (ITEMS_MAX, 1)
 

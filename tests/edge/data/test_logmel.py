@@ -1,7 +1,6 @@
 """Log-mel features against a slow implementation, and .wav files."""
 
 import math
-import os
 import struct
 import wave
 from contextlib import suppress
@@ -14,11 +13,8 @@ from hypothesis import strategies as st
 
 from edge.data.logmel import CLIP, HOP, RATE, log_mel, read_clip, resample
 from edge.errors import DataError
-from models.zoo import package_path
 
 RNG = np.random.default_rng(3)
-FEATURES = package_path("keyword").parent / "fsdd" / "fsdd_logmel_dev.npz"
-RECORDINGS = Path(os.environ.get("TERNMESH_DATA", "../shared/data")) / "sensors" / "fsdd_wav"
 
 
 def slow_log_mel(sound: np.ndarray) -> np.ndarray:
@@ -119,6 +115,13 @@ def test_a_file_of_another_kind_is_one_sentence(tmp_path) -> None:
         (riff(tmp_path / "e.wav", (1, 0, 8000, 0, 0, 16), bytes(80)), "8000 Hz, 0 channels in 0 b"),
         (riff(tmp_path / "c.wav", MONO, b""), "its header promises no sound"),
         (riff(tmp_path / "f.wav", MONO, b"\0\0\xff\x3f\0\0"), "is silent or under 30 ms: record"),
+        *(
+            (
+                write_wav(tmp_path / f"{n}.wav", RATE, 2, 1, np.full(n * RATE, 0.25)),  # an offset
+                "is silent or under 30 ms: record it again, or",
+            )
+            for n in (1, 3)
+        ),
         (riff(tmp_path / "d.wav", MONO, bytes(80), promised=99), "promises 99 bytes, and 80 are"),
     ):
         with pytest.raises(DataError, match=sentence):
@@ -146,13 +149,6 @@ def test_any_bytes_are_sound_or_refused(tmp_path_factory, data, at, size) -> Non
         path.write_bytes(content)
         with suppress(DataError):
             assert read_clip(path).dtype == np.float32
-
-
-def test_a_silent_file_is_refused(tmp_path) -> None:
-    for seconds in (1, 3):
-        sound = np.full(seconds * RATE, 0.25)  # an offset is no sound
-        with pytest.raises(DataError, match="is silent or under 30 ms: record it again, or"):
-            read_clip(write_wav(tmp_path / "a.wav", RATE, 2, 1, sound))
 
 
 @pytest.mark.parametrize("at", [0.0, 0.5, 2.0, 4.5])

@@ -1,7 +1,5 @@
 """Bad releases lead back to the last good one, whatever dies; with real processes."""
 
-import signal
-import subprocess
 import sys
 import zlib
 from collections.abc import Callable
@@ -24,15 +22,6 @@ from tests.edge.conftest import FrontedPackage
 from tests.edge.fleet import board_config
 
 Release = Callable[..., Path]
-SETTLE = """
-import os, signal, sys, pathlib
-import edge.releases.rollout as rollout
-from edge.config import read_node_config
-from edge.releases.store import Releases, accept_unsigned
-config = read_node_config(pathlib.Path(sys.argv[1]))
-rollout.try_model = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
-rollout.settle(config, Releases(pathlib.Path(config.releases.dir), accept_unsigned))
-"""
 
 
 @pytest.fixture
@@ -253,32 +242,18 @@ def test_a_release_on_trial_that_is_not_signed_is_bad(board, releases, new_relea
     assert releases.standing().bad == ((1, "this release is not signed by ann"),)
 
 
-def config_file(board: NodeConfig, folder: Path) -> Path:
-    path = folder / "node.toml"
-    path.write_text(
-        f'name = "ada"\nstate_dir = "state"\nmodel = "{board.model}"\n'
-        '[link]\nurl = "mqtt://127.0.0.1:9"\n[data]\npath = "ada.npz"\n'
-        '[evaluate]\npath = "ada.npz"\n[training]\nsamples_min = 8\n'
-        '[releases]\ndir = "releases"\ninsecure = true\n'
-    )
-    return path
-
-
-@pytest.mark.nightly
-def test_kill_9_in_a_trial_is_forgiven_and_then_leads_back_without_a_visit(
-    board, releases, new_release, tmp_path
+@pytest.mark.usefixtures("fast")
+def test_deaths_in_trials_lead_back_without_a_visit(
+    board, releases, new_release, monkeypatch
 ) -> None:
-    command = [sys.executable, "-c", SETTLE, str(config_file(board, tmp_path))]
-
-    def live() -> int:
-        return subprocess.run(command, check=False, cwd=Path(__file__).parents[3]).returncode
-
-    releases.install(new_release(1))
-    assert (live(), releases.standing().attempts) == (-signal.SIGKILL, 1)
-    assert version_of(settle(board, releases)) == "1"
-    assert releases.standing().last_good == 1
+    prove(board, releases, new_release(1))
     releases.install(new_release(2))
-    assert [live() for _ in range(ATTEMPTS_MAX + 1)] == [-signal.SIGKILL] * ATTEMPTS_MAX + [0]
+    monkeypatch.setattr("edge.releases.rollout.try_model", lambda *_, **__: sys.exit())
+    for attempts in range(1, ATTEMPTS_MAX + 1):
+        with pytest.raises(SystemExit):
+            settle(board, releases)
+        assert Releases(releases.folder, accept_unsigned).standing().attempts == attempts
+    assert version_of(settle(board, releases)) == "1"
     standing = releases.standing()
     assert (standing.current, standing.last_good, standing.attempts) == (1, 1, 0)
     assert standing.bad == ((2, f"the node died in {ATTEMPTS_MAX} trials of it"),)

@@ -52,10 +52,6 @@ def replace_file(folder: Path, name: str, content: bytes) -> None:
     (folder / DESCRIPTION).write_bytes(write_model_package(replace(package, files=files)))
 
 
-def test_a_good_model_says_how_long_a_step_takes(tiny: LoadedModel) -> None:
-    assert try_model(tiny.folder) > 0
-
-
 def test_a_memory_bomb_is_refused_and_does_not_take_the_parent(tiny_copy: Path) -> None:
     replace_file(tiny_copy, FORWARD, exploding(50))
     assert try_model(tiny_copy, memory_mib=64) > 0

@@ -54,6 +54,12 @@ def test_the_files_of_a_folder_are_split_by_their_content(package, tmp_path) -> 
         ("a,c,kind\n1,2,1\n", ROWS, DataError, "no column b: its first line is 'a,c,kind'"),
         ("a,b,kind\n1,2,1\n", ROWS, NoData, "1 samples have a label"),
         ("a,b,kind\n", ROWS, NoData, "0 .*: 1 file without the 1 good rows that one sample"),
+        (
+            "a,b,kind\nx,2,1\n1,2,maybe\n",
+            ROWS,
+            NoData,
+            r"0 samples .*; left out: 1 no label in column kind \(first: 'maybe'\); left out: 1",
+        ),
     ],
 )
 def test_what_cannot_be_imported_is_one_sentence(
@@ -81,15 +87,3 @@ def test_a_long_table_takes_little_memory(
             read_history(path, model, ROWS)
     else:
         assert read_history(path, model, ROWS).left_out[left_out] == 1000
-
-
-def test_too_few_samples_say_why(package, tmp_path) -> None:
-    path = tmp_path / "log.csv"
-    path.write_text("a,b,kind\nx,2,1\n1,2,maybe\n")
-    found = read_history(path, package(2), ROWS)
-    with pytest.raises(
-        NoData, match=r"0 samples .*; left out: 1 no label in column kind \(first: "
-    ):
-        write_history(tmp_path, found, 0.2, by_order=True)
-    assert found.first["no label in column kind"] == "'maybe'"
-    assert "without a label" not in found.left_out  # once is enough

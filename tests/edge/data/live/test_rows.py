@@ -85,16 +85,6 @@ def test_json_over_several_lines_names_its_first_fault(mapper, left_out) -> None
     assert "b: 2" in left_out.first[reason]
 
 
-@pytest.mark.parametrize("first", ["sep=;", '"sep=;"', "\ufeffSEP=;\r", "sep=\t", "sep=,"])
-def test_a_line_of_excel_names_the_separator(mapper, left_out, first) -> None:
-    separator = next(mark for mark in ";\t," if mark in first)
-    lines = (first, *(separator.join(row) for row in ("ab", "12")))
-    made = mapper()
-    made.reader.begin(first.encode(), "x.csv")
-    assert take(made, *lines) == [("k1", [1.0, 2.0])]
-    assert not left_out.counts
-
-
 def test_csv_with_a_header_json_and_places(mapper) -> None:
     named = mapper()
     assert take(named, "b,c,a", "2,9,1", '{"a": 3, "b": "4", "key": "mine"}') == [
@@ -122,21 +112,26 @@ def test_separators_are_found_and_decimal_commas_with_them(mapper, header: str, 
     assert take(mapper(columns=("a", "b, in hPa")), header, line) == [("k1", [1.5, 2.0])]
 
 
-def test_a_number_with_a_comma_is_none_where_that_is_the_separator(mapper, left_out) -> None:
-    rows = mapper()
-    assert take(rows, "a,b", '"1,5",2') == []
-    assert left_out.counts == {"no number in column a": 1}
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        (("a,b", '"1,5",2'), "no number in column a"),
+        (("a\tb", "1,000\t1"), "number as 1,000 in column a: write 1000, or 1.0"),
+        (("a,b,a",), "header with a twice: rename one of the columns"),
+    ],
+)
+def test_what_a_header_leaves_open_is_none(mapper, left_out, lines, reason) -> None:
+    assert take(mapper(), *lines) == []
+    assert left_out.counts == {reason: 1}
+
+
+def test_a_comma_in_a_number_is_found_by_the_rows_around_it(mapper, left_out) -> None:
     by_place = mapper(columns=("1", "2"))
     assert take(by_place, "1,5;2,5", "?", "1;2") == [("k1", [1.5, 2.5]), ("k2", [1.0, 2.0])]
     assert take(by_place, "1,2,3", "3,4,5") == [("k3", [3.0, 4.0])]  # a second one is no accident
     assert left_out.counts.total() == 2
     said = mapper(columns=("1", "2"), separator=";")
     assert take(said, "1;2") == [("k1", [1.0, 2.0])]
-
-
-def test_a_column_that_stands_twice_in_the_header_is_refused(mapper, left_out) -> None:
-    assert take(mapper(), "a,b,a") == []
-    assert left_out.counts == {"header with a twice: rename one of the columns": 1}
 
 
 def test_json_as_devices_publish_it(mapper, left_out) -> None:
@@ -190,6 +185,8 @@ def test_a_class_by_name_or_number_is_the_label_of_its_own_row(mapper, left_out)
         ("1", "line without the 2 fields of the others, and no JSON"),
         ('{"a": 1}', "no number in column b"),
         ('{"a": 1, "b": [1]}', "no number in column b"),
+        ("2_9,1", "no number in column a"),
+        ('{"a": true, "b": 1}', "no number in column a"),
         ('{"a": ', "JSON that does not end"),
         ('{"a": [' + "1," * 5000, "JSON over 8192 bytes: write an object a line"),
         ("1," * LINE_MAX, "line without the 2 fields"),
@@ -282,19 +279,6 @@ def test_text_between_rows_without_a_header_costs_no_row(mapper, left_out) -> No
     rows = mapper(columns=("1", "2"))
     assert len(take(rows, "boot ok", "1,2", "hello", "hello", "3,4", "a,b,c", "d,e,f", "5,6")) == 3
     assert left_out.counts.total() == 5
-
-
-@pytest.mark.parametrize(
-    ("lines", "reason"),
-    [
-        (("a,b", "2_9,1"), "no number in column a"),
-        (('{"a": true, "b": 1}',), "no number in column a"),
-        (("a\tb", "1,000\t1"), "number as 1,000 in column a: write 1000, or 1.0"),
-    ],
-)
-def test_what_is_a_number_for_python_alone_is_none(mapper, left_out, lines, reason) -> None:
-    assert take(mapper(), *lines) == []
-    assert left_out.counts == {reason: 1}
 
 
 @pytest.mark.parametrize("label", ["true", '"1_0"', '"2_0"'])
