@@ -1,7 +1,6 @@
-"""The programs under a service manager: signs of life, hangs, full disks, clocks, secrets."""
+"""The programs under a service manager: signs of life, refusals, hangs, clocks, secrets."""
 
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -11,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from models.zoo import fsdd_path
-from ternmesh_cli.main import main
 from ternmesh_cli.process import ExitCode
 from tests.mosquitto import free_port
 from tests.supervisor import PATIENCE_S, Supervisor
@@ -72,6 +70,13 @@ def test_a_gateway_with_its_radio(tmp_path: Path) -> None:
         radios.close()
 
 
+def test_why_a_program_does_not_start_is_its_status(tmp_path: Path) -> None:
+    config = write(tmp_path, HOST, f"mqtt://127.0.0.1:{free_port()}")
+    with Supervisor(tmp_path, "host", "--config", config) as host:
+        assert "enrol identity" in host.listen("STATUS=no identity")
+        assert host.process.wait(PATIENCE_S) == ExitCode.REFUSED
+
+
 def test_a_hang_is_not_hidden_and_the_run_goes_on(tmp_path: Path) -> None:
     """The threads of the transport and the control socket run on."""
     config = write(tmp_path, HOST, f"mqtt://127.0.0.1:{free_port()}")
@@ -89,26 +94,6 @@ def test_a_hang_is_not_hidden_and_the_run_goes_on(tmp_path: Path) -> None:
         host.listen("WATCHDOG=1")
     assert len(run_of(host.log)) == 1
     assert "goes on at global update 0" in host.log
-
-
-def full_disk() -> None:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))  # less than a page in the WAL
-
-
-def test_a_full_disk_is_said_and_what_was_there_is_kept(tmp_path: Path) -> None:
-    config = write(tmp_path, HOST, f"mqtt://127.0.0.1:{free_port()}")
-    command = ("host", "--config", config)
-    assert main(["enrol", "identity", "--config", str(config)]) == 0
-    with Supervisor(tmp_path, *command) as host:
-        host.listen("READY=1")
-        assert host.stop() == ExitCode.DONE
-    with Supervisor(tmp_path, *command, prepare=full_disk) as host:
-        assert "check its room" in host.listen("STATUS=cannot")
-        assert host.process.wait(PATIENCE_S) == ExitCode.REFUSED
-    with Supervisor(tmp_path, *command) as host:
-        host.listen("READY=1")
-    assert len(run_of(host.log)) == 1
-    assert "check its room" in host.log
 
 
 @dataclass(frozen=True)

@@ -66,14 +66,9 @@ def test_garbage_is_refused_and_harms_nobody(path, garbage):
         assert ask(path, {}) == {"asked": {}}
 
 
-def busy(_: Any) -> Any:
-    raise ControlError("the process is busy: ask again")
-
-
 @pytest.mark.parametrize(
     ("answer", "sentence"),
     [
-        (busy, "busy: ask again"),
         (lambda _: {"x": object()}, "serializable"),
         (lambda _: {"x": "y" * module.ANSWER_MAX}, "the answer has more than"),
         (Relay(timeout_s=0.01).ask, "busy: ask again"),

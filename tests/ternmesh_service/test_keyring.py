@@ -173,7 +173,6 @@ def test_who_was_revoked_is_known_even_without_the_wal(pair, tmp_path):
 def test_what_a_host_cannot_do_is_a_sentence(pair):
     host, _ = pair
     for request, sentence in (
-        ({"enrol": "revoke", "name": "eve"}, "not enrolled"),
         ({"enrol": "add", "identity": "nonsense"}, "TM1:"),
         ({"enrol": "dance"}, "nothing"),
     ):

@@ -39,12 +39,6 @@ def serial(region: str = "EU868", **changes: object) -> LinkConfig:
     return LinkConfig(region=region, serial={**SERIAL, **changes})
 
 
-def opened(folder: Path) -> StateFile:
-    state = StateFile(folder)
-    state.open()
-    return state
-
-
 def test_a_url_is_a_broker(tmp_path: Path) -> None:
     made = make_transport(LinkConfig("mqtt://127.0.0.1"), "theo", StateFile(tmp_path))
     assert isinstance(made, MqttTransport)
@@ -91,8 +85,8 @@ def test_a_plan_takes_what_fits_the_bearer() -> None:
 
 def test_an_update_that_does_not_fit_the_unreliable_service_is_too_long(tmp_path: Path) -> None:
     link = replace(serial(dialect="rnode"), service="unreliable")
-    node = make_transport(link, "theo", opened(tmp_path / "theo"))
-    host = make_transport(link, "host", opened(tmp_path / "host"))
+    node = make_transport(link, "theo", StateFile(tmp_path / "theo"))
+    host = make_transport(link, "host", StateFile(tmp_path / "host"))
     assert frame_max(node) == profile_of(link).frame_mtu
     assert frame_max(host) == 4096, "global updates arrive whole"
 

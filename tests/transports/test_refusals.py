@@ -35,7 +35,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("theo", {**BROKER, "region": "EU868"}, "link.region has no effect without link.serial"),
     ("theo", {**BROKER, "region": "EU"}, "it must be one of EU868, US915, unregulated$"),
     ("theo", {"serial": RADIO}, "link.region is missing"),
-    ("theo", serial(frequency_hz=0), "frequency_hz"),
     ("theo", serial(dialect="meshtastic", frequency_hz=0), "link.serial.frequency_hz is missing"),
     ("theo", serial(frequency_hz=869_300_000), "alarm"),
     ("theo", serial("US915", frequency_hz=915_000_000), "47 CFR 15.247"),

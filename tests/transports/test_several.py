@@ -13,7 +13,7 @@ from ternmesh.link.settings import LinkSettings
 from ternmesh.wire.frame import Header, open_seal, seal_open
 from ternmesh_store.state_file import StateFile
 from tests.faulty import Faults, FaultyTransport
-from transports.base import ALL, HOST, Arrival, Busy, NotConnected, TransportStatus
+from transports.base import ALL, HOST, Arrival, Busy, NotConnected, Transport, TransportStatus
 from transports.multipath import REST, Bearer, MultipathTransport
 from transports.reliable import ReliableTransport
 
@@ -173,29 +173,26 @@ def test_where_nobody_answers_anywhere_all_are_tried_by_turns() -> None:
     assert ways == [["net"], ["radio"], ["net"], ["radio"]]
 
 
-class Modem:
+class Modem(FaultyTransport):
     """A bearer that takes a frame each 0.05 s and notes which symbols arrive over it."""
 
-    def __init__(self, inner: FaultyTransport, symbols: list[int], air: "Air") -> None:
-        self._inner, self._symbols, self._air, self._free_at = inner, symbols, air, 0.0
-        self.mtu, self.open, self.close = inner.mtu, inner.open, inner.close
-
-    @property
-    def connected(self) -> bool:
-        return self._inner.connected
+    def __init__(self, raw: Transport, drop: float, rng: np.random.Generator, air: "Air") -> None:
+        super().__init__(raw, Faults(drop=drop, direction="send"), rng, lambda: air.now)
+        self.symbols: list[int] = []
+        self._air, self._free_at = air, 0.0
 
     def send(self, peer: str, frames: Sequence[bytes]) -> int:
         if self._air.now < self._free_at:
             raise Busy("still sending")
         self._free_at = self._air.now + 0.05
-        return self._inner.send(peer, frames)
+        return super().send(peer, frames)
 
     def receive(self, timeout_s: float) -> Arrival | None:
-        arrival = self._inner.receive(timeout_s)
+        arrival = super().receive(timeout_s)
         for frame in arrival.frames if arrival else ():
             _, body = open_seal(frame)
             if is_link(body) and isinstance(message := read_message(body), Symbol):
-                self._symbols.append(message.index)
+                self.symbols.append(message.index)
         return arrival
 
     def status(self) -> TransportStatus:
@@ -209,19 +206,16 @@ class Air:
         self.now = 0.0
         self.hubs = {name: LoopbackHub(mtu=MTU) for name in ("one", "two")}
         self.modems: dict[tuple[str, str], Modem] = {}
-        self.symbols: dict[str, list[int]] = {name: [] for name in self.hubs}
         self.ends = {role: self._linked(folder, role, drop) for role in (HOST, "ada")}
         for end in self.ends.values():
             end.open()
 
     def _linked(self, folder: Path, role: str, drop: float) -> ReliableTransport:
         rng = np.random.default_rng(len(role))
-        faults = Faults(drop=drop, direction="send")
         bearers = []
         for name, hub in self.hubs.items():
             raw = hub.host() if role == HOST else hub.node(role)
-            inner = FaultyTransport(raw, faults, rng, lambda: self.now)
-            modem = self.modems[role, name] = Modem(inner, self.symbols[name], self)
+            modem = self.modems[role, name] = Modem(raw, drop, rng, self)
             bearers.append(Bearer(name, modem, metered=True))
         several = MultipathTransport(bearers, ("ada",), 3.0, lambda: self.now)
         settings = LinkSettings(mtu=MTU, idle_s=1.0, longest_s=30.0)
@@ -251,10 +245,11 @@ def test_the_symbols_of_one_object_travel_over_both_though_one_may_die_in_the_mi
     air = Air(tmp_path, drop)
     air.ends["ada"].send(HOST, frames(40))
     assert air.run(0.4) == []
-    assert all(air.symbols.values())
-    before = len(air.symbols["one"])
+    one, two = (air.modems[HOST, name].symbols for name in ("one", "two"))
+    assert one
+    assert two
+    before = len(one)
     air.hubs["one"].up = not dies
     assert [a.frames for a in air.run(120.0)] == [tuple(frames(40))]
-    assert (len(air.symbols["one"]) == before) is dies
-    everything = [index for indices in air.symbols.values() for index in indices]
-    assert len(set(everything)) == len(everything) > before
+    assert (len(one) == before) is dies
+    assert len({*one, *two}) == len(one) + len(two) > before

@@ -33,20 +33,9 @@ def numbers(buffer: ReplayBuffer) -> list[int]:
     if not len(buffer):
         return []
     batch = buffer.batch(np.arange(len(buffer)))
+    assert buffer.batch(np.array([len(buffer) - 1, 0, 0]))["x"].shape == (3, 6)
     np.testing.assert_array_equal(batch["t"][:, 0], -batch["x"][:, 0])
     return batch["x"][:, 0].astype(int).tolist()
-
-
-def test_samples_wait_for_their_labels(buffer) -> None:
-    assert buffer.add([sample(1), sample(2), sample(3)]).size == 0
-    assert (len(buffer), buffer.waiting) == (0, 3)
-    assert buffer.add([label(3), label(1)]).tolist() == [0, 1]
-    assert (numbers(buffer), buffer.waiting) == ([1, 3], 1)
-    assert buffer.add([label(2)]).tolist() == [1]
-    assert numbers(buffer) == [1, 2, 3]
-    batch = buffer.batch(np.array([2, 0, 2]))
-    assert batch["x"].shape == (3, 6)
-    assert batch["x"][:, 0].tolist() == [3, 1, 3]
 
 
 def test_what_cannot_be_joined_is_counted(buffer) -> None:
@@ -128,7 +117,6 @@ def test_it_is_all_there_again_but_for_another_model(tiny, new_buffer) -> None:
 CAPACITY = 4
 
 
-@pytest.mark.nightly
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
