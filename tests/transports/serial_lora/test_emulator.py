@@ -78,8 +78,10 @@ def test_ebyte_cuts_and_glues() -> None:
 
 def test_an_rnode_whose_radio_is_on_reads_the_frequency_of_its_chip() -> None:
     modem = RnodeModem(power_max_dbm=17)
-    own = "/dev/ttyUSB0", "rnode", "host", {}, LoraSetting(9, 125, 1), 869_525_000
-    commands = radio_commands(SerialLoraSettings(*own, power_dbm=20))
+    radio = LoraSetting(9, 125, 1)
+    commands = radio_commands(
+        SerialLoraSettings("/dev/ttyUSB0", "rnode", "host", {}, radio, 869_525_000, power_dbm=20)
+    )
     read = [answers(modem.receive_bytes(kiss_frame(*item))) for item in commands.items()]
     assert read[0] == kiss_frame(1, (869_525_000).to_bytes(4, "big"))
     assert kiss_frame(3, b"\x11") in read, "the firmware allows no more"
