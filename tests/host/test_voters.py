@@ -254,7 +254,7 @@ def test_a_liar_neither_replaces_a_run_nor_fills_a_certificate(
         council._take_copy(7, 0, fleet, council.store.copied(), b"", b"\x80")
 
 
-def test_no_voter_brings_members_where_voters_may_lie(
+def test_no_voter_brings_members_where_voters_may_lie(  # R13.7-6
     seat: tuple[Council, Keyring], caplog: pytest.LogCaptureFixture
 ) -> None:
     council, keyring = seat

@@ -221,6 +221,7 @@ def test_what_only_a_former_leader_knows_does_not_count(bench: Any) -> None:
 
 
 def test_no_leader_takes_strangers_in(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    # R13.7-5
     run_round(bench, 0)
     item, state = proposal(bench), new_host_state(bench.plan.dimension)
     ghosts = replace(item, joined=(*item.joined, (7, "ghost", 9)))
@@ -232,6 +233,7 @@ def test_no_leader_takes_strangers_in(bench: Any, monkeypatch: pytest.MonkeyPatc
 
 
 def test_made_up_silences_close_no_round_of_voters_that_may_lie(new_bench: New) -> None:
+    # R13.7-6
     bench = new_bench(
         rounds=6, plan={"silence_rounds": 4}, min_peers=2, deadline_s=30, has_voters=True
     )
