@@ -87,7 +87,12 @@ _CONFIGS: Mapping[str, tuple[Callable[[Path], object], Sequence[bytes]]] = {
     ),
     "split_host_config": (
         read_split_host_config,
-        [_HOST + _BROKER + b'[boundary]\nmethod = "learned"\nlatent = 4\nbits_up = 8\n'],
+        [
+            b'builder = "a.b:c"\n'
+            + _HOST
+            + _BROKER
+            + b'[boundary]\nmethod = "learned"\nlatent = 4\nbits_up = 8\n'
+        ],
     ),
     "split_board_config": (
         read_split_board_config,
