@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from ternmesh.errors import TernmeshError
@@ -119,6 +120,10 @@ class Mosquitto:
 
     def _end(self, signal_number: int) -> None:
         if self._process is not None:
-            self._process.send_signal(signal_number)
-            self._process.wait(6 * START_S)  # beside other tests
+            for _ in range(6):  # one that has just begun to listen forgets a SIGTERM
+                self._process.send_signal(signal_number)
+                with suppress(subprocess.TimeoutExpired):
+                    self._process.wait(START_S)
+                    break
+            self._process.wait(0)
             self._process = None
