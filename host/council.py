@@ -459,9 +459,7 @@ class Council:
 
     def _want_members(self, number: int, now: float) -> None:
         """Get a newer list of members; from the owner alone where voters may lie."""
-        if not self.bears_liars and self.host is None:
-            self._want_copy(now)
-        elif self.bears_liars:
+        if self.bears_liars:
             self._newest_members = number
             _log.warning(
                 "another voter has list %d of members, and this one %d: if you have changed it, "
@@ -469,6 +467,8 @@ class Council:
                 number,
                 self._members,
             )
+        elif self.host is None:
+            self._want_copy(now)
 
     def _want_copy(self, now: float) -> None:
         if self._limits.allow("want a copy", now):

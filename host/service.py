@@ -67,10 +67,7 @@ NOT_ALONE = (
     "in the mode bft no single voter may mute boards or go back: revoke a board, or write "
     "run.muted into the settings of all voters and start them again"
 )
-NO_CODE = (
-    "in the mode bft a code would enrol a board at one voter alone: enrol it by its line "
-    "(`enrol add`)"
-)
+NO_CODE = "in the mode bft a code enrols at one voter alone: use the board's line (`enrol add`)"
 GATHERING_S = 15.0  # after which a host that waits for its first round says so
 
 # Opens the host's own samples for the model package in a folder; ConfigError.

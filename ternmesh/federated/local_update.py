@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ternmesh.codec.encoder import Hypervector, settle_residual
+from ternmesh.codec.encoder import Hypervector, settle_residual, zero_residual
 from ternmesh.codec.scale import Q24_MAX, UNIT, to_float, to_vector
 from ternmesh.errors import WireError
 from ternmesh.federated.aggregation import encode_update, read_chunks, scattered
@@ -134,6 +134,25 @@ def counted_elsewhere(
         if not (sent_to.via in sums if sent_to.via else sums):
             return []
     return all_of(pending, address, plan)
+
+
+def settle_by_step(
+    pending: Pending,
+    step: GlobalUpdate | GlobalSnapshot,
+    rows: Sequence[Counted],
+    address: int,
+    model_hash: bytes,
+    plan: Plan,
+) -> Vector:
+    """What is left of an update after a step that counts `rows`. WireError for wrong ones."""
+    if pending.sent_to is not None:
+        rows = counted_elsewhere(step, pending, address, plan)
+    residual = settle_update(pending, rows, address, model_hash, plan)
+    if read_manifest(pending.bodies[0]).members:
+        if residual is pending.corrected:
+            residual = zero_residual(residual.size)  # the others keep their updates
+        residual = kept_remainder(residual)
+    return residual
 
 
 def all_of(pending: Pending, address: int, plan: Plan) -> Sequence[Counted]:

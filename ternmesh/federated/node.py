@@ -54,7 +54,6 @@ from ternmesh.wire.frame import BROADCAST, UNASSIGNED
 from ternmesh.wire.global_update import NO_GLOBAL_HASH, Counted, GlobalSnapshot, GlobalUpdate
 from ternmesh.wire.knowledge import KIND as KNOWLEDGE
 from ternmesh.wire.release import OFFER, SYMBOL
-from ternmesh.wire.update import read_manifest
 
 OTHER_RUNS_MAX = 16  # other runs whose announces are stored
 CHAIN_MAX = 64  # global updates that a node keeps for a host that loses them
@@ -607,7 +606,10 @@ class NodeProtocol:
     ) -> None:
         """Go on from the adapter to which a step has moved. Raises WireError for a wrong list."""
         carried = moved.residual if self.pending is None else self.pending.corrected
-        residual = carried if self.pending is None else self._settled(self.pending, step, rows)
+        residual = carried
+        if self.pending is not None:
+            of_this = self.address, self.settings.model_hash, self._known_plan
+            residual = local_update.settle_by_step(self.pending, step, rows, *of_this)
         returns = isinstance(step, GlobalUpdate) and step.returns_to is not None
         if isinstance(step, GlobalSnapshot) or returns or self.before is not None:
             self.own_q24 = None  # the adapter did not move by what the fleet has learned
@@ -651,20 +653,6 @@ class NodeProtocol:
             rows=link.rows,
         )
         self.channel.events.append(advanced)
-
-    def _settled(
-        self, pending: events.Pending, step: GlobalUpdate | GlobalSnapshot, rows: Sequence[Counted]
-    ) -> Vector:
-        """What is left of an update after a step that counts `rows`; WireError for wrong ones."""
-        plan, model_hash = self._known_plan, self.settings.model_hash
-        if pending.sent_to is not None:
-            rows = local_update.counted_elsewhere(step, pending, self.address, plan)
-        residual = local_update.settle_update(pending, rows, self.address, model_hash, plan)
-        if read_manifest(pending.bodies[0]).members:
-            if residual is pending.corrected:
-                residual = zero_residual(residual.size)  # the others keep their updates
-            residual = local_update.kept_remainder(residual)
-        return residual
 
     # Work
 

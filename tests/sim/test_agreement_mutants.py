@@ -142,7 +142,7 @@ MUTANTS: dict[str, tuple[Bug, ...]] = {
         (Voters, "quorum", instead(property(lambda self: (self.count - 1) // 2 + 1))),
     ),
     "votes are not on disk": ((Voter, "_stored", storing_without(_sent={}, _place=(0, 0))),),
-    "a leader keeps its turn": ((Voter, "_is_turn_over", instead(property(lambda self: False))),),
+    "a leader keeps its turn": ((Terms, "is_turn_over", instead(lambda *_: False)),),
     "the lock is not on disk": ((Voter, "_stored", storing_without(lock=None)),),
     "the term is not on disk": ((Voter, "restored", forgetting_the_term),),
     "commits of different terms count together": ((Ballot, "get", of_any_term(Commit)),),

@@ -52,6 +52,13 @@ class Terms:
     def suspect(self, voter: int, term: int) -> None:
         self._wanted[voter] = max(term + 1, self._wanted.get(voter, 0))
 
+    def is_turn_over(self, decided: QuorumCertificate | None) -> bool:
+        """Whether another one must lead: a leader that lies could leave boards out for ever."""
+        turn = self._settings.turn
+        if turn is None or decided is None:
+            return False
+        return decided.term == self.term and decided.version % turn == 0
+
     def is_suspecting(self, voter: int) -> bool:
         return self._wanted.get(voter, 0) > self.term
 

@@ -162,14 +162,11 @@ class Voter:
         deadline = self.terms.deadline
         if deadline is not None and now >= deadline and self.is_started:
             self.terms.deadline = None
-            self._suspect()
+            self.terms.suspect(self.index, self.term)
+            self._send(messages.Suspect(self.index, self.term))
         if self._repeat_at is not None and now >= self._repeat_at:
             self._repeat(now)
         return self._finish(now)
-
-    def _suspect(self) -> None:
-        self.terms.suspect(self.index, self.term)
-        self._send(messages.Suspect(self.index, self.term))
 
     def next_tick(self) -> float | None:
         """When `tick` is due next."""
@@ -243,7 +240,7 @@ class Voter:
         self.terms.heard(message.voter, message.term)
         if (message.term, message.voter) == (self.term, self.voters.leader(self.term)):
             self.terms.is_led = True
-            if not (self._is_waiting or self._is_turn_over):
+            if not (self._is_waiting or self.terms.is_turn_over(self.decided)):
                 self.terms.trust(now)
 
     def _receive_ask(self, message: messages.DecisionWanted, now: float) -> None:
@@ -376,16 +373,8 @@ class Voter:
 
     def _may_vote(self, kind: type[Vote]) -> bool:
         is_above = (self.term, self.version + 1) > self._floor
-        may = self.is_started and is_above and not self._is_turn_over
+        may = self.is_started and is_above and not self.terms.is_turn_over(self.decided)
         return may and kind not in self._sent
-
-    @property
-    def _is_turn_over(self) -> bool:
-        """Whether another one must lead: a leader that lies could leave boards out for ever."""
-        turn, decided = self.settings.turn, self.decided
-        if turn is None or decided is None:
-            return False
-        return decided.term == self.term and decided.version % turn == 0
 
     def _decide(self, proof: QuorumCertificate, now: float) -> None:
         self.decided, self.lock = proof, None
@@ -399,8 +388,9 @@ class Voter:
         self._is_changed = True
         self._events.append(events.Decided(proof.version, proof.digest, proof))
         self.terms.decided(now)
-        if self._is_turn_over and self.is_started:
-            self._suspect()
+        if self.terms.is_turn_over(self.decided) and self.is_started:
+            self.terms.suspect(self.index, self.term)
+            self._send(messages.Suspect(self.index, self.term))
         ahead, self._ahead = self._ahead, {}
         for signed in ahead.values():
             if signed.message.version == self.version + 1:
