@@ -65,12 +65,12 @@ RUN: Mapping[str, Any] = {"min_peers": 4, "deadline_s": 15.0, "announce_s": 1}
 # Of frames on radios; radio seconds in a second. Pauses of the programs are not shortened: at 200
 # times the speed they are what one measures.
 LOSS, SPEED = 0.2, 50.0
-RADIO_ROUNDS = 20
+RADIO_ROUNDS = 12
 RADIO = {**RADIO_RUN, "announce_s": 2, "deadline_s": 60.0}
 TOP = {"state_dir": ".", "model": MODEL}
 KILLS, AWAY_S = 3, 30.0
 FAILOVERS = 20
-PATIENCE_S, POLL_S = 1200.0, 0.02
+PATIENCE_S, POLL_S = 2400.0, 0.02
 WORST = 32.0  # the effect that a lying board reports
 BEFORE = "728bc13"  # the star before exact aggregation
 STAR_BOARDS, STAR_PAIRS = 1000, 5
