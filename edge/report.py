@@ -183,4 +183,5 @@ def _source(node: Node) -> SourceStatus | None:
         last_failure=feed.last_failure,
         counters=asdict(buffer.counters),
         live=live,
+        words=None if feed.words is None else feed.words.status(),
     )

@@ -102,8 +102,9 @@ def _answer(
         reload.set()
         return {RELOAD: True}
     if DATA in request:
-        buffer = getattr(node.data.feed, "buffer", None)
-        return answer_data(buffer, request, present_model(node))
+        feed = node.data.feed
+        buffer = None if feed is None else feed.buffer
+        return answer_data(buffer, request, present_model(node), feed)
     whole = replace(status(node), **{name: read() for name, read in parts.items()})
     return to_json(whole)
 

@@ -1,28 +1,33 @@
-"""A board's keyword model as a wake-word service that speaks Wyoming (imported here only).
+"""A board's model of words as a wake-word service that speaks Wyoming (imported here only).
 
 Home Assistant and Wyoming satellites send sound; words that the model knows are detected with the
-adapter that the board has learned. The protocol has no authentication.
+adapter that the board has learned. What was heard, and nearly heard, goes to the board, where a
+person labels it. The protocol has no authentication.
 """
 
 import asyncio
+import base64
 import ipaddress
 import logging
 import time
+from collections import deque
 from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
 import numpy as np
 
-from edge.data.live.microphone import EnergyGate
-from edge.data.logmel import FRAMES, MELS, Sound, clip_length, hears, model_input
-from edge.data.sources import input_specs
+from edge.data.heard import CLIPS_MAX, HEARD, OTHER, REPORT_S_MAX
+from edge.data.logmel import FRAMES, MELS, Sound, hears
 from edge.errors import DataError
 from edge.predict.predictor import Predictor
+from edge.words import ClipStream, Spotted, WordStream, new_stream
 from ternmesh import __version__
 from ternmesh.config import ConfigError
 from ternmesh.extras import installed
 from ternmesh.timers import RateLimiter
+from ternmesh_service.control_socket import DATA, ControlError, ask
 from ternmesh_service.fair_listener import FairListener
 from transports.base import MissingExtra
 
@@ -38,7 +43,7 @@ HEADER_MAX = 1 << 15  # bytes of the line with which an event begins
 PART_MAX = 1 << 17  # bytes of its data, and of its sound: 4 s of 16 bits at 16 kHz
 IDLE_S = 60.0  # for a whole event and the answers to it
 WARN_S = 60.0  # between two lines of the log about clients that are left
-SOUND_RATES = (8000, 48_000)  # Hz, lowest and highest
+REPORT_EVERY_S = 5.0
 _WIDTHS = {1: ("u1", 128.0, 128.0), 2: ("<i2", 0.0, 32_768.0), 4: ("<i4", 0.0, 2.0**31)}
 _AUTHOR = Attribution("ternmesh", "")
 
@@ -62,30 +67,6 @@ def check_address(uri: str, *, in_lan: bool) -> None:
         )
 
 
-class Ears:
-    """The words in one stream of sound."""
-
-    def __init__(self, predictor: Predictor, words: Collection[str], threshold: float) -> None:
-        self._predictor = predictor
-        self._words = words
-        self._threshold = threshold
-        self._rate = 0
-        self._gate: EnergyGate | None = None
-        self._input = input_specs(predictor.package)[0].name
-        self._front = predictor.package.front
-
-    def take(self, sound: Sound, rate: int) -> list[str]:
-        """The words that end in `sound`; DataError for a rate that we do not have, ModelError."""
-        if not SOUND_RATES[0] <= rate <= SOUND_RATES[1]:
-            raise DataError(f"sound of {rate} Hz: send {SOUND_RATES[0]} to {SOUND_RATES[1]} Hz")
-        if self._gate is None or rate != self._rate:
-            self._gate, self._rate = EnergyGate(rate, clip_length(rate, self._front)), rate
-        clips = [model_input(clip, rate, self._front) for clip in self._gate.take(sound)]
-        predictions = self._predictor.predict({self._input: np.stack(clips)}) if clips else []
-        tops = [item.top[0] for item in predictions if item.top]
-        return [word for word, sure in tops if word in self._words and sure >= self._threshold]
-
-
 def decode(audio: bytes, width: int, channels: int) -> Sound:
     """The first channel as float32 of -1 to 1; DataError."""
     if width not in _WIDTHS or not 1 <= channels <= 8:
@@ -97,9 +78,18 @@ def decode(audio: bytes, width: int, channels: int) -> Sound:
 
 
 class WakeWordService:
-    """Serves the words of a model to at most `CLIENTS_MAX` clients."""
+    """Serves the words of a model to at most `CLIENTS_MAX` clients.
 
-    def __init__(self, predictor: Predictor, words: Sequence[str], threshold: float) -> None:
+    What it hears goes to the board that serves the control socket `board`, if there is one.
+    """
+
+    def __init__(
+        self,
+        predictor: Predictor,
+        words: Sequence[str],
+        threshold: float,
+        board: Path | None = None,
+    ) -> None:
         """DataError where the model knows no words, or not these."""
         labels = predictor.package.labels
         if not hears(predictor.package) or not labels:
@@ -110,7 +100,11 @@ class WakeWordService:
         if unknown := [word for word in words if word not in labels]:
             raise DataError(f"the model does not know {unknown[0]!r}: it has {', '.join(labels)}")
         self._predictor, self._threshold = predictor, threshold
-        self._words = tuple(words) or labels
+        self._words = tuple(words) or tuple(label for label in labels if label != OTHER)
+        self._board = board
+        self._spotted: deque[Spotted] = deque(maxlen=CLIPS_MAX)  # that the board has not yet
+        self._heard_s = 0.0  # of sound that the board does not know of
+        self._refusals = RateLimiter(WARN_S, 24 * 3600.0)  # a board that only has files
         self.warnings = RateLimiter(WARN_S)
 
     async def serve(self, uri: str) -> None:
@@ -128,7 +122,9 @@ class WakeWordService:
         )
         _log.info("wake words on %s: %s", uri, ", ".join(self._words))
         try:
-            await asyncio.Event().wait()
+            while True:
+                await asyncio.sleep(REPORT_EVERY_S)
+                await self._report()
         finally:
             server.close()
             for task in running:
@@ -152,10 +148,43 @@ class WakeWordService:
             ]
         )  # fmt: skip
 
-    def ears(self, names: Collection[str] | None) -> Ears:
-        """Ears for some of the words, or for all."""
+    def stream(self, names: Collection[str] | None, rate: int) -> WordStream | ClipStream:
+        """What hears some of the words, or all, in a stream of `rate` Hz; DataError."""
         words = [word for word in self._words if not names or word in names]
-        return Ears(self._predictor, words, self._threshold)
+        return new_stream(self._predictor, words, self._threshold, rate)
+
+    def note(self, spotted: Sequence[Spotted], seconds: float) -> None:
+        """Keep for the board what was spotted in so many seconds of sound."""
+        self._spotted.extend(one for one in spotted if one.sound.size)
+        self._heard_s = min(self._heard_s + seconds, REPORT_S_MAX)
+
+    async def _report(self) -> None:
+        """Give the board what it does not know yet; what it does not take now stays."""
+        if self._board is None or self._predictor.package.front is None or not self._heard_s:
+            return
+        spotted, seconds = [*self._spotted], self._heard_s
+        self._spotted.clear()
+        clips = [
+            {
+                "kind": one.kind,
+                "word": one.word,
+                "sound": base64.b64encode(_as_int16(one.sound)).decode(),
+            }
+            for one in spotted
+        ]
+        try:
+            request = {DATA: "heard", "seconds": seconds, "clips": clips}
+            await asyncio.to_thread(ask, self._board, request)
+        except ControlError as error:
+            if self._refusals.allow("", time.monotonic()):
+                _log.warning("the board gets no sound for people to label: %s", error)
+            self._spotted.extendleft(reversed(spotted))
+        else:
+            self._heard_s -= seconds
+
+
+def _as_int16(sound: Sound) -> bytes:
+    return (sound.clip(-1.0, 32_767 / 32_768) * 32_768).astype("<i2").tobytes()
 
 
 class _Reader(asyncio.StreamReader):
@@ -180,7 +209,8 @@ class _Client:
         self._service, self._listener = service, listener
         self._reader, self._writer = reader, writer
         self._names: Collection[str] | None = None
-        self._ears = service.ears(None)
+        self._stream: WordStream | ClipStream | None = None
+        self._rate = 0
         self._detected = False
 
     async def run(self) -> None:
@@ -208,13 +238,19 @@ class _Client:
         elif Detect.is_type(event.type):
             self._names = Detect.from_event(event).names
         elif AudioStart.is_type(event.type):
-            self._ears, self._detected = self._service.ears(self._names), False
+            self._stream, self._detected = None, False
         elif AudioChunk.is_type(event.type):
             chunk = AudioChunk.from_event(event)
             sound = decode(chunk.audio, chunk.width, chunk.channels)
-            for word in await asyncio.to_thread(self._ears.take, sound, chunk.rate):
-                self._detected = True
-                found = Detection(name=word, timestamp=chunk.timestamp).event()
-                await async_write_event(found, self._writer)
+            if self._stream is None or chunk.rate != self._rate:
+                self._rate = chunk.rate
+                self._stream = self._service.stream(self._names, chunk.rate)
+            spotted = await asyncio.to_thread(self._stream.take, sound)
+            self._service.note(spotted, len(sound) / chunk.rate)
+            for one in spotted:
+                if one.kind == HEARD:
+                    self._detected = True
+                    found = Detection(name=one.word, timestamp=chunk.timestamp).event()
+                    await async_write_event(found, self._writer)
         elif AudioStop.is_type(event.type) and not self._detected:
             await async_write_event(NotDetected().event(), self._writer)

@@ -193,6 +193,8 @@ def _board(status: BoardStatus) -> Iterator[str]:
             yield f"left out: {'; '.join(reasons(live.left_out, live.first))}"
         if live is not None and live.behind:
             yield f"the source is behind: {size(live.behind)} are not read yet"
+        if status.source.words is not None:
+            yield status.source.words.sentence()
     if (known := status.knowledge) is not None:
         less = f"; {known.remark}" if known.remark else ""
         yield (

@@ -31,12 +31,14 @@ def run(arguments: argparse.Namespace) -> int:
     from edge.export import learned_on
     from edge.predict.predictor import Predictor
     from edge.wake_word import WakeWordService, check_address
+    from ternmesh_service.config_file import control_path
 
     check_address(arguments.listen, in_lan=arguments.in_lan)
     config = read_node_config(Path(arguments.config))
     loaded = learned_on(config)[0]
     predictor = Predictor(loaded, config.adapter_path)
-    service = WakeWordService(predictor, arguments.word, arguments.threshold)
+    board = control_path(config.state_dir, config.control_socket)
+    service = WakeWordService(predictor, arguments.word, arguments.threshold, board)
     process.set_up_logging(config.log_level)
 
     async def serve() -> None:

@@ -152,6 +152,9 @@ def _own(status: BoardStatus) -> list[Entity]:
         _loss(losses[-1] if losses else None, "Own loss"),
         _number("samples", status.samples, "Own samples", **_ASIDE),
     ]
+    if status.source is not None and (words := status.source.words) is not None:
+        entities.append(_percent("recall", words.recall, "Recall of words"))
+        entities.append(_number("false_per_hour", words.false_per_hour, "False words an hour"))
     if status.predict is not None:
         live = status.predict.live or {}
         label, top = live.get("label"), live.get("top")

@@ -63,6 +63,8 @@ METRICS = {  # by name: kind and help
     "board_bytes": (COUNTER, "bytes of a board in the run, by direction"),
     "samples": (GAUGE, "samples that this board trains on"),
     "score": (GAUGE, "newest score on this board's own samples, by its metric"),
+    "words_recall": (GAUGE, "share of the words that people confirmed and the model heard"),
+    "words_false_per_hour": (GAUGE, "sounds an hour that were taken for a word, as people say"),
     "loss": (GAUGE, "mean loss of the steps of this board's newest round"),
     "bytes": (COUNTER, "bytes on the bearer since the start, by direction"),
     "memory_bytes": (GAUGE, "resident memory of the process"),
@@ -241,6 +243,9 @@ def _board(board: HostedBoard) -> Iterator[Value]:
 def _own(status: BoardStatus) -> Iterator[Value]:
     yield "samples", status.samples, ()
     yield "score", status.metric, (("metric", status.metric_name),)
+    if status.source is not None and (words := status.source.words) is not None:
+        yield "words_recall", words.recall, ()
+        yield "words_false_per_hour", words.false_per_hour, ()
     yield "bytes", status.bytes_up, (("direction", "up"),)
     yield "bytes", status.bytes_down, (("direction", "down"),)
     for entry in status.history[-1:]:

@@ -230,6 +230,16 @@ class OutboxStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RecordingStatus:
+    """A microphone, and the recordings of one label that somebody makes with it."""
+
+    label: str | None
+    left: int
+    said: str  # what was wrong with the last one
+    level: float  # the peak of the newest sound, of full scale
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LiveStatus:
     """A source that this package reads by itself."""
 
@@ -238,12 +248,42 @@ class LiveStatus:
     first: Mapping[str, str]  # what was left out first, by reason
     broker: TransportStatus | None = None
     behind: int = 0  # bytes of a file that are not read yet
+    recording: RecordingStatus | None = None
 
 
 def reasons(left_out: Mapping[str, int], first: Mapping[str, str]) -> list[str]:
     """How many things were left out, by reason, and what the first one was."""
     shown = {reason: f" (first: {value})" for reason, value in first.items()}
     return [f"{left_out[reason]} {reason}{shown.get(reason, '')}" for reason in sorted(left_out)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WordsStatus:
+    """Words in a stream of sound, of the whole life of a board; what people answered of them."""
+
+    hours: float  # that were listened to
+    heard: int
+    right: int  # of those heard
+    false: int  # the same: another sound
+    missed: int  # close misses that were the word
+
+    @property
+    def recall(self) -> float | None:
+        """Of the words that people have confirmed; None before the first."""
+        known = self.right + self.missed
+        return self.right / known if known else None
+
+    @property
+    def false_per_hour(self) -> float:
+        return self.false / self.hours if self.hours else 0.0
+
+    def sentence(self) -> str:
+        recall = "no recall yet" if self.recall is None else f"recall {self.recall:.0%}"
+        return (
+            f"{self.heard} words heard in {self.hours:.1f} h; of those that people have answered "
+            f"{self.right} are right, {self.false} false ({self.false_per_hour:.2f} an hour), "
+            f"{self.missed} were missed ({recall})"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,6 +301,7 @@ class SourceStatus:
     last_failure: str | None
     counters: Mapping[str, int]  # of `edge.data.buffer.ReplayCounters`
     live: LiveStatus | None
+    words: WordsStatus | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

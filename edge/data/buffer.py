@@ -89,6 +89,7 @@ class ReplayBuffer:
         self.last_label: tuple[str, int] | None = None  # a key and its class
         self.certainty: Certainty | None = None
         self.package = tail
+        self.front = package.front
         self.keep_s = 0.0  # the age at which samples are deleted; 0: no limit
         self._clock = clock  # seconds since 1970
         self._expired_at = 0.0
@@ -107,7 +108,7 @@ class ReplayBuffer:
         self._relabelled: set[int] = set()  # ids that wait and had a label: a later one is no news
         self._moved = ""  # the key of the newest file that was moved: a label comes with it
         self._contents: dict[int, int] | None = None  # ids by CRC-32 of inputs; None: not read
-        self._values = StoredValues(database, "replay_value")
+        self.values = StoredValues(database, "replay_value")  # those of others are committed, too
         self._id = 0  # of the newest sample
 
     def load(self, *, may_clear: bool = True) -> None:
@@ -125,14 +126,14 @@ class ReplayBuffer:
         if self._raw:
             specs.append(self.package.files[FRONT])
         tensors = json.dumps(specs).encode()
-        if (stored := self._values.get(_TENSORS)) != tensors:
+        if (stored := self.values.get(_TENSORS)) != tensors:
             if stored and not may_clear:
                 raise DataError(f"its samples are not of {self.package.name}: start the node first")
             sql = "SELECT COUNT(*) FROM replay_sample WHERE targets IS NOT NULL"
             if lost := self._database.rows(sql)[0][0]:
                 _log.warning("%d labelled samples are deleted: they are of another model", lost)
             self._database.write("DELETE FROM replay_sample")
-            self._values.put(_TENSORS, tensors)
+            self.values.put(_TENSORS, tensors)
         samples = self._database.rows(
             "SELECT id, certainty, had_label, targets FROM replay_sample "
             "WHERE set_aside IS NULL ORDER BY id"

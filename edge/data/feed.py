@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from edge.data.buffer import NOT_RATED, Array, ReplayBuffer
 from edge.data.front import Front
+from edge.data.heard import HeardWords
 from edge.data.sources import Label, Sample, Source
 from edge.errors import DataError, ModelError
 from edge.trainer import Dataset
@@ -65,14 +66,21 @@ class Feed:
     """
 
     def __init__(
-        self, source: Source, buffer: ReplayBuffer, poll_s: float, front: Front | None = None
+        self,
+        source: Source,
+        buffer: ReplayBuffer,
+        poll_s: float,
+        front: Front | None = None,
+        words: HeardWords | None = None,
     ) -> None:
         self.buffer = buffer
+        self.source = source
+        self.words = words  # where a program may listen for some
+        self.given: list[Sample | Label] = []  # from elsewhere, for the next poll
         self.failures = 0
         self.floods = 0  # polls with more than `ITEMS_MAX` items, of which the others were left out
         self.last_failure = ""  # empty again once the source works
         self._logged = ""
-        self._source = source
         self._poll_s = poll_s
         self._front = front
         self._due: float | None = None
@@ -85,7 +93,7 @@ class Feed:
             return np.empty(0, dtype=np.int64)
         self._due = now + self._poll_s
         try:
-            items = list(islice(self._source.poll(now), ITEMS_MAX + 1))
+            items = list(islice(self.source.poll(now), ITEMS_MAX + 1))
             self.floods += len(items) > ITEMS_MAX
             del items[ITEMS_MAX:]
             live = self.status()
@@ -100,6 +108,8 @@ class Feed:
             self.failures += 1
             self._logged = self.last_failure
             items = []
+        items += self.given
+        self.given.clear()
         if self._front is not None:
             items = [*self._entered(self._front, items)]
         certainties = NOT_RATED
@@ -119,10 +129,10 @@ class Feed:
         """The source's own status, where it has one."""
         from edge.data.live.base import LiveSource  # not where the samples are files alone
 
-        return self._source.status() if isinstance(self._source, LiveSource) else None
+        return self.source.status() if isinstance(self.source, LiveSource) else None
 
     def close(self) -> None:
-        close = getattr(self._source, "close", None)
+        close = getattr(self.source, "close", None)
         try:
             if callable(close):
                 close()

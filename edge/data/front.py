@@ -63,9 +63,16 @@ class Front:
         if self.spec is None:
             return dict(inputs)
         [samples], rows = inputs.values(), self._package.batch_inputs[0]
-        is_whole = not self.spec.window
-        made = [[self.row(one)] if is_whole else RowStream(self).take(one) for one in samples]
+        made = [[*map(self.row, self._windows(one))] for one in samples]
         return {rows.name: np.array(made, np.float32).reshape(len(samples), *rows.shape[1:])}
+
+    def _windows(self, sample: Array) -> Iterator[Array]:
+        assert self.spec is not None
+        spec = self.spec
+        if not spec.window:
+            yield sample
+        for at in range(spec.rows if spec.window else 0):
+            yield sample[at * spec.hop : at * spec.hop + spec.window]
 
     def enter(self, sample: Sample) -> Sample:
         """The sample with rows as its inputs, and its own ones as `raw`; DataError, ModelError."""
@@ -142,21 +149,3 @@ class Front:
 def front_of(config: NodeConfig, loaded: LoadedModel, beat: Beat) -> Front:
     """The front of a board's model, with the cache in its state folder."""
     return Front(loaded, config.training.threads, Path(config.state_dir, CACHE), beat)
-
-
-class RowStream:
-    """Rows of one stream of sound or numbers, one a hop."""
-
-    def __init__(self, front: Front) -> None:
-        self._front = front
-        self._held = np.zeros(0, np.float32)  # what the next window begins with
-
-    def take(self, sound: Row) -> list[Row]:
-        """The rows whose windows end in `sound`, float32 [numbers]; ModelError."""
-        spec, rows = self._front.spec, []
-        assert spec is not None
-        self._held = np.concatenate([self._held, sound])
-        while len(self._held) >= spec.window:
-            rows.append(self._front.row(self._held[: spec.window]))
-            self._held = self._held[spec.hop or spec.window :]
-        return rows

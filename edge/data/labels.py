@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 
 from edge.config import NodeConfig
 from edge.data.buffer import KEY_MAX, RATED_MAX, ReplayBuffer
+from edge.data.feed import Feed
+from edge.data.live.microphone import MicrophoneSource
 from edge.data.sources import Label, class_count, class_names, label_arrays
 from edge.errors import DataError, EdgeError, ModelError
 from edge.evaluation import softmax
@@ -80,21 +82,38 @@ def finish_data(answer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def answer_data(
-    buffer: ReplayBuffer | None, request: Mapping[str, Any], model: PresentModel | None = None
+    buffer: ReplayBuffer | None,
+    request: Mapping[str, Any],
+    model: PresentModel | None = None,
+    feed: Feed | None = None,
 ) -> dict[str, Any]:
-    """The answer to a request about samples, for `finish_data`."""
+    """The answer to a request about samples, for `finish_data`; `feed` fills the buffer."""
     try:
         if buffer is None:
             raise DataError("the samples of this node are files: it has none of a source")
         match request[DATA]:
+            case "heard":
+                if feed is None or feed.words is None:
+                    raise DataError(f"{buffer.package.name} has no front that hears")
+                feed.given += feed.words.take(request)
+                return {DATA: len(feed.given)}
+            case "record":
+                if feed is None or not isinstance(feed.source, MicrophoneSource):
+                    raise DataError('this needs a board with [data] source = "microphone"')
+                feed.source.record(request.get("label"), request.get("count", 0))
+                return {DATA: True}
             case "list":
                 return {DATA: _groups(buffer)}
             case "queue" | "labelled":
                 return {LATER: begin_rows(buffer, request, model)}
             case "label" if "keys" in request:
-                return {DATA: label_many(buffer, request)}
+                answer = label_many(buffer, request)
+                _judge(feed, answer["before"], request["label"])
+                return {DATA: answer}
             case "unlabel":
-                return {DATA: unlabel(buffer, request)}
+                answer = unlabel(buffer, request)
+                _judge(feed, answer["before"], None)
+                return {DATA: answer}
             case "worst":
                 return {LATER: begin_worst(buffer, model)}
             case "label":
@@ -109,6 +128,13 @@ def answer_data(
                 raise DataError(f"a node does not know the request {other!r:.100}")
     except DataError as error:
         return {"error": str(error)}
+
+
+def _judge(feed: Feed | None, before: Mapping[str, str | None], label: str | None) -> None:
+    """Count what a person says of words that were heard."""
+    if feed is not None and feed.words is not None:
+        for key, old in before.items():
+            feed.words.judge(key, old, label)
 
 
 def _groups(buffer: ReplayBuffer) -> list[dict[str, Any]]:
@@ -173,13 +199,14 @@ def begin_rows(
     else:
         rows = _find(buffer, request)[:limit] if "keys" in request else newest(buffer, limit)
     names, package, inputs = class_names(buffer.package), buffer.package, buffer.inputs(rows)
-    images = buffer.shown(rows)
+    images, front = buffer.shown(rows), buffer.front
     head = {
         "labels": names,
         "waiting": buffer.waiting,
         "labelled": len(buffer),
         "score": model and model.score,
         "held_out": model and model.held_out_count,
+        "clip_s": front.length / front.rate if front and front.rate else 0.0,
     }
     shown: list[dict[str, Any]] = []
     for row in rows:
@@ -254,7 +281,9 @@ def label_many(buffer: ReplayBuffer, request: Mapping[str, Any]) -> dict[str, An
 
 def unlabel(buffer: ReplayBuffer, request: Mapping[str, Any]) -> dict[str, Any]:
     """Take labels back; the samples wait again. DataError where a key is unknown."""
-    return {"unlabelled": buffer.unlabel(_find(buffer, request))}
+    rows = _find(buffer, request)
+    before = {buffer.key(row): label_of(buffer, row) for row in rows}
+    return {"unlabelled": buffer.unlabel(rows), "before": before}
 
 
 def label_of(buffer: ReplayBuffer, row: int) -> str | None:

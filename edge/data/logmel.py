@@ -39,6 +39,7 @@ _KINDS = {
     (FLOAT, 32): "<f4",
     (FLOAT, 64): "<f8",
 }
+BLOCK_S = 0.02  # of a stream that is resampled
 TAPS = 16  # of the low-pass filter, on each side, for each sample that it leaves out
 
 Sound = NDArray[np.float32]  # [samples], -1 to 1
@@ -103,6 +104,28 @@ def resample(sound: Sound, rate: int, to: int = RATE) -> Sound:
     times = np.arange(0, len(sound), rate / to)
     resampled: Sound = np.interp(times, np.arange(len(sound)), sound).astype(np.float32)
     return resampled
+
+
+class Resampler:
+    """`resample` for a stream: piece by piece, it gives what the whole would give."""
+
+    def __init__(self, rate: int, to: int) -> None:
+        unit = rate // math.gcd(rate, to)  # numbers after which both rates meet
+        self._rate, self._to = rate, to
+        self._margin = 0 if rate == to else unit * math.ceil((TAPS * rate / to + TAPS) / unit)
+        self._block = 1 if rate == to else unit * math.ceil(rate * BLOCK_S / unit)
+        self._held = np.zeros(self._margin, np.float32)
+
+    def take(self, sound: Sound) -> Sound:
+        """What is known of the stream at the new rate; it comes a little later."""
+        self._held = np.concatenate([self._held, sound])
+        count = (len(self._held) - 2 * self._margin) // self._block * self._block
+        if count <= 0:
+            return np.zeros(0, np.float32)
+        whole = resample(self._held[: count + 2 * self._margin], self._rate, self._to)
+        self._held = self._held[count:]
+        begin = self._margin * self._to // self._rate
+        return whole[begin : begin + count * self._to // self._rate]
 
 
 def loudest(sound: Sound, rate: int, front: FrontSpec | None = None) -> Sound:

@@ -11,7 +11,9 @@ from edge.data.buffer import DAY_S, ReplayBuffer
 from edge.data.feed import Feed, Rehearsal
 from edge.data.front import Front
 from edge.data.gate import SetAside, aside_status
+from edge.data.heard import HeardWords
 from edge.data.live.options import BUILT_IN
+from edge.data.logmel import hears
 from edge.data.probe_set import ProbeSet, open_probe_set
 from edge.data.sources import (
     HELD_OUT,
@@ -141,7 +143,11 @@ def _open_samples(
     buffer.keep_s = data.keep_days * DAY_S
     buffer.load()
     training = buffer if files is None else Rehearsal(buffer, files)
-    return NodeData(training, held_out, files, damaged, Feed(source, buffer, data.poll_s, front))
+    outside, words = package.outside(), None
+    if outside.front is not None and hears(outside):
+        words = HeardWords(outside, buffer.values)
+    feed = Feed(source, buffer, data.poll_s, front, words)
+    return NodeData(training, held_out, files, damaged, feed)
 
 
 def open_knowledge(

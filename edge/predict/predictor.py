@@ -114,6 +114,10 @@ class Predictor:
         tops = [prediction.top for prediction in self.predict_rows(rows)]
         return np.array([top[0][1] if top else np.nan for top in tops])
 
+    def shares(self, rows: Arrays) -> NDArray[Any]:
+        """`predict_now` for samples that have passed the front."""
+        return self._predict(rows)[1]
+
     def predict(self, inputs: Arrays) -> list[Prediction]:
         """The prediction of each sample in `inputs` by name, with a batch axis; ModelError."""
         return self.predict_rows(self.front.rows(inputs))

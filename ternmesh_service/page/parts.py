@@ -41,6 +41,8 @@ def parts(status: HostStatus | BoardStatus, rounds: Sequence[Row], now: float) -
         "refused": sum(n for reason, n in status.refused.items() if not is_normal(reason, n)),
         "insecure": status.security.is_insecure,
     }
+    if isinstance(status, BoardStatus) and status.source and status.source.words:
+        fleet["words"] = status.source.words.sentence()
     if transport.airtime_us and transport.bytes_out:
         fleet["air_s_per_byte"] = transport.airtime_us / 1e6 / transport.bytes_out
     found: Parts = {"fleet": fleet}

@@ -131,8 +131,8 @@ ALIVE_S = 15.0  # after so long without news a line goes out, so that a proxy ke
 ACTIONS: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
     BOARDS: (frozenset(), frozenset({"set", "mute"})),
     DATA: (
-        frozenset({"queue", "labelled", "label", "unlabel", "worst"}),
-        frozenset({"limit", "keys", "label"}),
+        frozenset({"queue", "labelled", "label", "unlabel", "worst", "record"}),
+        frozenset({"limit", "keys", "label", "count"}),
     ),
 }
 NO_ACTION = "this is no action of the page: load it again"

@@ -160,11 +160,11 @@ FrontedPackage = Callable[..., LoadedModel]
 def new_fronted(tmp_path_factory: pytest.TempPathFactory) -> FrontedPackage:
     """A function that makes a classifier of two labels on four rows of 10 numbers: D is 18."""
 
-    def make(slope: float = 1.0, rate: int = 0) -> LoadedModel:
+    def make(slope: float = 1.0, rate: int = 0, down: str = "down") -> LoadedModel:
         folder = tmp_path_factory.mktemp("front")
         spec = FrontSpec(window=4, hop=2, rows=4, scale=0.5, rate=rate)
         front = FrozenFront(spec, front_file(slope), TensorSpec("sound", "float32", (-1, 10)))
-        tail: Any = {"rows": 4, "width": 2, "classes": 2, "labels": ("down", "up"), "batch": 8}
+        tail: Any = {"rows": 4, "width": 2, "classes": 2, "labels": (down, "up"), "batch": 8}
         write_tail(folder, name="tiny", front=front, **tail)
         return load_model(folder)
 

@@ -6,6 +6,7 @@ to 0.001.
 """
 
 import asyncio
+import base64
 import signal
 import subprocess
 import sys
@@ -30,6 +31,7 @@ from edge.predict.predictor import Predictor
 from edge.wake_word import CLIENTS_MAX, WakeWordService, check_address, decode
 from models.zoo import fsdd_path, package_path
 from ternmesh.config import ConfigError
+from ternmesh_service.control_socket import ControlServer
 from tests.edge.data.live.conftest import new_package
 from tests.mosquitto import free_port
 
@@ -165,6 +167,40 @@ def test_what_is_no_sound_ends_that_connection_alone(predictor, recordings) -> N
 
     answers = serving(WakeWordService(predictor, [], 0.5), ask)
     assert detections(answers)[0].name == recordings[0][0]
+
+
+def test_a_model_with_a_front_hears_a_stream_and_its_board_gets_the_sound(
+    new_fronted, tmp_path, monkeypatch, caplog
+) -> None:
+    loaded = new_fronted(1.0, 8000, "other")
+    write_adapter(tmp_path / "adapter", loaded.package, loaded.initial, 1)
+    monkeypatch.setattr(wake_word, "REPORT_EVERY_S", 0.02)
+    monkeypatch.setattr(Predictor, "shares", lambda *_: np.array([[0.1, 0.9]]))
+    board = tmp_path / "control.sock"
+    service = WakeWordService(Predictor(loaded, tmp_path / "adapter"), [], 0.8, board)
+    assert [model.name for model in service.info().wake[0].models] == ["up"]
+    asked = []
+
+    def take(request: dict) -> dict:
+        asked.append(request)
+        return {"data": 1}
+
+    async def ask(uri: str) -> list[Event]:
+        events = await heard(uri, bytes(16_000))
+        while not caplog.records:  # no board answers: nothing is lost
+            await asyncio.sleep(0.01)
+        with ControlServer(board, take):
+            while not asked:
+                await asyncio.sleep(0.01)
+        return events
+
+    found = [Detection.from_event(one).name for one in serving(service, ask)]
+    assert found == ["up"], "once, however long it lasts"
+    assert "gets no sound for people" in caplog.text
+    [report] = asked
+    assert (report["data"], report["seconds"]) == ("heard", 0.5)
+    assert [(one["kind"], one["word"]) for one in report["clips"]] == [("heard", "up")]
+    assert len(base64.b64decode(report["clips"][0]["sound"])) == 2 * 10
 
 
 def test_silent_connections_keep_nobody_away(predictor, recordings) -> None:

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from ternmesh_service import metrics
 from ternmesh_service.control_socket import ControlServer
 from ternmesh_service.metrics import METRICS, PREFIX, MetricsConfig, samples, served_metrics
-from ternmesh_service.status import HistoryEntry, to_json
+from ternmesh_service.status import HistoryEntry, WordsStatus, to_json
 from tests.mosquitto import free_port
 from tests.statuses import (
     DOWN,
@@ -25,6 +25,7 @@ from tests.statuses import (
     gateway_status,
     host_status,
     made_round,
+    source_status,
 )
 
 BOARD = board(
@@ -47,7 +48,10 @@ HOST = host_status(
     agreement=VOTERS,
 )
 ENTRY = HistoryEntry(version=7, metric=0.5, loss=0.25, bytes_up=1, bytes_down=1, seconds=1.0)
-OWN = board_status(samples=12, metric=0.5, history=(ENTRY,), transport=DOWN)
+WORDS = WordsStatus(hours=2.0, heard=9, right=3, false=1, missed=1)
+OWN = board_status(
+    source=source_status(words=WORDS), samples=12, metric=0.5, history=(ENTRY,), transport=DOWN
+)
 
 
 def scraped(port: int) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -97,6 +101,7 @@ def test_a_node_tells_of_itself(serve) -> None:
     found = serve(OWN)
     assert found["score", (("metric", "accuracy"),)] == 0.5
     assert found["loss", ()] == 0.25
+    assert (found["words_recall", ()], found["words_false_per_hour", ()]) == (0.75, 0.5)
     assert found["memory_bytes", ()] == 100 * 2**20
     assert found["connected", ()] == 0
     assert found["bytes_total", (("direction", "down"),)] == 678

@@ -18,9 +18,17 @@ from ternmesh_service import mqtt_health
 from ternmesh_service.control_socket import ControlServer
 from ternmesh_service.home_assistant import BOARDS_MAX, Topics, discovery, document_of, health
 from ternmesh_service.mqtt_health import HealthConfig, served_health
-from ternmesh_service.status import HistoryEntry, to_json
+from ternmesh_service.status import HistoryEntry, WordsStatus, to_json
 from tests.mosquitto import free_port
-from tests.statuses import DOWN, board, board_status, host_status, made_round, predict_status
+from tests.statuses import (
+    DOWN,
+    board,
+    board_status,
+    host_status,
+    made_round,
+    predict_status,
+    source_status,
+)
 
 OWN = "ternmesh/barn/health/host"
 ADA = f"{OWN}/boards/ada"
@@ -34,8 +42,10 @@ HOST = host_status(
     history=(ROUND, replace(ROUND, loss=0.4, accuracy=None, reports={"ada": (0.125, None)})),
 )
 ENTRY = HistoryEntry(version=7, metric=None, loss=0.25, bytes_up=1, bytes_down=1, seconds=1.0)
+WORDS = WordsStatus(hours=2.0, heard=9, right=3, false=1, missed=1)
 OWN_STATUS = board_status(
     transport=DOWN,
+    source=source_status(words=WORDS),
     metric=0.5,
     history=(ENTRY, replace(ENTRY, loss=None)),
     predict=predict_status(live={"label": "three", "top": [["three", 0.97], ["tree", 0.02]]}),
@@ -207,7 +217,10 @@ def test_a_node_tells_of_itself_and_its_prediction() -> None:
     assert (found["prediction"], found["confidence"]) == ("three", 0.97)
     topic, payload = discovery(Topics("barn", "ada"), "keyword", "", health(OWN_STATUS, 0.0)[""])
     assert topic == "homeassistant/device/ternmesh__barn__ada__own/config"
-    assert {"prediction", "confidence", "score"} <= payload["components"].keys()
+    assert (found["recall"], found["false_per_hour"]) == (0.75, 0.5)
+    assert {"prediction", "confidence", "score", "recall", "false_per_hour"} <= payload[
+        "components"
+    ].keys()
     assert "prediction" not in documents(replace(OWN_STATUS, predict=None))[""]
     unsure = predict_status(live={"label": None, "top": [["three", 0.2]]})
     assert documents(replace(OWN_STATUS, predict=unsure))[""]["prediction"] is None

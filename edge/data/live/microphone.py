@@ -3,15 +3,17 @@
 import os
 import subprocess
 from collections import deque
+from dataclasses import replace
 
 import numpy as np
 
 from edge.data.live.base import LiveSource, sole_input
 from edge.data.live.options import MicrophoneOptions
 from edge.data.logmel import BEFORE, FRAMES, MELS, SILENT, Sound, clip_length, hears, model_input
-from edge.data.sources import Label, Sample
+from edge.data.sources import Label, Sample, class_names, label_arrays
 from edge.errors import DataError
 from ternmesh.model_package import ModelPackage
+from ternmesh_service.status import LiveStatus, RecordingStatus
 
 PIPE_BYTES = 1 << 18  # the sound that waits for a poll: 8 s at 16 kHz
 SILENT_S = 10.0  # without a byte, arecord is started again
@@ -20,6 +22,8 @@ BLOCK_S = 0.02
 BEGIN, END = 4.0, 2.0  # times the noise floor: the levels at which a clip begins and ends
 RISE = 1.01  # of the noise floor in a block, at most: fourfold in 3 s
 QUIET, LOUD_MIN = 15, 3  # blocks: that end a clip; loud in a clip
+RECORDINGS_MAX = 100  # at a time
+CLIPPED, FAINT = 0.99, 0.02  # of full scale: peaks of a recording that is too loud, or too quiet
 
 
 class EnergyGate:
@@ -84,6 +88,27 @@ class MicrophoneSource(LiveSource):
         self._input = spec.name
         self._front = package.front
         self._process: subprocess.Popen[bytes] | None = None
+        self._package = package
+        self._label: str | None = None  # of the recordings that somebody makes now
+        self._left = 0  # of them
+        self._said = ""  # of the last one
+        self._level = 0.0  # the peak of the newest sound
+
+    def record(self, label: object, count: object) -> None:
+        """Give the next `count` sounds this label; DataError."""
+        names = class_names(self._package)
+        if label not in names or type(count) is not int or not 0 <= count <= RECORDINGS_MAX:
+            raise DataError(
+                f"{label!r:.50}, {count!r:.50}: write one of {', '.join(names)}, and a number up "
+                f"to {RECORDINGS_MAX}"
+            )
+        self._label, self._left, self._said = str(label), count, ""
+
+    def status(self) -> LiveStatus:
+        recording = RecordingStatus(
+            label=self._label, left=self._left, said=self._said, level=self._level
+        )
+        return replace(super().status(), recording=recording)
 
     def close(self) -> None:
         super().close()
@@ -130,6 +155,26 @@ class MicrophoneSource(LiveSource):
         end = len(data) - len(data) % 2
         self._half = data[end:]
         sound = np.frombuffer(data[:end], "<i2").astype(np.float32) / np.float32(32_768)
-        clips = self._gate.take(sound)
-        made = [model_input(clip, self._options.rate, self._front) for clip in clips]
-        return [Sample(self._key(), {self._input: one}) for one in made]
+        self._level = float(np.abs(sound).max(initial=0.0))
+        return [item for clip in self._gate.take(sound) for item in self._items(clip)]
+
+    def _items(self, clip: Sound) -> list[Sample | Label]:
+        """The sample of a clip, with a label while somebody records; none of a bad recording."""
+        inputs = {self._input: model_input(clip, self._options.rate, self._front)}
+        sample = Sample(self._key(), inputs)
+        if self._label is None or not self._left:
+            return [sample]
+        self._said = self._wrong(clip)
+        if self._said:
+            return []
+        self._left -= 1
+        return [sample, Label(sample.key, label_arrays(self._package, self._label))]
+
+    def _wrong(self, clip: Sound) -> str:
+        """What is wrong with a recording; empty if nothing."""
+        peak = float(np.abs(clip).max())
+        if len(clip) >= clip_length(self._options.rate, self._front):
+            return "too long: say it once, with silence before and after"
+        if peak >= CLIPPED:
+            return "too loud: the sound is clipped"
+        return "too quiet: come nearer" if peak < FAINT else ""

@@ -1,12 +1,14 @@
 // Labelling on a board's own page: one key for each label, undo, many at once, and what it changed.
 
-import { byId, make, percent, toast } from "./dom.js";
+import { byId, make, percent, say, toast } from "./dom.js";
 import { act, mayAct } from "./feed.js";
 
 const LIMIT = 40, KEYS = "0123456789qwertyioadfghjkzxcvbnm"; // u, s, p and l have a meaning
 let room = null, about = null; // the last answer about the queue
 let queue = [], given = []; // rows that wait; what was given, newest last
 let mode = "queue", begun = null, asking = false;
+let recorder = null; // what the board's microphone says of recordings
+const RECORDINGS = 10;
 
 const ask = (what, more = {}) => act({ data: what, ...more }).then((answer) => answer.data ?? answer);
 
@@ -14,6 +16,10 @@ const ask = (what, more = {}) => act({ data: what, ...more }).then((answer) => a
 export function labelling(section, place, fleet) {
   if (fleet.source == null) return;
   section.hidden = false;
+  recorder = fleet.source.live?.recording;
+  say(byId("words"), fleet.words ?? "");
+  byId("recorder").hidden = recorder == null || !mayAct();
+  if (recorder) showRecorder();
   if (room) return;
   room = place;
   if (!mayAct()) {
@@ -22,6 +28,16 @@ export function labelling(section, place, fleet) {
   }
   addEventListener("keydown", onKey);
   load("queue");
+}
+
+function showRecorder() {
+  const { label, left, said, level } = recorder, known = about?.labels ?? [];
+  byId("level").value = level;
+  say(byId("recorded"), !label ? `Say the word ${RECORDINGS} times, with silence between.`
+    : left ? `${label}: ${left} to go. ${said}` : `${label}: done.`);
+  const choices = byId("record-labels");
+  if (choices.childElementCount !== known.length) choices.replaceChildren(...known.map((name) =>
+    make("button", { onclick: () => ask("record", { label: name, count: RECORDINGS }).catch((error) => toast(error.message)) }, name)));
 }
 
 async function load(which) {
@@ -54,7 +70,7 @@ function render() {
       make("meter", { min: 0, max: 1, value: share, "aria-label": `${name}: ${percent(share, 0)}` }), percent(share, 0))),
     labelButtons(labels, () => [first.key]),
     make("p", { class: "acts" },
-      isSound(first) ? make("button", { onclick: () => play(first) }, make("kbd", {}, "p"), "Play (sound made from its features)") : null,
+      isSound(first) ? make("button", { onclick: () => play(first) }, make("kbd", {}, "p"), isWave(first) ? "Play" : "Play (sound made from its features)") : null,
       make("button", { onclick: skip }, make("kbd", {}, "s"), "Later")))));
   const others = mode === "queue" ? queue.slice(1) : queue;
   if (others.length) parts.push(
@@ -164,11 +180,14 @@ function onKey(event) {
 
 const bytes = (row) => Uint8Array.from(atob(row.image), (character) => character.charCodeAt(0));
 /** Height and width: a spectrogram comes as time by bands, and is shown with time to the right. */
-const isSound = (row) => row.shape.length === 2 && row.shape[0] !== row.shape[1];
+const isFeatures = (row) => row.shape.length === 2 && row.shape[0] !== row.shape[1];
+const isWave = (row) => about.clip_s > 0 && row.shape.length === 1;
+const isSound = (row) => isFeatures(row) || isWave(row);
 
 function picture(row) {
   const data = bytes(row), [first, second = 1] = row.shape.length > 1 ? row.shape : [1, row.shape[0]];
-  const turned = isSound(row), width = turned ? first : second, height = turned ? second : first;
+  if (isWave(row)) return wave(row, data);
+  const turned = isFeatures(row), width = turned ? first : second, height = turned ? second : first;
   const canvas = make("canvas", { width, height, role: "img", "aria-label": `${turned ? "spectrogram" : "picture"} of ${row.key}` });
   const image = canvas.getContext("2d").createImageData(width, height);
   for (let y = 0; y < height; y += 1) for (let x = 0; x < width; x += 1) {
@@ -179,8 +198,36 @@ function picture(row) {
   return canvas;
 }
 
+/** Sound as it was recorded: how loud it is over time. */
+function wave(row, data) {
+  const canvas = make("canvas", { width: 200, height: 50, role: "img", "aria-label": `sound of ${row.key}` });
+  const context = canvas.getContext("2d"), part = Math.ceil(data.length / 200);
+  context.fillStyle = "#7aa2f7";
+  for (let x = 0; x < 200; x += 1) {
+    const levels = data.slice(x * part, (x + 1) * part), low = Math.min(...levels), high = Math.max(...levels);
+    if (levels.length) context.fillRect(x, 50 - high * 50 / 255, 1, Math.max(1, (high - low) * 50 / 255));
+  }
+  return canvas;
+}
+
+function playWave(row) {
+  const data = bytes(row), context = new AudioContext(), middle = data.reduce((sum, value) => sum + value, 0) / data.length;
+  const sound = context.createBuffer(1, data.length, data.length / about.clip_s);
+  sound.getChannelData(0).set(Float32Array.from(data, (value) => (value - middle) / 128));
+  start(context, sound);
+}
+
+function start(context, sound) {
+  const source = context.createBufferSource();
+  source.buffer = sound;
+  source.connect(context.destination);
+  source.onended = () => context.close();
+  source.start();
+}
+
 /** Make a sound back from a log-mel spectrogram: a tone for each band, as loud as the band. */
 function play(row) {
+  if (isWave(row)) return playWave(row);
   const data = bytes(row), [frames, bands] = row.shape, context = new AudioContext();
   const rate = context.sampleRate, hop = 0.02, length = Math.ceil(frames * hop * rate);
   const sound = context.createBuffer(1, length, rate), samples = sound.getChannelData(0);
@@ -195,9 +242,5 @@ function play(row) {
       samples[i] += (0.25 / Math.sqrt(bands)) * loud ** 3 * Math.sin(turn * i + phase);
     }
   }
-  const source = context.createBufferSource();
-  source.buffer = sound;
-  source.connect(context.destination);
-  source.onended = () => context.close();
-  source.start();
+  start(context, sound);
 }

@@ -11,7 +11,7 @@ import pytest
 
 from edge.data.decode import read_sample
 from edge.data.feed import Feed
-from edge.data.front import Front, RowStream
+from edge.data.front import Front
 from edge.data.live.microphone import MicrophoneSource
 from edge.data.live.options import MicrophoneOptions
 from edge.data.logmel import RATE, model_input, read_clip
@@ -59,24 +59,6 @@ def sample(number: int, slopes: Slopes) -> Sample:
 
 def label(number: int, slopes: Slopes) -> Label:
     return Label(str(number), {"target": slopes["target"][number]})
-
-
-@pytest.mark.parametrize("part", [1, 3, 7, 40])
-def test_a_clip_has_the_rows_of_a_stream(fronted: LoadedModel, calls: Any, part: int) -> None:
-    """The front sees the loudest moment of its window: another window would be another row."""
-    sound = np.random.default_rng(0).standard_normal(40).astype(np.float32)
-    front = Front(fronted)
-    stream = RowStream(front)
-    rows: list[np.ndarray] = []
-    for start in range(0, len(sound), part):
-        rows += stream.take(sound[start : start + part])
-    assert len(rows) == 19
-    assert {*calls} == {(1, 4)}
-    for at in range(16):
-        [clip] = front.rows({"sound": sound[None, 2 * at : 2 * at + 10]}).values()
-        assert clip.tobytes() == np.stack(rows[at : at + 4])[None].tobytes()
-    half = sound[:4] * np.float32(0.5)
-    np.testing.assert_allclose(rows[0], np.tanh(half[:2] - half[2:]), atol=1e-6)
 
 
 def test_the_buffer_keeps_rows_and_sound_only_while_a_label_is_awaited(
