@@ -111,12 +111,13 @@ def _answer(
 
 def present_model(node: Node) -> PresentModel:
     """What requests about labels need of the model."""
-    held_out, settings = node.data.held_out, node.config
+    held_out, settings, front = node.data.held_out, node.config, node.package.front
     scored = [entry for entry in node.evaluation.history if entry.metric is not None]
     return PresentModel(
         scores=node.scores,
         held_out_count=0 if held_out is None else min(len(held_out), settings.evaluate.samples_max),
         score=scored[-1].metric if scored else None,
+        clip_s=front.length / front.rate if front and front.rate else 0.0,
     )
 
 

@@ -89,7 +89,6 @@ class ReplayBuffer:
         self.last_label: tuple[str, int] | None = None  # a key and its class
         self.certainty: Certainty | None = None
         self.package = tail
-        self.front = package.front
         self.keep_s = 0.0  # the age at which samples are deleted; 0: no limit
         self._clock = clock  # seconds since 1970
         self._expired_at = 0.0

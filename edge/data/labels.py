@@ -50,6 +50,7 @@ class PresentModel:
     scores: Callable[[Arrays], NDArray[Any]]  # the first output
     held_out_count: int  # samples behind `score`; 0: it is that of new labels
     score: float | None  # the newest
+    clip_s: float = 0.0  # of sound in one sample of a model with a front that hears
 
 
 def answer_stopped(config: NodeConfig, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -199,14 +200,14 @@ def begin_rows(
     else:
         rows = _find(buffer, request)[:limit] if "keys" in request else newest(buffer, limit)
     names, package, inputs = class_names(buffer.package), buffer.package, buffer.inputs(rows)
-    images, front = buffer.shown(rows), buffer.front
+    images = buffer.shown(rows)
     head = {
         "labels": names,
         "waiting": buffer.waiting,
         "labelled": len(buffer),
         "score": model and model.score,
         "held_out": model and model.held_out_count,
-        "clip_s": front.length / front.rate if front and front.rate else 0.0,
+        "clip_s": model.clip_s if model else 0.0,
     }
     shown: list[dict[str, Any]] = []
     for row in rows:

@@ -1,5 +1,6 @@
 """The page of a live fleet, in a real browser: three boards of the demo learn meanwhile."""
 
+import base64
 import http.client
 import shutil
 import socket
@@ -16,9 +17,9 @@ import pytest
 from ternmesh_cli.demo import fleet as demo
 from ternmesh_service.control_socket import BOARDS, ControlServer, ask
 from ternmesh_service.page.config import PageConfig, read_token, served_page
-from ternmesh_service.status import to_json
+from ternmesh_service.status import LiveStatus, RecordingStatus, WordsStatus, to_json
 from tests.mosquitto import free_port
-from tests.statuses import board, host_status
+from tests.statuses import board, board_status, host_status, source_status
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 axe = pytest.importorskip("axe_core_python.selenium", reason="axe-core-python is not installed")
@@ -282,6 +283,45 @@ def test_samples_are_labelled_with_one_key_and_undone(fleet: Fleet, browse: Any)
     page.until(lambda: "loss" in page.text(".thumb small"))
     assert page.serious() == []
     assert page.troubles() == []
+
+
+def test_words_are_recorded_and_what_was_heard_is_seen_and_answered(
+    browse: Any, tmp_path: Path
+) -> None:
+    recording = RecordingStatus(label="hello", left=7, said="too quiet: come nearer", level=0.3)
+    live = LiveStatus(open=True, left_out={}, first={}, recording=recording)
+    words = WordsStatus(hours=20.0, heard=9, right=3, false=1, missed=1)
+    status = board_status(source=source_status(live=live, words=words))
+    wave = base64.b64encode(bytes(100 + 70 * (at % 3) for at in range(800))).decode()
+    sound = {"key": "heard:hello:1-0", "age_s": 3.0, "guesses": [["hello", 0.9]], "certainty": 0.9}
+    queue = {
+        "rows": [{**sound, "shape": [800], "image": wave}],
+        "labels": ["other", "hello"], "waiting": 1, "labelled": 0, "score": None, "held_out": 0,
+        "clip_s": 0.1,
+    }  # fmt: skip
+    asked: list[Any] = []
+
+    def answer(request: Any) -> Any:
+        if request.get("command") == "status":
+            return to_json(status)
+        asked.append(request)
+        return {"data": queue if request["data"] == "queue" else {"before": {}}}
+
+    config, path = PageConfig(free_port()), tmp_path / "control.sock"
+    with ControlServer(path, answer), served_page(config, path, tmp_path):
+        page = browse(f"{config.url}#token={read_token(tmp_path)}")
+        page.until(lambda: "hello: 7 to go. too quiet" in page.text("#recorded"))
+        assert "recall 75%" in page.text("#words")
+        page.click("hello", "#record-labels")
+        record = {"data": "record", "label": "hello", "count": 10}
+        page.until(lambda: record in asked)
+        page.click("Play", ".sample")
+        width = page.driver.execute_script("return document.querySelector('.sample canvas').width")
+        assert width == 200, "a wave, no stripe"
+        page.click("other", ".sample")
+        page.until(lambda: {"data": "label", "keys": [sound["key"]], "label": "other"} in asked)
+        assert page.serious() == []
+        assert page.troubles() == []
 
 
 def test_a_board_that_is_silent_is_an_alarm_with_what_to_do(browse: Any, tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ async function load(which) {
     about = await ask(which, { limit: LIMIT });
     begun ??= about.score;
     queue = about.rows;
+    if (recorder) showRecorder();
     render();
   } catch (error) {
     room.replaceChildren(make("p", {}, error.message), make("button", { onclick: () => load(which) }, "Try again"));
