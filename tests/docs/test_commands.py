@@ -527,7 +527,7 @@ def test_guide(walk: Walk, document: Path) -> None:
 def make_samples(folder: Path) -> None:
     """What the pages of use cases import: sounds, pictures, rows and a plain model."""
     rng = np.random.default_rng(0)
-    for label in ("hello", "other", "glass", "dog", "quiet", "ant", "bee", "cat"):
+    for label in ("hey-maria", "other", "glass", "dog", "quiet", "ant", "bee", "cat"):
         (folder / "recordings" / label).mkdir(parents=True)
         (folder / "pictures" / label).mkdir(parents=True)
         for number in range(20):
