@@ -20,19 +20,55 @@ Hidden = NDArray[np.float32]
 
 
 def random_hypervectors(
-    hidden: Hidden, dimension: int = PUBLISHED_DIMENSION, seed: bytes = b""
+    hidden: Hidden, dimension: int = PUBLISHED_DIMENSION, seed: bytes = b"", zeros: float = ZEROS
 ) -> Trits:
     """The published encoding, int8 [rows, dimension]: signs of a random projection, or zero.
 
-    Zero are the 70 % of a row's numbers with the smallest magnitudes. The projection has signs in
-    place of normal numbers, which the seed gives on every machine.
+    Zero is the share `zeros` of a row's numbers, those with the smallest magnitudes. The projection
+    has signs in place of normal numbers, which the seed gives on every machine.
     """
-    features = hidden.shape[1]
-    signs = seeded_signs(derive_key("hypervectors", seed), features * dimension)
-    projection = signs.reshape(features, dimension)
+    projection = _projection(hidden.shape[1], dimension, seed)
     blocks = range(0, len(hidden), ROWS_AT_ONCE)
-    parts = [ternarise_rows(hidden[at : at + ROWS_AT_ONCE] @ projection) for at in blocks]
+    parts = [ternarise_rows(hidden[at : at + ROWS_AT_ONCE] @ projection, zeros) for at in blocks]
     return np.concatenate(parts) if parts else np.zeros((0, dimension), np.int8)
+
+
+class TernaryHDCEncoder:
+    """The published encoder: trits that keep how similar rows are, and a rough way back.
+
+    >>> rows = np.random.default_rng(0).standard_normal((3, 64)).astype(np.float32)
+    >>> encoder = TernaryHDCEncoder(dimension=10_000, sparsity=0.7)
+    >>> packed = encoder.encode(rows)
+    >>> packed.shape, round(float(np.mean(packed == 0)), 2)
+    ((3, 10000), 0.7)
+    >>> bool((encoder.similarity(packed, packed).diagonal() > 0.999).all())
+    True
+    """
+
+    def __init__(
+        self, dimension: int = PUBLISHED_DIMENSION, sparsity: float = ZEROS, seed: bytes = b""
+    ) -> None:
+        self._dimension = dimension
+        self._sparsity = sparsity
+        self._seed = seed
+
+    def encode(self, rows: Hidden) -> Trits:
+        """int8 [rows, dimension]: signs of a random projection, zero for the smallest."""
+        return random_hypervectors(rows, self._dimension, self._seed, self._sparsity)
+
+    def decode(self, trits: Trits, features: int) -> Hidden:
+        """The direction of each row, float32 [rows, features] of length 1; lengths are not sent."""
+        back = trits.astype(np.float32) @ _projection(features, self._dimension, self._seed).T
+        unit: Hidden = back / np.linalg.norm(back, axis=1, keepdims=True).clip(1e-30)
+        return unit
+
+    def bundle(self, trits: Trits) -> Trits:
+        """What is similar to all rows, int8 [1, dimension]."""
+        return ternarise_rows(trits.sum(axis=0, dtype=np.float32)[None], self._sparsity)
+
+    def similarity(self, a: Trits, b: Trits) -> NDArray[np.float32]:
+        """Cosines, float32 [a, b]."""
+        return similarities(a, b)
 
 
 def learned_hypervectors(hidden: Hidden, dimension: int) -> Trits:
@@ -66,9 +102,14 @@ def similarities(a: Trits, b: Trits) -> NDArray[np.float32]:
     return cosines.astype(np.float32)
 
 
-def ternarise_rows(rows: NDArray[np.floating]) -> Trits:
-    """The signs of each row's numbers, with zero for the 70 % of smallest magnitude."""
+def _projection(features: int, dimension: int, seed: bytes) -> Hidden:
+    signs = seeded_signs(derive_key("hypervectors", seed), features * dimension)
+    return signs.reshape(features, dimension)
+
+
+def ternarise_rows(rows: NDArray[np.floating], zeros: float = ZEROS) -> Trits:
+    """The signs of each row's numbers, with zero for the share of smallest magnitude."""
     magnitudes = np.abs(rows)
-    least = np.quantile(magnitudes, ZEROS, axis=1, keepdims=True)
+    least = np.quantile(magnitudes, zeros, axis=1, keepdims=True)
     trits: Trits = (np.sign(rows) * (magnitudes > least)).astype(np.int8)
     return trits

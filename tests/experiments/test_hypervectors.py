@@ -3,6 +3,7 @@
 import numpy as np
 
 from experiments.hypervectors import (
+    TernaryHDCEncoder,
     learned_hypervectors,
     prototypes,
     random_hypervectors,
@@ -43,3 +44,16 @@ def test_the_nearest_prototype_is_that_of_the_class() -> None:
     bundles = prototypes(codes, np.eye(5)[classes])
     nearest = similarities(codes, bundles).argmax(axis=1)
     assert (nearest == classes).mean() > 0.95
+
+
+def test_the_published_encoder_bundles_and_decodes_directions() -> None:
+    hidden, classes = clusters()
+    encoder = TernaryHDCEncoder(dimension=10_000, sparsity=0.8)
+    trits = encoder.encode(hidden)
+    assert np.mean(trits == 0) == 0.8
+    back = encoder.decode(trits, hidden.shape[1])
+    unit = hidden / np.linalg.norm(hidden, axis=1, keepdims=True)
+    assert (back * unit).sum(1).min() > 0.95
+    bundle = encoder.bundle(trits[classes == 2])
+    alike = encoder.similarity(bundle, trits)[0]
+    assert alike[classes == 2].min() > alike[classes != 2].max()
