@@ -158,16 +158,16 @@ class HostConfig:
     """The settings of one host.
 
     >>> link = LinkConfig(url="mqtt://127.0.0.1:1883", fleet="attic")
-    >>> HostConfig("host-state", "keyword", link, RunConfig(rounds=20, min_peers=2)).run.rounds
-    20
+    >>> HostConfig("host-state", "keyword", link, RunConfig(rounds=7, min_peers=2)).run.rounds
+    7
     """
 
     state_dir: str = field(metadata=PATH)
     model: str = field(metadata=MODEL)  # the name of a shipped one, or the folder of a package
     link: LinkConfig
+    run: RunConfig = field(default_factory=RunConfig)
     # Of an aggregator: the link to the host above, with the fleet of `link`
     upstream: LinkConfig = field(default_factory=LinkConfig)
-    run: RunConfig = field(default_factory=RunConfig)
     own_samples: OwnSamplesConfig = field(default_factory=OwnSamplesConfig)
     knowledge: HostKnowledgeConfig = field(default_factory=HostKnowledgeConfig)
     releases: PublishConfig = field(default_factory=PublishConfig)
@@ -218,11 +218,6 @@ def _check(config: HostConfig) -> HostConfig:
     check_page(config.page)
     check_alarms(config.alarms)
     load_rule(config.run.aggregation, config.run.aggregation_file)
-    if rules.is_rooted(config.run.aggregation) and config.own_samples.path is None:
-        raise ConfigError(
-            f"run.aggregation is {config.run.aggregation!r}: it needs samples of the host: "
-            "write their folder as path in [own_samples]"
-        )
     least = rules.least_members(config.run.aggregation, config.run.byzantine)
     if least > config.run.nodes_max:
         raise ConfigError(
@@ -265,10 +260,6 @@ def _check_agreement(config: HostConfig) -> None:
             "[agreement]: voters make the same update each, so none may have [own_samples], "
             "run.groups or run.aggregation_file"
         )
-    try:
-        rules.check_exact(settings_of(config.run).aggregation)
-    except RuleError as error:
-        raise ConfigError(f"[agreement]: {error}") from error
     voters = make_voters(b"", read_seats(config.agreement), config.agreement.mode)
     if config.security.threshold < voters.witnesses:
         raise ConfigError(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from check import check_installed, check_program, check_unpacked
 from deb import make_deb
+from machine import prove_machine
 from oci import make_oci
 from prove import SUITES, prove
 from site_pages import make_site
@@ -45,6 +46,8 @@ def main() -> int:
     row.add_argument("--arch", choices=MACHINES, default=here)
     row.add_argument("--suite", choices=SUITES, default="bookworm")
     row.add_argument("--boot", action="store_true", help="with systemd and the units")
+    what = "a whole emulated board (arm64): power cuts, upgrade and roll-back"
+    row.add_argument("--machine", action="store_true", help=what)
     row = rows.add_parser("site", help="the documents", description="Make the documents a site.")
     row.add_argument("--out", type=Path, default=ROOT / "build" / "site", metavar="FOLDER")
     options = parser.parse_args()
@@ -64,7 +67,10 @@ def make(options: argparse.Namespace) -> None:
             (check_installed if options.install else check_unpacked)(options.deb)
         return
     if options.what == "prove":
-        prove(options.arch, options.suite, boot=options.boot)
+        if options.machine:
+            prove_machine(options.suite)
+        else:
+            prove(options.arch, options.suite, boot=options.boot)
         return
     if options.what == "site":
         print(make_site(options.out))

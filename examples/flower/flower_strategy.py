@@ -11,17 +11,9 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
 from host.config import load_rule
-from ternmesh.config import ConfigError
 from ternmesh.errors import RuleError
 from ternmesh.federated.robust import SAMPLES_RATIO, lower_median
-from ternmesh.federated.rules import (
-    Context,
-    Updates,
-    Weights,
-    check_count,
-    is_rooted,
-    weighted_mean,
-)
+from ternmesh.federated.rules import Context, Updates, Weights, check_count, weighted_mean
 from ternmesh.types import Vector
 
 METRICS_MAX = 64  # of one reply
@@ -44,12 +36,10 @@ class RuleStrategy(FedAvg):  # type: ignore[misc]
         aggregation_file: str = "",
         **options: Any,
     ) -> None:
-        """ConfigError for a rule that there is not, or that needs samples of the host."""
+        """ConfigError for a rule that there is not."""
         for name in ("train_metrics_aggr_fn", "evaluate_metrics_aggr_fn"):
             options.setdefault(name, median_metrics)
         super().__init__(**options)
-        if is_rooted(aggregation):
-            raise ConfigError(f"{aggregation} needs samples of the host, which Flower's has not")
         self._rule, self._name = load_rule(aggregation, aggregation_file), aggregation
         self._byzantine = byzantine
         self._global: dict[str, Any] = {}  # the arrays that the nodes began with

@@ -35,7 +35,7 @@ from ternmesh.federated.aggregation import encode_update, scattered
 from ternmesh.federated.evaluation import NOT_EVALUATED, Evaluation
 from ternmesh.federated.memory import FIRST, Memory
 from ternmesh.federated.reputation import PROBE_FIRST, REPORTS_MIN, Reputations, restored
-from ternmesh.federated.rules import AggregationSettings, Context, Weights, check_count, is_rooted
+from ternmesh.federated.rules import AggregationSettings, Context, Weights, check_count
 from ternmesh.generator import derive_key, words
 from ternmesh.plan import Plan
 from ternmesh.types import Places, Vector
@@ -165,11 +165,11 @@ class RobustAggregation:
         step = scatter(mean, places)
         own = self._own_update(round_number, adapter, self._norms[-1])
         if self._settings.name not in MEANS:
-            step = self._by_rule(rows, weights, step, own, round_number)
+            step = self._by_rule(rows, weights, step, round_number)
         elif self._memory is not None:
             deque(rows, maxlen=0)  # they are remembered; the mean needs no matrix of all updates
         self._note_round([item.address for item in updates], silent, round_number + 1)
-        if own is not None and not is_rooted(self._settings.name):
+        if own is not None:
             step = step + np.float32(ROOT_SHARE) * (own - step)
         return self._limit_step(self._with_momentum(step))
 
@@ -287,12 +287,7 @@ class RobustAggregation:
         return own * np.float32(min(1.0, norm_max / max(UNIT, norm(own))))
 
     def _by_rule(
-        self,
-        rows: Iterable[Vector],
-        weights: Weights,
-        mean: Vector,
-        own: Vector | None,
-        round_number: int,
+        self, rows: Iterable[Vector], weights: Weights, mean: Vector, round_number: int
     ) -> Vector:
         """The step by the rule, without excluded nodes; the weighted mean where the rule fails."""
         groups = self._groups(np.flatnonzero(weights).size, round_number)
@@ -304,7 +299,7 @@ class RobustAggregation:
                 group = next(numbers)
                 grouped[group] += np.float32(weight / sums[group]) * row
         settings = self._settings
-        context = Context(settings.byzantine, self.before, own)
+        context = Context(settings.byzantine, self.before)
         try:
             check_count(settings.name, len(grouped), settings.byzantine)
             return _checked(settings.rule(grouped, sums, context), mean.size)

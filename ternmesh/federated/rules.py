@@ -25,8 +25,6 @@ Weights = NDArray[np.float64]
 Square = NDArray[np.float64]  # [n, n]
 
 SORT_BLOCK = 1 << 12  # coordinates that are sorted at once
-WEISZFELD_STEPS, WEISZFELD_SMALLEST = 100, 1e-6
-CLIPPING_STEPS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +33,6 @@ class Context:
 
     byzantine: int = 0  # f: how many members may lie
     before: Vector | None = None  # the step of the round before (float32 [D])
-    root: Vector | None = None  # the step that the host's own samples suggest (float32 [D])
 
 
 Rule = Callable[[Updates, Weights, Context], Vector]
@@ -73,22 +70,6 @@ def trimmed_mean(updates: Updates, weights: Weights, context: Context) -> Vector
     return _by_coordinate(updates, trim)
 
 
-def geometric_median(updates: Updates, weights: Weights, context: Context) -> Vector:
-    """The point of least summed distance, by smoothed Weiszfeld (RFA; Pillutla et al., 2022)."""
-    gram = inner_products(updates)
-    shares = weights / weights.sum()
-    for _ in range(WEISZFELD_STEPS):
-        toward = gram @ shares
-        squares = gram.diagonal() - 2 * toward + shares @ toward
-        distances = np.sqrt(np.maximum(squares, 0.0))
-        new = weights / np.maximum(distances, WEISZFELD_SMALLEST * (1 + distances.max()))
-        new /= new.sum()
-        if np.abs(new - shares).max() < WEISZFELD_SMALLEST:
-            break
-        shares = new
-    return _combine(updates, shares)
-
-
 def krum(updates: Updates, weights: Weights, context: Context) -> Vector:
     """The update with the least summed distance to its n - f - 1 nearest (Blanchard et al., 2017).
 
@@ -105,39 +86,6 @@ def multi_krum(updates: Updates, weights: Weights, context: Context) -> Vector:
     chosen = np.zeros(len(updates))
     chosen[np.argsort(scores, kind="stable")[: len(updates) - f]] = 1.0
     return _combine(updates, chosen)
-
-
-def centered_clipping(updates: Updates, weights: Weights, context: Context) -> Vector:
-    """Move from the step before by the mean of clipped differences, three times.
-
-    The radius is the median distance. Karimireddy et al., "Learning from history", ICML 2021.
-    """
-    center = np.zeros(updates.shape[1], np.float32) if context.before is None else context.before
-    for _ in range(CLIPPING_STEPS):
-        differences = updates - center
-        norms = _norms(differences)
-        radius = float(np.median(norms))
-        factors: Weights = np.where(norms > radius, radius / np.maximum(norms, 1e-30), 1.0)
-        center = center + _combine(differences, factors) * np.float32(factors.mean())
-    return _narrow(center)
-
-
-def root_of_trust(updates: Updates, weights: Weights, context: Context) -> Vector:
-    """Updates of the root's norm, weighted by their positive cosine to the root.
-
-    The root is a step on samples of the host. FLTrust; Cao et al., NDSS 2021.
-    """
-    root = context.root
-    if root is None:
-        raise RuleError("root_of_trust needs a step on samples of the host, and none was given")
-    if root.shape != updates.shape[1:]:
-        raise RuleError(f"the root has {root.size} numbers, and an update {updates.shape[1]}")
-    norms, root_norm = _norms(updates), float(np.linalg.norm(root))
-    trust = np.maximum(0.0, updates @ root / np.maximum(norms * root_norm, 1e-30))
-    if not trust.any():
-        return np.zeros_like(root)
-    shares = np.divide(trust, norms, out=np.zeros_like(norms), where=norms > 0)
-    return _combine(updates, shares) * np.float32(root_norm * shares.sum() / trust.sum())
 
 
 # Pre-steps
@@ -176,29 +124,14 @@ class AggregationSettings:
 
 
 RULES: Mapping[str, Rule] = {
-    rule.__name__: rule
-    for rule in (
-        mean,
-        weighted_mean,
-        median,
-        trimmed_mean,
-        geometric_median,
-        krum,
-        multi_krum,
-        centered_clipping,
-        root_of_trust,
-    )
+    rule.__name__: rule for rule in (mean, weighted_mean, median, trimmed_mean, krum, multi_krum)
 }
 PRE_STEPS: Mapping[str, PreStep] = {nnm.__name__: nnm}
-
-INEXACT = {rule.__name__ for rule in (geometric_median, centered_clipping, root_of_trust)}
 
 # The least n for f, by name: a * f + b
 _LEAST: Mapping[str, tuple[int, int]] = {
     "median": (2, 1),
     "trimmed_mean": (2, 1),
-    "geometric_median": (2, 1),
-    "centered_clipping": (2, 1),
     "krum": (2, 3),
     "multi_krum": (2, 3),
     "nnm": (2, 1),
@@ -211,11 +144,6 @@ def least_members(name: str, byzantine: int) -> int:
     return max((a * byzantine + b for a, b in parts), default=1)
 
 
-def is_rooted(name: str) -> bool:
-    """Whether the rule called `name` measures updates by the host's own training."""
-    return name.rpartition("+")[2] == root_of_trust.__name__
-
-
 def check_count(name: str, members: int, byzantine: int) -> None:
     """Raise RuleError if the rule called `name` cannot withstand `byzantine` of `members`."""
     least = least_members(name, byzantine)
@@ -223,17 +151,6 @@ def check_count(name: str, members: int, byzantine: int) -> None:
         raise RuleError(
             f"{name} withstands {byzantine} liars among at least {least} members, and {members} "
             "sent an update"
-        )
-
-
-def check_exact(settings: AggregationSettings) -> None:
-    """Raise RuleError unless a round has the same bytes on every processor."""
-    names = settings.name.split("+")
-    if not RULES.keys() - INEXACT | PRE_STEPS.keys() >= set(names) or settings.root is not None:
-        what = "training on the host's own samples" if settings.root else settings.name
-        raise RuleError(
-            f"several voters must compute the same bytes, and {what} does not give them: rules "
-            f"that do are {', '.join(name for name in RULES if name not in INEXACT)}"
         )
 
 
@@ -278,11 +195,6 @@ def _krum_scores(squares: Square, byzantine: int) -> Weights:
     kept = max(1, len(squares) - byzantine - 1)
     nearest = np.sort(squares, axis=1)[:, 1 : kept + 1]
     return np.array([math.fsum(row) for row in nearest.tolist()])
-
-
-def _norms(updates: Updates) -> Weights:
-    norms: Weights = np.sqrt(np.einsum("nd,nd->n", updates, updates), dtype=np.float64)
-    return norms
 
 
 def _combine(updates: Updates, weights: Weights) -> Vector:

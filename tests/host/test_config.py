@@ -98,11 +98,6 @@ def test_paths_start_from_the_folder_of_the_file(read, tmp_path, monkeypatch):
             'pinned = ["ada", "bob"]\nmuted = ["bob"]',
             "run.pinned and run.muted both name 'bob': take it out of one",
         ),
-        (
-            "up_zeros = 0.8",
-            'aggregation = "nnm+root_of_trust"',
-            r"'nnm\+root_of_trust': it needs samples of the host: write .* \[own_samples\]",
-        ),
         ("up_zeros = 0.8", 'aggregation = "best"', "there is no aggregation rule 'best'"),
         (
             "up_zeros = 0.8",
@@ -130,8 +125,8 @@ def test_a_wrong_setting_is_one_sentence_that_names_it(read, tmp_path, old, new,
     assert "secret" not in str(caught.value)
 
 
-def test_own_samples_allow_the_rule_of_trust(read, tmp_path):
-    text = GOOD + 'aggregation = "root_of_trust"\n[own_samples]\npath = "mine"\ndivide_by = 255\n'
+def test_own_samples_go_to_the_aggregation(read, tmp_path):
+    text = GOOD + '[own_samples]\npath = "mine"\ndivide_by = 255\n'
     config = read(text)
     assert config.own_samples == OwnSamplesConfig(str(tmp_path / "mine"), divide_by=255.0)
     root = lambda number, adapter: adapter  # noqa: E731

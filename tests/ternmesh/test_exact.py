@@ -14,19 +14,11 @@ import pytest
 from ternmesh import exact
 from ternmesh.codec import codebook
 from ternmesh.codec.encoder import Slicing, gather, ternarise
-from ternmesh.errors import RuleError
 from ternmesh.federated.aggregation import encode_update, read_chunks
 from ternmesh.federated.memory import Memory, opposed
 from ternmesh.federated.reputation import NodeStanding, Reputations
 from ternmesh.federated.robust import RobustAggregation, Update, _norm
-from ternmesh.federated.rules import (
-    RULES,
-    AggregationSettings,
-    Context,
-    check_exact,
-    compose,
-    inner_products,
-)
+from ternmesh.federated.rules import RULES, AggregationSettings, Context, compose, inner_products
 from ternmesh.plan import make_plan
 from ternmesh.wire.update import read_chunk
 
@@ -198,18 +190,3 @@ def test_a_reputation_is_a_product_of_tables() -> None:
     second.counted({4: 0.2, 17: 0.1, 9: 0.1}, [2, 33], 1)
     assert first.stored() == second.stored()
     assert first.digest() == second.digest()
-
-
-@pytest.mark.parametrize(
-    "name", ["geometric_median", "nnm+centered_clipping", "root_of_trust", "my"]
-)
-def test_voters_refuse_what_is_not_exact(name: str) -> None:
-    with pytest.raises(RuleError, match=name.replace("+", r"\+")):
-        check_exact(AggregationSettings(name))
-
-
-def test_voters_refuse_training_on_own_samples_and_take_the_other_rules() -> None:
-    with pytest.raises(RuleError, match="own samples"):
-        check_exact(AggregationSettings(root=lambda _, vector: vector))
-    for name in ("mean", "weighted_mean", "nnm+median", "trimmed_mean", "krum", "nnm+multi_krum"):
-        check_exact(AggregationSettings(name))

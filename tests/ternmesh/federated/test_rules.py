@@ -1,7 +1,6 @@
 """The rules, compared with their definitions written plainly, and their limits."""
 
 import itertools
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from ternmesh.errors import RuleError
 from ternmesh.federated import rules
 from ternmesh.federated.rules import RULES, Context, check_count, compose, least_members
 
-HONEST = ("mean", "weighted_mean", "root_of_trust")
+HONEST = ("mean", "weighted_mean")
 SAFE = [name for name in RULES if name not in HONEST]
 
 
@@ -20,8 +19,8 @@ def rows(n: int, dimension: int = 40, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal((n, dimension)).astype(np.float32)
 
 
-def apply(name: str, updates: np.ndarray, f: int = 0, **context: Any) -> np.ndarray:
-    return compose(name)(updates, np.ones(len(updates)), Context(f, **context))
+def apply(name: str, updates: np.ndarray, f: int = 0) -> np.ndarray:
+    return compose(name)(updates, np.ones(len(updates)), Context(f))
 
 
 def test_the_weighted_mean_and_the_mean() -> None:
@@ -40,18 +39,6 @@ def test_the_median_is_that_of_numpy(n: int) -> None:
 def test_the_trimmed_mean_drops_both_ends() -> None:
     x = rows(7, 5000)
     assert np.allclose(apply("trimmed_mean", x, 2), np.sort(x, 0)[2:5].mean(0), atol=1e-6)
-
-
-def test_the_geometric_median_has_the_least_summed_distance() -> None:
-    x = rows(9)
-    found = apply("geometric_median", x)
-
-    def total(point: np.ndarray) -> float:
-        return float(np.linalg.norm(x - point, axis=1).sum())
-
-    for step in rows(50, seed=1):
-        assert total(found) <= total(found + 0.05 * step) + 1e-3
-    assert total(found) < total(x.mean(0))
 
 
 def krum_scores(x: np.ndarray, f: int) -> list[float]:
@@ -78,38 +65,20 @@ def test_nnm_is_the_mean_of_the_nearest() -> None:
         assert np.allclose(mixed[i], x[near].mean(0), atol=1e-6)
 
 
-def test_centered_clipping_begins_at_the_step_before() -> None:
-    before = np.full(40, 3, np.float32)
-    x = before + 0.01 * rows(5)
-    x[0] += 1000
-    assert np.abs(apply("centered_clipping", x, 1, before=before) - 3).max() < 0.1
-
-
-def test_the_root_decides_direction_and_length() -> None:
-    root = rows(1)[0]
-    x = np.stack([5 * root, -100 * root, 0.1 * root])
-    assert np.allclose(apply("root_of_trust", x, root=root), root, atol=1e-5)
-    assert not apply("root_of_trust", -x[[0, 2]], root=root).any()
-    with pytest.raises(RuleError, match="step on samples of the host, and none was given"):
-        apply("root_of_trust", x)
-    with pytest.raises(RuleError, match="39 numbers"):
-        apply("root_of_trust", x, root=root[1:])
-
-
 @pytest.mark.parametrize("name", SAFE)
 def test_a_liar_does_not_move_the_result_far(name: str) -> None:
     """Each of the two liars is 10,000 away; what comes out stays among the honest ones."""
     honest = 1 + 0.1 * rows(11)
     for lie in (1e4, -1e4):
         x = np.concatenate([honest, np.full((2, 40), lie, np.float32)])
-        assert np.abs(apply(name, x, 2, before=honest.mean(0)) - 1).max() < 0.8
+        assert np.abs(apply(name, x, 2) - 1).max() < 0.8
     assert np.abs(apply("mean", x) - 1).max() > 1000
 
 
 @pytest.mark.parametrize("parts", list(itertools.product(rules.PRE_STEPS, RULES)))
 def test_every_composition_gives_one_vector(parts: tuple[str, str]) -> None:
     x = 1 + rows(13, 64)
-    out = apply("+".join(parts), x, 1, root=x[0], before=x[1])
+    out = apply("+".join(parts), x, 1)
     assert out.shape == (64,)
     assert out.dtype == np.float32
     assert np.isfinite(out).all()
@@ -147,6 +116,6 @@ def test_any_finite_updates_give_a_finite_step(
         return
     x = rows(n, 12, seed) * np.float32(size)
     x[0] = x[-1]  # equal updates
-    out = apply(name, x, f, root=x[0])
+    out = apply(name, x, f)
     assert np.isfinite(out).all()
     assert np.abs(out).max() <= 3.5 * np.abs(x).max() + 1e-20
