@@ -58,7 +58,13 @@ def parts(status: HostStatus | BoardStatus, rounds: Sequence[Row], now: float) -
         if (seat := status.agreement) is not None:
             missing = sorted(seat.missing)
             leader = seat.leader if seat.has_quorum else "nobody"
-            fleet["voters"] = {"leader": leader, "all": len(seat.voters), "missing": missing}
+            follows = seat.has_quorum and seat.leader != seat.name
+            fleet["voters"] = {
+                "leader": leader,
+                "follows": follows,
+                "all": len(seat.voters),
+                "missing": missing,
+            }
         for board in status.nodes:
             found[f"board {board.name}"] = _board(board, status, now)
     for row in status.history:

@@ -665,5 +665,6 @@ def test_the_command_prints_the_address_with_the_token(tmp_path: Path, capsys: A
 
 def test_the_page_shows_who_leads() -> None:
     found = parts(host_status(NAMES, agreement=VOTERS), [], 0.0)
-    assert found["fleet"]["voters"] == {"leader": "attic", "all": 3, "missing": ["loft"]}
+    seats = {"leader": "attic", "follows": True, "all": 3, "missing": ["loft"]}
+    assert found["fleet"]["voters"] == seats
     assert "voters" not in parts(host_status(NAMES), [], 0.0)["fleet"]

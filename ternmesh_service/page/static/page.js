@@ -96,7 +96,7 @@ function showBoard(board) {
   say(cells.share, percent(board.weight, 0));
   say(cells.reason, board.reason + (board.since ? `, since ${board.since}` : ""));
   say(cells.rounds, `${board.rounds_counted}${board.rounds_missed ? ` (${board.rounds_missed} missed)` : ""}`);
-  say(cells.up, size(board.bytes_up));
+  say(cells.up, size(board.bytes_up || null));
   say(cells.spent, time(board.report.airtime_s));
   say(cells.left, board.report.airtime_left_s == null ? "" : `${time(board.report.airtime_left_s)} left this hour`);
   const signal = board.signal && `${board.signal.rssi_dbm} dBm${board.signal.snr_db == null ? "" : `, ${board.signal.snr_db} dB`}`;
@@ -203,7 +203,7 @@ const shownMetric = (value) => (isShare() ? percent(value) : number(value));
 function showTiles() {
   const { fleet } = parts, figures = fleet.metrics ?? {}, { all, here } = counted();
   const known = values("", 1), first = known[0]?.value, now = known.at(-1)?.value;
-  const newest = line.at(-1);
+  const newest = line.at(-1), follows = fleet.voters?.follows;
   const spent = line.reduce((sum, round) => sum + round.bytes_up + round.bytes_down, 0);
   const gained = now == null ? null : 100 * (now - first);
   const tiles = [
@@ -211,9 +211,10 @@ function showTiles() {
       ? `${gained < 0 ? "" : "+"}${gained.toFixed(1)} points since round ${known[0].round.version}` : `${shownMetric(first)} in round ${known[0].round.version}`],
     fleet.role === "host" ? ["Boards", fleet.phase === "finished" ? String(all) : `${here} of ${all}`, fleet.phase === "finished" ? "took part" : "at work"]
       : ["Samples", String(fleet.samples ?? "–"), fleet.source?.waiting == null ? "" : `${fleet.source.waiting} wait for a label`],
-    ["Data sent", newest ? size(spent) : "–", newest ? `${size(newest.bytes_up + newest.bytes_down)} in the newest round` : ""],
+    // A voter that follows hears no boards.
+    follows ? ["Data and times", "–", `${fleet.voters.leader} has them`] : ["Data sent", newest ? size(spent) : "–", newest ? `${size(newest.bytes_up + newest.bytes_down)} in the newest round` : ""],
   ];
-  if (fleet.role === "host") tiles.push(["Time of a round", time(figures.round_latency_s), "mean of the newest ten"]);
+  if (fleet.role === "host" && !follows) tiles.push(["Time of a round", time(figures.round_latency_s), "mean of the newest ten"]);
   if (fleet.voters) tiles.push(["Hosts", `${fleet.voters.all - fleet.voters.missing.length} of ${fleet.voters.all}`,
     `${fleet.voters.leader} leads${fleet.voters.missing.length ? `; ${some(fleet.voters.missing)} away` : ""}`]);
   if (fleet.airtime_us != null) tiles.push(["Airtime here", time(fleet.airtime_us / 1e6),
@@ -275,7 +276,7 @@ function showRounds() {
   const heads = ["Round", "Boards", "Missing", "Accuracy", "Loss", "Up", "Down", "Time"];
   byId("round-rows").replaceChildren(...newest.map((round) => make("tr", {}, ...[
     String(round.version), String(round.counted), some(round.missing ?? []) || "none", percent(round.accuracy), number(round.loss),
-    size(round.bytes_up), size(round.bytes_down), time(round.seconds),
+    size(round.bytes_up || null), size(round.bytes_down || null), time(round.seconds || null),
   ].map((text, i) => make("td", { "data-head": heads[i] }, text)))));
 }
 
