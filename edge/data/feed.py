@@ -4,6 +4,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
+from math import ceil
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,14 +25,15 @@ _log = logging.getLogger(__name__)
 class Rehearsal:
     """Samples with others beside them, so that none is forgotten.
 
-    These are labelled ones of a source beside those of files, or a board's own beside what other
-    models teach. The first come first. While they are few, each stands for several: a quarter of
-    all that is drawn, at least, is theirs.
+    These are labelled ones of a source beside those of files, a board's own beside what other
+    models teach, or its words beside speech. The first come first. While they are few, each stands
+    for several: the share `least` of all that is drawn, at least, is theirs.
     """
 
-    def __init__(self, first: Dataset, others: Dataset) -> None:
+    def __init__(self, first: Dataset, others: Dataset, least: float = 0.25) -> None:
         self._first = first
         self._others = others
+        self._least = least
 
     def __len__(self) -> int:
         return self._count + len(self._others)
@@ -39,7 +41,7 @@ class Rehearsal:
     @property
     def _count(self) -> int:
         first = len(self._first)
-        return first and max(first, -(-len(self._others) // 3))
+        return first and max(first, ceil(len(self._others) * self._least / (1 - self._least)))
 
     def batch(self, indexes: NDArray[np.int64]) -> dict[str, Array]:
         """The arrays of samples by name, with a batch axis."""

@@ -40,6 +40,8 @@ _KINDS = {
     (FLOAT, 64): "<f8",
 }
 BLOCK_S = 0.02  # of a stream that is resampled
+NOISE = 0.316  # of a sound's level
+ECHO, ECHO_S = 0.7, 0.06  # of a made room: the length of its echo by that of the sound; its decay
 TAPS = 16  # of the low-pass filter, on each side, for each sample that it leaves out
 
 Sound = NDArray[np.float32]  # [samples], -1 to 1
@@ -104,6 +106,17 @@ def resample(sound: Sound, rate: int, to: int = RATE) -> Sound:
     times = np.arange(0, len(sound), rate / to)
     resampled: Sound = np.interp(times, np.arange(len(sound)), sound).astype(np.float32)
     return resampled
+
+
+def changed(sound: Sound, rate: int, rng: np.random.Generator) -> tuple[Sound, Sound]:
+    """The same sound with made noise, 10 dB below it, and in a made room."""
+    noise = rng.standard_normal(len(sound)) * (sound.std() * NOISE)
+    times_s = np.arange(round(5 * ECHO_S * rate)) / rate
+    echo = rng.standard_normal(len(times_s)) * np.exp(-times_s / ECHO_S)
+    echo *= ECHO / np.linalg.norm(echo)
+    size = len(sound) + len(echo)
+    echoes = np.fft.irfft(np.fft.rfft(sound, size) * np.fft.rfft(echo, size), size)[: len(sound)]
+    return (sound + noise).astype(np.float32), (sound + echoes).astype(np.float32)
 
 
 class Resampler:

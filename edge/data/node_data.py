@@ -24,6 +24,7 @@ from edge.data.sources import (
     make_source,
     open_folder,
 )
+from edge.data.speech import SHARE, shipped_speech
 from edge.errors import DataError
 from edge.knowledge import BoardKnowledge
 from edge.trainer import Dataset
@@ -143,6 +144,8 @@ def _open_samples(
     buffer.keep_s = data.keep_days * DAY_S
     buffer.load()
     training = buffer if files is None else Rehearsal(buffer, files)
+    if (speech := shipped_speech(package)) is not None:
+        training = Rehearsal(training, speech, SHARE)
     outside, words = package.outside(), None
     if outside.front is not None and hears(outside):
         words = HeardWords(outside, buffer.values)

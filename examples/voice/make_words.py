@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from edge.data.logmel import resample
 from edge.onnx.session import session_options
-from models.shelf import HOP, RATE, SCALE, WIDTH, WINDOW, speech_front
+from models.shelf import HOP, RATE, SCALE, SPREAD, WIDTH, WINDOW, speech_front
 from models.tails import write_tail
 from models.zoo import FOLDER, rooms_path
 
@@ -44,7 +44,7 @@ def rows_of(front: Any, sound: Sound) -> NDArray[np.int8]:
     whole = np.pad(sound, (before, length - len(sound) - before)) * np.float32(SCALE)
     windows = [whole[None, at * HOP : at * HOP + WINDOW] for at in range(WINDOWS)]
     rows = np.array([front.run(None, {"sound": window})[0].ravel() for window in windows])
-    means = [part.mean(0) for part in np.array_split(rows, ROWS)]
+    means = [SPREAD * part.mean(0) for part in np.array_split(rows, ROWS)]
     return np.clip(np.rint(means), -127, 127).astype(np.int8)
 
 

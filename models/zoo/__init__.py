@@ -31,3 +31,12 @@ def rooms_path() -> Path:
     x is int8 [clips, 4, 96]; the model "words" takes it as float32 / 32. See fsdd/ATTRIBUTION.md.
     """
     return FOLDER / "fsdd" / "fsdd_rooms.npz"
+
+
+def speech_path() -> Path:
+    """Speech as rows of the front of models of words, as .npz with rows, scale, front.
+
+    `rows` is int8 [rows, 96], one each 80 ms; times `scale` they are the front's. `front` is the
+    SHA-256 of its front.onnx. See speech/ATTRIBUTION.md.
+    """
+    return FOLDER / "speech" / "speech_rows.npz"

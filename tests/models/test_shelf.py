@@ -64,7 +64,8 @@ def test_hearing_needs_a_wheel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, 
     assert (loaded.package.labels, loaded.package.front.rate) == (("other", "hello"), RATE)
     sound = np.linspace(-1, 1, WINDOW).astype(np.float32)
     wanted = sound[:96] * np.float32(32_768) / np.float32(10) + np.float32(2)
-    np.testing.assert_array_equal(Front(loaded).row(sound), wanted)
+    np.testing.assert_array_equal(Front(loaded).row(sound), wanted / np.float32(16))
+    assert loaded.package.dimension == 2 * (16 * 96 + 1), "a head on rows, and nothing else"
 
 
 def test_a_sensor_needs_nothing(tmp_path: Path, capsys) -> None:

@@ -10,7 +10,11 @@ from tree import ROOT, PackageError
 
 NAV = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
 MISSING = "zensical is not installed: pip install 'ternmesh[docs]'"
-DEEP = {Path("docs/results/2026-11-21-experiment_m3.md"), Path("models/zoo/fsdd/ATTRIBUTION.md")}
+DEEP = {
+    Path("docs/results/2026-11-21-experiment_m3.md"),
+    Path("models/zoo/fsdd/ATTRIBUTION.md"),
+    Path("models/zoo/speech/ATTRIBUTION.md"),
+}
 
 
 def test_the_navigation_has_each_page_once_and_no_other() -> None:

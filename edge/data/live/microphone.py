@@ -3,13 +3,24 @@
 import os
 import subprocess
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
 from edge.data.live.base import LiveSource, sole_input
 from edge.data.live.options import MicrophoneOptions
-from edge.data.logmel import BEFORE, FRAMES, MELS, SILENT, Sound, clip_length, hears, model_input
+from edge.data.logmel import (
+    BEFORE,
+    FRAMES,
+    MELS,
+    SILENT,
+    Sound,
+    changed,
+    clip_length,
+    hears,
+    model_input,
+)
 from edge.data.sources import Label, Sample, class_names, label_arrays
 from edge.errors import DataError
 from ternmesh.model_package import ModelPackage
@@ -22,6 +33,7 @@ BLOCK_S = 0.02
 BEGIN, END = 4.0, 2.0  # times the noise floor: the levels at which a clip begins and ends
 RISE = 1.01  # of the noise floor in a block, at most: fourfold in 3 s
 QUIET, LOUD_MIN = 15, 3  # blocks: that end a clip; loud in a clip
+ENDS = 4  # hops after a word's end at which a front hears it
 RECORDINGS_MAX = 100  # at a time
 CLIPPED, FAINT = 0.99, 0.02  # of full scale: peaks of a recording that is too loud, or too quiet
 
@@ -33,7 +45,7 @@ class EnergyGate:
     """
 
     def __init__(self, rate: int, length: int) -> None:
-        self._block = round(rate * BLOCK_S)
+        self.block = round(rate * BLOCK_S)
         self._length = length
         self._partial = np.zeros(0, np.float32)
         self._before: deque[Sound] = deque(maxlen=BEFORE)
@@ -45,9 +57,9 @@ class EnergyGate:
     def take(self, sound: Sound) -> list[Sound]:
         """The clips that end in `sound`, float32 of -1 to 1."""
         sound = np.concatenate([self._partial, sound])
-        end = len(sound) - len(sound) % self._block
+        end = len(sound) - len(sound) % self.block
         self._partial = sound[end:]
-        clips = map(self._take_block, sound[:end].reshape(-1, self._block))
+        clips = map(self._take_block, sound[:end].reshape(-1, self.block))
         return [clip for clip in clips if clip is not None]
 
     def _take_block(self, block: Sound) -> Sound | None:
@@ -64,7 +76,7 @@ class EnergyGate:
             return None
         self._clip.append(block)
         self._loud += is_loud
-        is_full = len(self._clip) * self._block >= self._length
+        is_full = len(self._clip) * self.block >= self._length
         if not is_full and self._quiet < QUIET:
             return None
         clip = np.concatenate(self._clip[: len(self._clip) - self._quiet])[: self._length]
@@ -93,6 +105,8 @@ class MicrophoneSource(LiveSource):
         self._left = 0  # of them
         self._said = ""  # of the last one
         self._level = 0.0  # the peak of the newest sound
+        self._recorded = 0  # samples of recordings that `poll` has not given yet
+        self._rng = np.random.default_rng()
 
     def record(self, label: object, count: object) -> None:
         """Give the next `count` sounds this label; DataError."""
@@ -109,6 +123,12 @@ class MicrophoneSource(LiveSource):
             label=self._label, left=self._left, said=self._said, level=self._level
         )
         return replace(super().status(), recording=recording)
+
+    def _allows(self, now: float) -> bool:
+        """A person who records is no flood."""
+        is_recorded = self._recorded > 0
+        self._recorded -= is_recorded
+        return is_recorded or super()._allows(now)
 
     def close(self) -> None:
         super().close()
@@ -135,6 +155,8 @@ class MicrophoneSource(LiveSource):
         self._pipe = self._process.stdout.fileno()
         os.set_blocking(self._pipe, False)
         self._gate = EnergyGate(rate, clip_length(rate, self._front))
+        held = clip_length(rate, self._front) + (QUIET + 1) * self._gate.block
+        self._past = np.zeros(held, np.float32)  # the newest sound
         self._half = b""  # of a number
         self._heard_at = now
 
@@ -156,19 +178,46 @@ class MicrophoneSource(LiveSource):
         self._half = data[end:]
         sound = np.frombuffer(data[:end], "<i2").astype(np.float32) / np.float32(32_768)
         self._level = float(np.abs(sound).max(initial=0.0))
-        return [item for clip in self._gate.take(sound) for item in self._items(clip)]
+        return [item for clip, past in self._cut(sound) for item in self._items(clip, past)]
 
-    def _items(self, clip: Sound) -> list[Sample | Label]:
-        """The sample of a clip, with a label while somebody records; none of a bad recording."""
-        inputs = {self._input: model_input(clip, self._options.rate, self._front)}
-        sample = Sample(self._key(), inputs)
+    def _cut(self, sound: Sound) -> Iterator[tuple[Sound, Sound]]:
+        """Clips of the gate, each with the newest sound when it was cut."""
+        for block in np.split(sound, range(self._gate.block, len(sound), self._gate.block)):
+            self._past = np.concatenate([self._past, block])[-len(self._past) :]
+            for clip in self._gate.take(block):
+                yield clip, self._past
+
+    def _items(self, clip: Sound, past: Sound) -> list[Sample | Label]:
+        """The sample of a clip; while somebody records, some with a label, or none if it is bad."""
         if self._label is None or not self._left:
-            return [sample]
+            return [Sample(self._key(), {self._input: self._inputs(clip, past)[0]})]
         self._said = self._wrong(clip)
         if self._said:
             return []
         self._left -= 1
-        return [sample, Label(sample.key, label_arrays(self._package, self._label))]
+        items: list[Sample | Label] = []
+        for one in self._inputs(clip, past):
+            front = self._front
+            for copy in (one, *changed(one, front.rate, self._rng)) if front else (one,):
+                sample = Sample(self._key(), {self._input: copy})
+                label = Label(sample.key, label_arrays(self._package, self._label))
+                items += [sample, label]
+        self._recorded += len(items) // 2
+        return items
+
+    def _inputs(self, clip: Sound, past: Sound) -> list[Sound]:
+        """What the model gets of a word: for a front the sound until it ended, and a little later.
+
+        A stream is heard so. With what was before it in the room a word is told from silence.
+        """
+        rate, front = self._options.rate, self._front
+        if front is None:
+            return [model_input(clip, rate)]
+        quiet = 0 if len(clip) >= clip_length(rate, front) else QUIET * self._gate.block
+        hop, length = front.hop * rate // front.rate, clip_length(rate, front)
+        late = range(ENDS if quiet else 1)
+        ends = [len(past) - quiet + min(quiet, at * hop) for at in late]
+        return [model_input(past[max(0, end - length) : end], rate, front) for end in ends]
 
     def _wrong(self, clip: Sound) -> str:
         """What is wrong with a recording; empty if nothing."""

@@ -11,7 +11,7 @@ from edge.data.feed import Feed
 from edge.data.front import Front
 from edge.data.heard import HEARD, NEAR, ROOM, HeardWords
 from edge.data.labels import answer_data, finish_data
-from edge.data.live.microphone import MicrophoneSource
+from edge.data.live.microphone import QUIET, EnergyGate, MicrophoneSource
 from edge.data.live.options import MicrophoneOptions
 from edge.onnx.session import LoadedModel
 from ternmesh_service.status import WordsStatus
@@ -135,7 +135,9 @@ def test_recordings_are_checked_and_labelled(loaded: LoadedModel, new_buffer: Ne
     source = MicrophoneSource(MicrophoneOptions(rate=8000), loaded.package.outside())
     board = Board(loaded, new_buffer, source)
     sounds: list[np.ndarray] = []
-    source._read = lambda now: [i for s in sounds for i in source._items(s)]  # type: ignore[method-assign]
+    past = np.linspace(-1, 1, 3000, dtype=np.float32)
+    source._gate = EnergyGate(8000, 10)
+    source._read = lambda now: [i for s in sounds for i in source._items(s, past)]  # type: ignore[method-assign]
     source._open = lambda now: None  # type: ignore[method-assign]
 
     def hear(*some: Any) -> tuple[str | None, int, str]:
@@ -157,5 +159,9 @@ def test_recordings_are_checked_and_labelled(loaded: LoadedModel, new_buffer: Ne
     assert hear([0.3] * 8) == ("up", 1, "")
     assert hear([0.4] * 8) == ("up", 0, "")
     assert hear([0.6] * 8) == ("up", 0, "")
-    assert (board.buffer.waiting, len(board.buffer)) == (2, 2)
+    assert (board.buffer.waiting, len(board.buffer)) == (2, 2 * 4 * 3), "ends, noise, a room"
     assert {board.buffer.classes[row] for row in board.buffer.classes} == {1}
+    quiet = QUIET * source._gate.block
+    for at, heard_at in enumerate(source._inputs(np.zeros(8, np.float32), past)):
+        end = 3000 - quiet + 2 * at
+        np.testing.assert_array_equal(heard_at, past[end - 10 : end], str(at))
