@@ -90,8 +90,8 @@ Description: boards learn together over links that carry almost nothing
 def copyright_text(site: Path, target: Target) -> str:
     """Whose the files are, and where each licence lies."""
     lines = ["ternmesh is Copyright The ternmesh authors, under the Apache License 2.0:"]
-    lines += ["/usr/share/common-licenses/Apache-2.0. The spoken digits in models/zoo/fsdd are"]
-    lines += ["under CC BY-SA 4.0; ATTRIBUTION.md beside them names their authors.", ""]
+    lines += ["/usr/share/common-licenses/Apache-2.0. What is in models/zoo/fsdd and speech is"]
+    lines += ["under CC BY-SA 4.0; ATTRIBUTION.md beside it names its authors.", ""]
     lines += [f"In /{target.site} lie unchanged parts of:", ""]
     for folder in sorted(site.glob("*.dist-info")):
         about = HeaderParser().parsestr((folder / "METADATA").read_text())
