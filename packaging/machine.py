@@ -86,7 +86,8 @@ class Machine:
         give_up_at, last = time.monotonic() + patience_s, ""
         while time.monotonic() < give_up_at:
             if self._qemu is not None and self._qemu.poll() is not None:
-                raise PackageError("the emulated machine has stopped: see its console.log")
+                console = (self._folder / "console.log").read_text(errors="replace")
+                raise PackageError(f"the emulated machine has stopped:\n{console[-3000:]}")
             try:
                 if answer := self.run(line, 60.0):
                     return answer

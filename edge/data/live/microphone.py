@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from edge.data.heard import OTHER
 from edge.data.live.base import LiveSource, sole_input
 from edge.data.live.options import MicrophoneOptions
 from edge.data.logmel import (
@@ -23,7 +24,7 @@ from edge.data.logmel import (
 )
 from edge.data.sources import Label, Sample, class_names, label_arrays
 from edge.errors import DataError
-from ternmesh.model_package import ModelPackage
+from ternmesh.model_package import FrontSpec, ModelPackage
 from ternmesh_service.status import LiveStatus, RecordingStatus
 
 PIPE_BYTES = 1 << 18  # the sound that waits for a poll: 8 s at 16 kHz
@@ -34,6 +35,7 @@ BEGIN, END = 4.0, 2.0  # times the noise floor: the levels at which a clip begin
 RISE = 1.01  # of the noise floor in a block, at most: fourfold in 3 s
 QUIET, LOUD_MIN = 15, 3  # blocks: that end a clip; loud in a clip
 ENDS = 4  # hops after a word's end at which a front hears it
+BEGIN_SHARE = 0.4  # of a word, that is not the word
 RECORDINGS_MAX = 100  # at a time
 CLIPPED, FAINT = 0.99, 0.02  # of full scale: peaks of a recording that is too loud, or too quiet
 
@@ -155,7 +157,7 @@ class MicrophoneSource(LiveSource):
         self._pipe = self._process.stdout.fileno()
         os.set_blocking(self._pipe, False)
         self._gate = EnergyGate(rate, clip_length(rate, self._front))
-        held = clip_length(rate, self._front) + (QUIET + 1) * self._gate.block
+        held = 2 * clip_length(rate, self._front) + (QUIET + 1) * self._gate.block
         self._past = np.zeros(held, np.float32)  # the newest sound
         self._half = b""  # of a number
         self._heard_at = now
@@ -195,14 +197,18 @@ class MicrophoneSource(LiveSource):
         if self._said:
             return []
         self._left -= 1
+        front, made = self._front, [(one, self._label) for one in self._inputs(clip, past)]
+        if front is not None:
+            made += [
+                (copy, name) for one, name in made for copy in changed(one, front.rate, self._rng)
+            ]
+            if OTHER in self._package.labels and self._label != OTHER:
+                made += [(one, OTHER) for one in self._partly(front, clip, past)]
         items: list[Sample | Label] = []
-        for one in self._inputs(clip, past):
-            front = self._front
-            for copy in (one, *changed(one, front.rate, self._rng)) if front else (one,):
-                sample = Sample(self._key(), {self._input: copy})
-                label = Label(sample.key, label_arrays(self._package, self._label))
-                items += [sample, label]
-        self._recorded += len(items) // 2
+        for one, name in made:
+            sample = Sample(self._key(), {self._input: one})
+            items += [sample, Label(sample.key, label_arrays(self._package, name))]
+        self._recorded += len(made)
         return items
 
     def _inputs(self, clip: Sound, past: Sound) -> list[Sound]:
@@ -218,6 +224,17 @@ class MicrophoneSource(LiveSource):
         late = range(ENDS if quiet else 1)
         ends = [len(past) - quiet + min(quiet, at * hop) for at in late]
         return [model_input(past[max(0, end - length) : end], rate, front) for end in ends]
+
+    def _partly(self, front: FrontSpec, clip: Sound, past: Sound) -> list[Sound]:
+        """The begin of a word, and then the room: by itself it is not the word."""
+        rate, quiet = self._options.rate, past[len(past) - QUIET * self._gate.block :]
+        hop, length = front.hop * rate // front.rate, clip_length(rate, front)
+        end = len(past) - len(quiet) - len(clip) + round(BEGIN_SHARE * len(clip))
+        sound = np.concatenate([past[:end], quiet])
+        return [
+            model_input(sound[end + at * hop - length : end + at * hop], rate, front)
+            for at in (1, 2)
+        ]
 
     def _wrong(self, clip: Sound) -> str:
         """What is wrong with a recording; empty if nothing."""

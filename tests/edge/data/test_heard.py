@@ -1,6 +1,7 @@
 """Sound that a program took for words: what is kept, what people say of it, and recordings."""
 
 import base64
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -159,8 +160,9 @@ def test_recordings_are_checked_and_labelled(loaded: LoadedModel, new_buffer: Ne
     assert hear([0.3] * 8) == ("up", 1, "")
     assert hear([0.4] * 8) == ("up", 0, "")
     assert hear([0.6] * 8) == ("up", 0, "")
-    assert (board.buffer.waiting, len(board.buffer)) == (2, 2 * 4 * 3), "ends, noise, a room"
-    assert {board.buffer.classes[row] for row in board.buffer.classes} == {1}
+    assert board.buffer.waiting == 2
+    labels = Counter(board.buffer.classes.values())
+    assert labels == {1: 2 * 4 * 3, 0: 2 * 2}, "ends, noise, a room; its begin is another sound"
     quiet = QUIET * source._gate.block
     for at, heard_at in enumerate(source._inputs(np.zeros(8, np.float32), past)):
         end = 3000 - quiet + 2 * at
