@@ -15,6 +15,7 @@ from ternmesh_cli import process
 from transports.link_config import LinkConfig
 from transports.serial_lora.settings import DIALECTS
 
+MICROPHONE = "microphone"
 SPEAKERS = ("theo", "nicolas", "yweweler")  # of the shipped clips
 HEAD = """\
 # docs/settings.md explains these and all other settings. A change needs a restart. Fleet, model and
@@ -39,7 +40,9 @@ class SetupQuestion:
 
 
 _FLEET = SetupQuestion("fleet", "the fleet, the same on host and boards", LinkConfig().fleet)
-_MODEL = SetupQuestion("model", "a shipped model, or the folder of your own", "keyword")
+_MODEL = SetupQuestion(
+    "model", "what to learn: keyword, or a folder that `ternmesh models add` or you made", "keyword"
+)
 BOARD = (
     SetupQuestion(
         "name", "name of this board, another on each", socket.gethostname().partition(".")[0]
@@ -52,8 +55,8 @@ BOARD = (
     SetupQuestion("address", "of this board on the air, 1 to 254", of_radio=True),
     SetupQuestion(
         "data",
-        "a folder of .npz files; or package.module:Class of your own; or, to try it, one of the "
-        f"speakers {', '.join(SPEAKERS)}",
+        "microphone; or a folder of .npz files; or package.module:Class of your own; or, to try "
+        f"it, one of the speakers {', '.join(SPEAKERS)}",
     ),
     _MODEL,
 )
@@ -108,6 +111,8 @@ def _data(data: str, zoo: Path) -> dict[str, dict[str, object]]:
             table: {"path": f"{zoo}/fsdd/fsdd_logmel_{split}.npz", **clips, "divide_by": 255}
             for table, split in (("data", "train"), ("evaluate", "dev"))
         }
+    if data == MICROPHONE:
+        return {"data": {"source": data, "poll_s": 0.1}}
     if ":" in data and not is_port(data):
         return {"data": {"source": data}}
     return {"data": {"path": str(Path(data).absolute())}}

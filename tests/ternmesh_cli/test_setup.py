@@ -97,13 +97,13 @@ def test_a_terminal_is_asked_and_enter_takes_the_default(folder):
             ("broker (mqtt://", ""),  # has no default, and is asked for again
             ("broker (mqtt://", "127.0.0.1"),
             ("speakers theo", "nicolas"),
-            ("a shipped model", ""),
+            ("what to learn", ""),
             ("does not begin with mqtt://", None),  # nothing is lost: the answers are the defaults
             ("name of this board, another on each [cleo]", ""),
             ("the fleet", ""),
             ("[127.0.0.1]", "mqtt://127.0.0.1:1"),
             ("[nicolas]", ""),
-            ("a shipped model", ""),
+            ("what to learn", ""),
         ):
             wait_for(question)
             if answer is None:
@@ -231,6 +231,12 @@ def test_a_service_that_does_not_start_is_said(run, host, service):
 
 
 ANY = st.text(min_size=1, max_size=40)
+
+
+def test_a_microphone_is_a_source() -> None:
+    answers = {"name": "ada", "fleet": "attic", "link": "mqtt://h:1", "model": "keyword"}
+    text = setup_text.write("node", "state", {**answers, "data": "microphone"}, {})
+    assert '[data]\nsource = "microphone"\npoll_s = 0.1' in text
 
 
 @given(name=ANY, link=ANY, data=ANY, model=ANY, fleet=ANY)
