@@ -42,7 +42,6 @@ class Arm:
     method: str = "learned"
     latent: int = 8
     bits: int = 4
-    labels: str = "sent"
     drop: float = 0.0
     wait_s: float = 20.0
     answer_s: float = 30.0
@@ -57,7 +56,7 @@ class Arm:
     @property
     def folder(self) -> str:
         """The folder of its model parts; arms with the same parts share it."""
-        return f"{self.method}-{self.latent}-{self.labels}"
+        return f"{self.method}-{self.latent}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +111,8 @@ RUN = SplitRunConfig()  # its rate, its fall and its limit serve the run in one 
 FLOAT_BYTES = 2 * 4 * FRAMES // FRAMES_PER_TOKEN * WIDTH  # of a sample, up and down
 WHOLE, SMALL = Arm("whole", "none", WIDTH, 32), Arm("small")
 LOSSY = Arm("lossy", drop=0.05, wait_s=0.5, answer_s=2.0)
-STAY = Arm("stay", labels="stay")
 KILLED = Arm("killed", wait_s=0.5, answer_s=2.0, is_killed=True)
-ARMS = (SMALL, LOSSY, STAY, KILLED, WHOLE)
+ARMS = (SMALL, LOSSY, KILLED, WHOLE)
 NOTES = (
     "the shipped keyword model, cut after the first of its two layers; LoRA of rank 8 and the "
     "boundary's basis are trained; three board processes in which importing torch fails, a "
@@ -329,7 +327,6 @@ def _host_config(arm: Arm, exported: Path, own: Path, url: str, micro_batches: i
             "run": {
                 "micro_batches": micro_batches,
                 "min_boards": len(BOARDS),
-                "labels": arm.labels,
                 "wait_s": arm.wait_s,
                 "answer_s": arm.answer_s,
             },

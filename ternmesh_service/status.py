@@ -504,7 +504,6 @@ class SplitBoardStatus:
     micro_batches: int | None
     samples: int
     counts: Mapping[str, int]
-    loss: float | None
     accuracy: float | None
     right: tuple[int, int] | None
     learning_traffic: PeerTraffic

@@ -88,7 +88,7 @@ class BoardJoined:
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A board's activation or gradient; its shape and its time are checked."""
+    """What a board sent; its shape and its time are checked."""
 
     address: int
     item: Activation

@@ -64,7 +64,7 @@ def test_a_host_that_diverges_gathers_nothing() -> None:
 
 
 def test_a_checkpoint_of_another_model_is_refused() -> None:
-    stage = TorchStage(make_cut(labels_stay=False).middle, 1.0)
+    stage = TorchStage(make_cut().rest, 1.0)
     other = TorchStage(nn.Linear(2, 2), 1.0)
     for state in (other.state(), b"", b"something else"):
         with pytest.raises(TernmeshError, match="begins another run"):
