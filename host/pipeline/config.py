@@ -165,7 +165,7 @@ def check(config: PipelineConfig) -> PipelineConfig:
         )
     for name in ("bits", "back_bits"):
         if (bits := getattr(boundary, name)) not in BITS:
-            raise ConfigError(f"boundary.{name} is {bits}: it must be 2, 4, 8, 16 or 32")
+            raise ConfigError(f"boundary.{name} is {bits}: it must be 4, 8, 16 or 32")
     if config.diagnose and boundary.method != "subspace":
         raise ConfigError('diagnose has no effect without boundary.method = "subspace": remove it')
     for place in boundary.slow:

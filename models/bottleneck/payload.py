@@ -107,7 +107,7 @@ class Bottleneck(nn.Module):
 
 
 class Direct(Bottleneck):
-    """Only the code changes x. Floats compress nothing more; int8 and top-k are baselines."""
+    """Only the code changes x. Floats compress nothing more; int8 is a baseline."""
 
     def __init__(self, width: int, code: Code, vocabulary: int) -> None:
         super().__init__(width, width, code, vocabulary)
