@@ -17,7 +17,7 @@ from ternmesh.wire.activation import Activation, write_activation
 from ternmesh.wire.frame import BROADCAST, DOWN, UNASSIGNED
 
 _RUN = b"runrunru"
-_PLAN = SplitPlan(6, 4, 3, 2, 9, 5000, 800, 3, 64, 1000, 1000, 1_000_000)
+_PLAN = SplitPlan(6, 4, 3, 2, 9, 5000, 800, 3, 64, 1000, 1_000_000)
 _PLANS = (_PLAN, replace(_PLAN, bits_up=32, bits_gradient=32))
 _SAMPLES = 2  # of a board's micro-batch
 _ANSWERS = 0  # the host's program answers what arrives; otherwise it does nothing

@@ -41,8 +41,8 @@ class SplitRunConfig:
     has a micro-batch of every board that is not done, or `wait_s` after the first one: so no board
     gets ahead of the others. The learning rate falls as in a fleet's run. A board waits `answer_s`
     for each answer; it counts as gone when the host took none of its micro-batches for `silence_s`.
-    What was learned goes to disk every `checkpoint` steps. Both ends refuse numbers larger than
-    `value_max`, and shorten the gradient of a micro-batch to `clip_norm`.
+    What was learned goes to disk every `checkpoint` steps. Both ends shorten the gradient of a
+    micro-batch to `clip_norm`.
     """
 
     micro_batches: int = field(default=160, metadata=limits(1, 2**32 - 2))
@@ -54,7 +54,6 @@ class SplitRunConfig:
     silence_s: float = field(default=300.0, metadata=limits(1.0, 2_592_000.0))
     wait_s: float = field(default=2.0, metadata=limits(0.0, 86_400.0))
     answer_s: float = field(default=10.0, metadata=limits(0.001, 86_400.0))
-    value_max: int = field(default=1000, metadata=limits(1, 1_000_000))
     clip_norm: float = field(default=10.0, metadata=limits(1e-6, 1000.0))
     checkpoint: int = field(default=20, metadata=limits(1, 1_000_000))
     seed: int = field(default=0, metadata=limits(0, 2**31 - 1))
@@ -119,7 +118,6 @@ def plan_of(config: SplitHostConfig, first: ModelPackage, classes: int) -> Split
             classes=classes,
             frame_mtu=profile_of(config.link).frame_max,
             answer_ms=round(1000 * run.answer_s),
-            value_max=run.value_max,
             clip_norm_e6=run.clip_norm_e6,
         )
     except WireError as error:

@@ -17,7 +17,7 @@ ANSWER_BITS = WHOLE  # logits are few: they are not rounded
 class SplitPlan:
     """The numbers of one split training, in the order in which they travel.
 
-    The last two bound what a peer can do to the Adam moments of the other end.
+    The last one bounds what a peer can do to the Adam moments of the other end.
     """
 
     width: int = field(metadata=limits(1, WIDTH_MAX))  # numbers of a sample, upwards
@@ -30,7 +30,6 @@ class SplitPlan:
     classes: int = field(metadata=limits(1, 256))
     frame_mtu: int = field(metadata=limits(FRAME_MTU_MIN, FRAME_MAX))
     answer_ms: int = field(metadata=limits(1, 86_400_000))  # how long a board waits
-    value_max: int = field(metadata=limits(1, 1_000_000))  # of every number that travels
     clip_norm_e6: int = field(metadata=limits(1, 1_000_000_000))  # of a micro-batch's gradient
 
     def __post_init__(self) -> None:

@@ -29,7 +29,6 @@ PLAN = SplitPlan(
     classes=3,
     frame_mtu=512,
     answer_ms=1000,
-    value_max=1000,
     clip_norm_e6=1_000_000,
 )
 Endpoint = SplitBoard | SplitHost

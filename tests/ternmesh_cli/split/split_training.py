@@ -27,9 +27,7 @@ from transports.link_config import LinkConfig
 
 LENGTH, INPUTS, WIDTH, LATENT, CLASSES, BATCH = 3, 4, 6, 2, 3, 4
 torch.set_num_threads(1)
-PLAN = SplitPlan(
-    LENGTH * LATENT, 4, 4, BATCH, 40, 20_000, 500, CLASSES, 512, 2000, 1000, 100_000_000
-)
+PLAN = SplitPlan(LENGTH * LATENT, 4, 4, BATCH, 40, 20_000, 500, CLASSES, 512, 2000, 100_000_000)
 
 
 class Start(nn.Module):

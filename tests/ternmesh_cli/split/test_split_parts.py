@@ -41,7 +41,7 @@ def test_no_micro_batch_spoils_the_hosts_adam(magnitude: float) -> None:
     stage.restore(stage.state())
 
 
-def test_only_what_is_too_long_is_clipped() -> None:  # R10.2-4
+def test_only_what_is_too_long_is_clipped() -> None:  # R10.2-3
     grown = {}
     for clip_norm in (1000.0, 0.001):
         stage, values, labels = tiny_stage(clip_norm)
