@@ -50,13 +50,11 @@ class SplitRunConfig:
     learning_rate: float = field(default=0.005, metadata=limits(1e-6, 10.0))
     learning_rate_drop: float = field(default=0.8, metadata=limits(0.0, 10.0))
     min_boards: int = field(default=1, metadata=limits(1, BOARDS_MAX))
-    boards_max: int = field(default=BOARDS_MAX, metadata=limits(1, BOARDS_MAX))
     silence_s: float = field(default=300.0, metadata=limits(1.0, 2_592_000.0))
     wait_s: float = field(default=2.0, metadata=limits(0.0, 86_400.0))
     answer_s: float = field(default=10.0, metadata=limits(0.001, 86_400.0))
     clip_norm: float = field(default=10.0, metadata=limits(1e-6, 1000.0))
     checkpoint: int = field(default=20, metadata=limits(1, 1_000_000))
-    seed: int = field(default=0, metadata=limits(0, 2**31 - 1))
 
     @property
     def clip_norm_e6(self) -> int:
@@ -129,8 +127,6 @@ def _check(config: SplitHostConfig) -> SplitHostConfig:
     config.security.check(has_radio=config.link.has_radio)
     if config.run.wait_s >= config.run.answer_s:
         raise ConfigError("run.wait_s must be shorter than run.answer_s, or boards give up first")
-    if config.run.min_boards > config.run.boards_max:
-        raise ConfigError("run.min_boards is above run.boards_max: the run could never begin")
     for name in ("bits_up", "bits_gradient"):
         if getattr(config.boundary, name) not in BITS:
             raise ConfigError(f"boundary.{name} must be one of {', '.join(map(str, BITS))}")

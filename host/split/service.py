@@ -292,7 +292,7 @@ def run_split_host(
     with opened(state, keyring, config.link.fleet), closing(transport):
         service = SplitService(
             plan,
-            SplitSettings(config.run.min_boards, config.run.boards_max, config.run.silence_s),
+            SplitSettings(config.run.min_boards, config.run.silence_s),
             first.model_hash(),
             stage,
             store,

@@ -42,7 +42,6 @@ def export(config: SplitHostConfig) -> None:
 
 def load_stage(config: SplitHostConfig) -> "tuple[TorchStage, int]":
     """The host's part with the weights of the export, and the number of classes; ExportError."""
-    torch.manual_seed(config.run.seed)
     cut = make_cut(config, is_new=False)
     load_rest(cut.rest, Path(config.model) / HOST)
     return TorchStage(cut.rest, config.run.clip_norm_e6 / 1e6), cut.classes

@@ -38,10 +38,9 @@ EVENTS_MAX = 2 * BOARDS_MAX  # that the program has not taken yet
 
 @dataclass(frozen=True, slots=True)
 class SplitSettings:
-    """What boards need not know: how many the host takes, and when one counts as gone."""
+    """What boards need not know: how many the host waits for, and when one counts as gone."""
 
     min_boards: int = 1
-    boards_max: int = BOARDS_MAX
     silence_s: float = 300.0
 
 
@@ -257,7 +256,7 @@ class SplitHost:
         self.session.welcome(board, instance, run=self.run, version=board.number, phase=phase)
 
     def _take_in(self, name: str, now: float) -> Board:
-        board = self.nodes.take_in(name, min(self.settings.boards_max, BOARDS_MAX))
+        board = self.nodes.take_in(name, BOARDS_MAX)
         if len(self.nodes) <= self.settings.min_boards:
             for known in self.nodes.values():
                 known.moved_at = now  # no board could send before the run was open
