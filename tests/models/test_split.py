@@ -20,9 +20,8 @@ from models.split.cut import (
     load_rest,
     make_boundary,
 )
-from models.split.export import export_cut, inner_product
+from models.split.export import export_cut
 from models.zoo import package_path
-from ternmesh.model_package import read_model_package
 
 BATCH, LATENT = 4, 3
 torch.set_num_threads(1)
@@ -31,21 +30,6 @@ torch.set_num_threads(1)
 @pytest.fixture(scope="module")
 def features() -> torch.Tensor:
     return torch.rand(BATCH, 50, 32, generator=torch.Generator().manual_seed(3))
-
-
-@pytest.fixture(scope="module")
-def cut(features: torch.Tensor) -> Cut:
-    """The keyword model, small and random."""
-    torch.manual_seed(0)
-    model = KeywordTransformer().eval()
-    return cut_keyword(model, "learned", LATENT, clips=features)
-
-
-@pytest.fixture(scope="module")
-def folder(cut: Cut, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("split")
-    export_cut(cut, BATCH, path)
-    return path
 
 
 def run(path: Path, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
@@ -58,34 +42,6 @@ def run(path: Path, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
 def near(actual: np.ndarray, expected: torch.Tensor, error: float = 1e-5) -> bool:
     wanted = expected.detach().numpy()
     return bool(np.linalg.norm(actual - wanted) <= error * np.linalg.norm(wanted))
-
-
-def drawn(size: int, seed: int = 1) -> np.ndarray:
-    return (0.05 * np.random.default_rng(seed).standard_normal(size)).astype(np.float32)
-
-
-@pytest.mark.nightly
-def test_the_boards_graphs_compute_what_torch_does(
-    cut: Cut, folder: Path, features: torch.Tensor
-) -> None:
-    """Forward, and backward with everything computed again, at other numbers than the first."""
-    package = read_model_package((folder / "first" / "model.json").read_bytes())
-    vector = cut.adapter.vector() + drawn(package.dimension)
-    parameters = {
-        name: part.clone().requires_grad_()
-        for name, part in cut.adapter.split(torch.from_numpy(vector)).items()
-    }
-    crossed = torch.func.functional_call(cut.first, parameters, (features,))
-    back = torch.from_numpy(drawn(crossed.numel(), 2).reshape(crossed.shape))
-    gradients = torch.autograd.grad((crossed * back).sum(), list(parameters.values()))
-    feed = {"features": features.numpy()}
-    [output] = run(folder / "first" / "forward.onnx", {**feed, **package.split(vector)})
-    assert near(output, crossed)
-    names = [spec.name for spec in package.batch_inputs]
-    step = {"adapter": vector, names[0]: features.numpy(), names[1]: back.numpy()}
-    loss, gradient = run(folder / "first" / "train_step.onnx", step)
-    assert near(gradient, torch.cat([g.reshape(-1) for g in gradients]))
-    assert float(loss) == pytest.approx(float(inner_product(crossed, back).detach()), rel=1e-4)
 
 
 def test_both_parts_together_are_the_model(features: torch.Tensor) -> None:

@@ -1,7 +1,5 @@
 """Boards and a host train one small model together, over a loopback transport."""
 
-import os
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,7 +18,7 @@ from ternmesh_cli.status_text import describe
 from ternmesh_store.state_file import STATE
 from tests.faulty import Faults, FaultyTransport
 from tests.ternmesh_cli.split.split_training import BATCH, Training, make_cut, samples
-from transports.base import Arrival, Transport
+from transports.base import Transport
 
 
 def test_in_float32_it_is_the_training_of_the_whole_model(train: Callable[..., Training]) -> None:
@@ -68,40 +66,6 @@ def test_boards_learn_together_in_few_bits(train: Callable[..., Training]) -> No
     lines = "\n".join(describe(status))
     assert "40 of 40 micro-batches, finished: 0 lost, 0 diverged" in lines
     assert f"accuracy {status.accuracy:.1%}" in lines
-
-
-class Opened:
-    """Unpickled, it makes a folder."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return os.mkdir, (str(self.path),)
-
-
-def test_a_pickle_among_the_messages_does_nothing(
-    train: Callable[..., Training], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A5: a split training opens no port. Both ends refuse it among their messages and learn on."""
-
-    def no_port(*_: object) -> None:
-        raise AssertionError("a port was opened")
-
-    monkeypatch.setattr("socket.socket.bind", no_port)
-    training = train()
-    training.board("theo")
-    stranger = training.hub.node("stranger")
-    stranger.open()
-    bomb = pickle.dumps(Opened(tmp_path / "made"))
-    for _ in range(5):
-        stranger.send("host", [bomb])
-        for inbox in training.hub.inboxes("host", "theo"):
-            inbox.put(Arrival("host", (bomb,), len(bomb)))
-        training.turn()
-    training.finish()
-    assert training.boards["theo"].counts["learned"] == 40
-    assert not (tmp_path / "made").exists()
 
 
 def test_nobody_gets_ahead_of_the_others(train: Callable[..., Training]) -> None:  # R10.3-9
