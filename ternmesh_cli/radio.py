@@ -14,7 +14,7 @@ from ternmesh.link.estimate import Estimate, estimate
 from ternmesh.link.regions import REGIONS, RadioChannel, SubBand, check, longest_frame
 from ternmesh_cli import process
 from ternmesh_cli.process import add_option, number, real
-from transports.serial_lora.emulator.radios import LONG_FAST, EmulatedRadios, new_modem
+from transports.serial_lora.emulator.radios import EmulatedRadios, new_modem
 from transports.serial_lora.settings import DIALECTS
 
 BYTES_MAX = (1 << 24) - 1
@@ -34,18 +34,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_emulate_arguments(rows.add("emulate", summary, _emulate))
 
 
-def _add_modulation(
-    parser: argparse._ActionsContainer, spreading_factor: int, bandwidth_khz: int
-) -> None:
-    for option, choices, default, unit in (
-        ("--sf", SPREADING_FACTORS, spreading_factor, "spreading factor"),
-        ("--bandwidth", BANDWIDTHS_KHZ, bandwidth_khz, "kHz"),
-        ("--coding-rate", CODING_RATES, 1, "1 is 4/5"),
-    ):
-        what = f"{unit} (default: {default})"
-        parser.add_argument(option, type=int, choices=choices, default=default, help=what)
-
-
 def _add_estimate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bytes", type=number(1, BYTES_MAX), required=True, help="of the object")
     what = "the region whose radio law applies"
@@ -57,7 +45,13 @@ def _add_estimate_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MHZ",
         help="the middle of the channel, in MHz",
     )
-    _add_modulation(parser, 7, 125)
+    for option, choices, default, unit in (
+        ("--sf", SPREADING_FACTORS, 7, "spreading factor"),
+        ("--bandwidth", BANDWIDTHS_KHZ, 125, "kHz"),
+        ("--coding-rate", CODING_RATES, 1, "1 is 4/5"),
+    ):
+        what = f"{unit} (default: {default})"
+        parser.add_argument(option, type=int, choices=choices, default=default, help=what)
     add_option(parser, "--preamble", number(6, PREAMBLE_MAX), 8, "symbols")
     add_option(parser, "--power", real(-30, 60), 14.0, "dBm")
     add_option(parser, "--loss", real(0, LOSS_MAX), 0.0, "fraction of frames that are lost")
@@ -74,12 +68,6 @@ def _add_emulate_arguments(parser: argparse.ArgumentParser) -> None:
     process.add_seed(parser)
     what = "where the paths of the modems are made (default: a new folder)"
     parser.add_argument("--folder", type=Path, metavar="DIR", help=what)
-    add_option(parser, "--air-rate", number(300, 62_500), 2400, "ebyte: bit/s")
-    radio = parser.add_argument_group("meshtastic: the setting of its own tools")
-    _add_modulation(radio, LONG_FAST.spreading_factor, LONG_FAST.bandwidth_khz)
-    modulation = dict.fromkeys(("sf", "bandwidth", "coding_rate"), ("meshtastic",))
-    uses = {"air_rate": ("ebyte",), **modulation}
-    process.add_uses(parser, "dialect", uses)
     process.add_json(parser)
 
 
@@ -142,7 +130,6 @@ def _duration(seconds: float) -> str:
 
 def _emulate(arguments: argparse.Namespace) -> int:
     """Print the paths of the modems, and emulate them until a signal."""
-    process.refuse_unused(arguments)
     stop = process.stop_on_signals()
     try:
         if arguments.folder:
@@ -164,15 +151,8 @@ def _emulate(arguments: argparse.Namespace) -> int:
 
 
 def _radios(arguments: argparse.Namespace) -> EmulatedRadios:
-    setting = LoraSetting(
-        arguments.sf, arguments.bandwidth, arguments.coding_rate, LONG_FAST.preamble_symbols
-    )
-    modems = [
-        new_modem(arguments.dialect, index, radio=setting, air_rate_bps=arguments.air_rate)
-        for index in range(arguments.modems)
-    ]
     return EmulatedRadios(
-        modems,
+        [new_modem(arguments.dialect, index) for index in range(arguments.modems)],
         speed=arguments.speed,
         loss=arguments.loss,
         seed=arguments.seed,
