@@ -29,11 +29,6 @@ class Payload:
     ids: Tensor | None = None  # uint8, see `pack_ids`
 
     @property
-    def size(self) -> int:
-        """Bytes forward. Backward, only those of `wire` travel."""
-        return self.wire.numel() * codes.WORD + (0 if self.ids is None else self.ids.numel())
-
-    @property
     def tensors(self) -> tuple[Tensor, ...]:
         """The tensors that the pipeline engine sends."""
         return (self.wire,) if self.ids is None else (self.wire, self.ids)
@@ -82,22 +77,16 @@ class Bottleneck(nn.Module):
         """Both sides in one process."""
         return self.expand(self.compress(x, context), context)
 
-    def empty(self, batch: int, length: int, device: torch.device) -> Payload:
-        """A payload of zeros, of the size that each micro-batch [batch, length] has."""
-        wire = torch.zeros(self.words(batch, length), device=device, requires_grad=True)
-        if not self.sends_ids:
-            return Payload(wire)
-        tokens = torch.zeros(batch, length, dtype=torch.long, device=device)
-        return Payload(wire, pack_ids(tokens, self.vocabulary))
-
     def words(self, batch: int, length: int) -> int:
         """float32 words of `Payload.wire`."""
         return codes.words(self.code, batch * length, self.latent)
 
     def sizes(self, batch: int, length: int) -> tuple[int, int]:
         """Bytes of a micro-batch [batch, length]: of its payload forward, and of that back."""
-        empty = self.empty(batch, length, torch.device("cpu"))
-        return empty.size, codes.WORD * codes.words(self.back, batch * length, self.latent)
+        tokens = batch * length
+        ids = -(-tokens * id_bits(self.vocabulary) // 8) if self.sends_ids else 0
+        back = codes.words(self.back, tokens, self.latent)
+        return codes.WORD * self.words(batch, length) + ids, codes.WORD * back
 
     def keep_sender(self) -> None:
         """Drop the parameters that only the receiver needs."""

@@ -68,7 +68,7 @@ def test_a_payload_has_the_bytes_that_its_method_promises(name: str) -> None:
     stages = made(CONFIGS[name])
     payload = Payload(*stages[0](some_tokens()))
     forward, back = BYTES[name]
-    assert payload.size == forward
+    assert sum(t.numel() * t.element_size() for t in payload.tensors) == forward
     gradients: list[torch.Tensor] = []
     payload.wire.register_hook(gradients.append)
     stages[2](*stages[1](*payload.tensors)).square().sum().backward()
@@ -77,8 +77,6 @@ def test_a_payload_has_the_bytes_that_its_method_promises(name: str) -> None:
     data = gradients[0].view(torch.uint8)
     assert int(data[:back].count_nonzero()) > back / 4
     assert not data[back:].any()  # what is behind is not sent
-    empty = stages[0].exit.empty(BATCH, SHAPE.length, torch.device("cpu"))
-    assert [t.shape for t in empty.tensors] == [t.shape for t in payload.tensors]
 
 
 @pytest.mark.parametrize("name", CONFIGS)
