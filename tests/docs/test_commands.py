@@ -89,7 +89,7 @@ ELSEWHERE = {
 PARSED = {
     "./run demo": "tests/ternmesh_cli/test_demo.py",
     "./run host --config host.toml --return-to": "tests/ternmesh_cli/test_programs.py",
-    "./run firmware verify radios.toml": "ends with 1: test_provision.py",
+    "./run firmware verify": "ends with 1: test_provision.py",
     "./run export --config host.toml --out begun": "tests/ternmesh_cli/test_export.py",
     "./run import": "tests/edge/data/live/test_history.py",
     "./run adapt": "tests/ternmesh_cli/test_adapt.py",
