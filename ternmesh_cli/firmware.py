@@ -121,7 +121,7 @@ def _provision(arguments: argparse.Namespace) -> int:
             outcomes.append(outcome)
             if not arguments.json:
                 print("\n".join(_lines(outcome)), flush=True)
-    finally:  # also after Ctrl-C: what was done to which modem must be known
+    finally:  # also after Ctrl-C
         if arguments.json:
             print(json.dumps([asdict(outcome) for outcome in outcomes]))
         wrong = [outcome for outcome in outcomes if not outcome.is_right]
@@ -140,21 +140,7 @@ def _lines(outcome: Outcome) -> Iterator[str]:
 def _at_once(function: Callable[[T], U], items: Sequence[T]) -> Iterator[U]:
     """The results in order, of several modems at a time.
 
-    After Ctrl-C none begins, and those that have begun still come.
+    After Ctrl-C none begins, and those that have begun are finished.
     """
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        waiting = [pool.submit(function, item) for item in items]
-        interrupt: KeyboardInterrupt | None = None
-        for future in waiting:
-            while interrupt is None:
-                try:
-                    future.result()
-                    break
-                except KeyboardInterrupt as error:
-                    interrupt = error
-                    for other in waiting:
-                        other.cancel()
-            if not future.cancelled():
-                yield future.result()
-        if interrupt is not None:
-            raise interrupt
+        yield from pool.map(function, items)
