@@ -68,7 +68,6 @@ def _add_emulate_arguments(parser: argparse.ArgumentParser) -> None:
     process.add_seed(parser)
     what = "where the paths of the modems are made (default: a new folder)"
     parser.add_argument("--folder", type=Path, metavar="DIR", help=what)
-    process.add_json(parser)
 
 
 def _estimate(arguments: argparse.Namespace) -> int:
@@ -137,13 +136,7 @@ def _emulate(arguments: argparse.Namespace) -> int:
         with closing(_radios(arguments)) as radios:
             radios.start()
             print(SIMULATED, file=sys.stderr)
-            answer = {
-                "simulated": True,
-                "dialect": arguments.dialect,
-                "speed": radios.speed,
-                "ports": radios.paths,
-            }
-            print(json.dumps(answer) if arguments.json else "\n".join(radios.paths), flush=True)
+            print("\n".join(radios.paths), flush=True)
             stop.wait()
     except OSError as error:
         raise ConfigError(f"cannot make pseudo-terminals: {error}") from error
