@@ -4,7 +4,6 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 
@@ -65,7 +64,6 @@ def _add_emulate_arguments(parser: argparse.ArgumentParser) -> None:
     add_option(parser, "--loss", real(0, 1), 0.0, "fraction of frames that each modem loses")
     what = "radio seconds in a second; hosts need the same `speed`"
     add_option(parser, "--speed", real(0.01, SPEED_MAX), 1.0, what)
-    process.add_seed(parser)
     what = "where the paths of the modems are made (default: a new folder)"
     parser.add_argument("--folder", type=Path, metavar="DIR", help=what)
 
@@ -129,25 +127,17 @@ def _duration(seconds: float) -> str:
 
 def _emulate(arguments: argparse.Namespace) -> int:
     """Print the paths of the modems, and emulate them until a signal."""
-    stop = process.stop_on_signals()
+    stop, folder = process.stop_on_signals(), arguments.folder
+    modems = [new_modem(arguments.dialect, index) for index in range(arguments.modems)]
     try:
-        if arguments.folder:
-            arguments.folder.mkdir(parents=True, exist_ok=True)
-        with closing(_radios(arguments)) as radios:
-            radios.start()
+        if folder:
+            folder.mkdir(parents=True, exist_ok=True)
+        with EmulatedRadios(
+            modems, speed=arguments.speed, loss=arguments.loss, folder=folder
+        ) as radios:
             print(SIMULATED, file=sys.stderr)
             print("\n".join(radios.paths), flush=True)
             stop.wait()
     except OSError as error:
         raise ConfigError(f"cannot make pseudo-terminals: {error}") from error
     return 0
-
-
-def _radios(arguments: argparse.Namespace) -> EmulatedRadios:
-    return EmulatedRadios(
-        [new_modem(arguments.dialect, index) for index in range(arguments.modems)],
-        speed=arguments.speed,
-        loss=arguments.loss,
-        seed=arguments.seed,
-        folder=arguments.folder,
-    )
