@@ -1,4 +1,9 @@
-"""The payload that crosses a boundary between two stages, and the interface of boundaries."""
+"""The interface of boundaries between two stages, and packed token ids.
+
+A payload is the tensors that cross: coded activations (float32 [words], whose bits are the coded
+bytes), and packed ids where both sides need the tokens. Backward, only the gradient of the first
+travels; `Bottleneck.sizes` has its bytes.
+"""
 
 from dataclasses import dataclass
 
@@ -16,22 +21,6 @@ class BoundaryContext:
     batch: int
     length: int
     tokens: Tensor | None = None  # int64 [batch, length]
-
-
-@dataclass(frozen=True, slots=True)
-class Payload:
-    """Coded activations and packed token ids.
-
-    The gradient of `wire` begins with the payload backward; `Bottleneck.sizes` has its bytes.
-    """
-
-    wire: Tensor  # float32 [words], whose bits are the coded bytes
-    ids: Tensor | None = None  # uint8, see `pack_ids`
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """The tensors that the pipeline engine sends."""
-        return (self.wire,) if self.ids is None else (self.wire, self.ids)
 
 
 class Bottleneck(nn.Module):
@@ -61,24 +50,24 @@ class Bottleneck(nn.Module):
         """z [batch, length, latent] to x [batch, length, width]."""
         raise NotImplementedError
 
-    def compress(self, x: Tensor, context: BoundaryContext) -> Payload:
+    def compress(self, x: Tensor, context: BoundaryContext) -> tuple[Tensor, ...]:
         """The payload of x [batch, length, width]; the sending stage calls it."""
         wire = codes.compress(self.shrink(x, context), self.code, self.back)
         if not self.sends_ids or context.tokens is None:
-            return Payload(wire)
-        return Payload(wire, pack_ids(context.tokens, self.vocabulary))
+            return (wire,)
+        return wire, pack_ids(context.tokens, self.vocabulary)
 
-    def expand(self, payload: Payload, context: BoundaryContext) -> Tensor:
-        """x [batch, length, width] of a payload; the receiving stage calls it. BottleneckError."""
+    def expand(self, wire: Tensor, context: BoundaryContext) -> Tensor:
+        """x [batch, length, width]; the receiving stage calls it. BottleneckError."""
         shape = (context.batch, context.length, self.latent)
-        return self.grow(codes.expand(payload.wire, self.code, self.back, shape), context)
+        return self.grow(codes.expand(wire, self.code, self.back, shape), context)
 
     def forward(self, x: Tensor, context: BoundaryContext) -> Tensor:
         """Both sides in one process."""
-        return self.expand(self.compress(x, context), context)
+        return self.expand(self.compress(x, context)[0], context)
 
     def words(self, batch: int, length: int) -> int:
-        """float32 words of `Payload.wire`."""
+        """float32 words of coded activations."""
         return codes.words(self.code, batch * length, self.latent)
 
     def sizes(self, batch: int, length: int) -> tuple[int, int]:

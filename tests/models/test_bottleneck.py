@@ -15,7 +15,7 @@ from models.bottleneck import codes
 from models.bottleneck.assemble import StageLayout, code_of
 from models.bottleneck.codes import Code, Float, Integer
 from models.bottleneck.config import BottleneckConfig, Shape
-from models.bottleneck.payload import Payload, id_bits, pack_ids, unpack_ids
+from models.bottleneck.payload import id_bits, pack_ids, unpack_ids
 from models.errors import BottleneckError
 from models.stages import Stage, cut
 from models.transformer import OUTPUTS, TOKENS, Embedding, transformer
@@ -66,12 +66,12 @@ def some_tokens() -> torch.Tensor:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_payload_has_the_bytes_that_its_method_promises(name: str) -> None:
     stages = made(CONFIGS[name])
-    payload = Payload(*stages[0](some_tokens()))
+    payload = stages[0](some_tokens())
     forward, back = BYTES[name]
-    assert sum(t.numel() * t.element_size() for t in payload.tensors) == forward
+    assert sum(t.numel() * t.element_size() for t in payload) == forward
     gradients: list[torch.Tensor] = []
-    payload.wire.register_hook(gradients.append)
-    stages[2](*stages[1](*payload.tensors)).square().sum().backward()
+    payload[0].register_hook(gradients.append)
+    stages[2](*stages[1](*payload)).square().sum().backward()
     assert stages[0].exit is not None
     assert stages[0].exit.sizes(BATCH, SHAPE.length) == (forward, back)
     data = gradients[0].view(torch.uint8)
