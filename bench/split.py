@@ -1,8 +1,6 @@
 """Split training's claim: boards without torch and a host against one process with everything."""
 
 import json
-import os
-import signal
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -42,11 +40,9 @@ class Arm:
     method: str = "learned"
     latent: int = 8
     bits: int = 4
-    labels: str = "sent"
     drop: float = 0.0
     wait_s: float = 20.0
     answer_s: float = 30.0
-    is_killed: bool = False
 
     @property
     def boundary(self) -> Mapping[str, Any]:
@@ -57,7 +53,7 @@ class Arm:
     @property
     def folder(self) -> str:
         """The folder of its model parts; arms with the same parts share it."""
-        return f"{self.method}-{self.latent}-{self.labels}"
+        return f"{self.method}-{self.latent}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +65,6 @@ class Outcome:
 
     boards: Sequence[Mapping[str, Any]]
     seconds: float
-    kills: int
 
     @property
     def right(self) -> int:
@@ -112,9 +107,7 @@ RUN = SplitRunConfig()  # its rate, its fall and its limit serve the run in one 
 FLOAT_BYTES = 2 * 4 * FRAMES // FRAMES_PER_TOKEN * WIDTH  # of a sample, up and down
 WHOLE, SMALL = Arm("whole", "none", WIDTH, 32), Arm("small")
 LOSSY = Arm("lossy", drop=0.05, wait_s=0.5, answer_s=2.0)
-STAY = Arm("stay", labels="stay")
-KILLED = Arm("killed", wait_s=0.5, answer_s=2.0, is_killed=True)
-ARMS = (SMALL, LOSSY, STAY, KILLED, WHOLE)
+ARMS = (SMALL, LOSSY, WHOLE)
 NOTES = (
     "the shipped keyword model, cut after the first of its two layers; LoRA of rank 8 and the "
     "boundary's basis are trained; three board processes in which importing torch fails, a "
@@ -131,7 +124,6 @@ NOTES = (
     "activation_ratio: float32 activations and their gradients (2 x 25 x 112 x 4 bytes) over "
     "whole MQTT payloads of both directions while training: heads, labels, seals, hellos",
     "lossy: each frame is lost with 5 % each way; a micro-batch is one frame up and one down",
-    "killed: one seed; a board at a third and the host at two thirds of the way, by SIGKILL",
 )
 
 
@@ -145,8 +137,7 @@ def measure(*, quick: bool) -> Result:
     with tempfile.TemporaryDirectory() as folder:
         for arm in (SMALL,) if quick else ARMS:
             export(arm, Path(folder), micro_batches)
-            count = 1 if arm.is_killed else len(seeds) if arm is SMALL else SEEDS_OTHERS
-            chosen = seeds[:count]
+            chosen = seeds if arm is SMALL else seeds[:SEEDS_OTHERS]
             outcomes[arm.name] = [_run(arm, Path(folder), micro_batches, seed) for seed in chosen]
     peers = {"float32_bytes_per_sample": float(FLOAT_BYTES)}
     details = {
@@ -190,11 +181,6 @@ def _figures(
         shares = [o.total("lost") / (o.total("samples") / BATCH) for o in found]
         figures["lossy_points_lost"] = _points_lost(unsplit, found)
         figures["lossy_micro_batches_lost_share"] = mean_figure(shares)
-    if KILLED.name in outcomes:
-        [killed] = outcomes[KILLED.name]
-        figures["kills"] = Figure(killed.kills)
-        figures["killed_points_lost"] = _points_lost(unsplit, [killed])
-        figures["killed_micro_batches_lost"] = Figure(killed.total("lost"))
     return figures
 
 
@@ -279,37 +265,23 @@ def run(arm: Arm, exported: Path, micro_batches: int, seed: int) -> Outcome:
             worker = Worker(board, own, command, may_end=True)
             boards.append(stack.enter_context(running(worker)))
         start = time.monotonic()
-        kills = _watch(host, boards, micro_batches if arm.is_killed else 0)
+        _watch(host, boards)
         seconds = time.monotonic() - start
         ended = [json.loads(board.last_line()) for board in boards]
         if any(board["torch"] for board in ended):
             raise AssertionError(f"a board has loaded {ended[0]['torch']}")
-        return Outcome(ended, seconds, kills)
+        return Outcome(ended, seconds)
 
 
-def _watch(host: Worker, boards: Sequence[Worker], micro_batches: int) -> int:
-    """Wait for the boards; kill -9 a board at a third, the host at two thirds of the way."""
-    victims = [(1 / 3, boards[0]), (2 / 3, host)] if micro_batches else []
-    kills, deadline = 0, time.monotonic() + PATIENCE_S
+def _watch(host: Worker, boards: Sequence[Worker]) -> None:
+    """Wait for the boards."""
+    deadline = time.monotonic() + PATIENCE_S
     while any(board.process is not None and board.process.poll() != 0 for board in boards):
         if time.monotonic() > deadline:
             raise RuntimeError(f"the boards do not end: {boards[0].last_line()}")
         for worker in (host, *boards):
             worker.keep_alive()
-        if victims and _progress(host) >= victims[0][0] * micro_batches:
-            process = victims.pop(0)[1].process
-            assert process is not None
-            os.kill(process.pid, signal.SIGKILL)
-            process.wait()
-            kills += 1
         time.sleep(LOOK_S)
-    return kills
-
-
-def _progress(host: Worker) -> float:
-    """Micro-batches of the slowest board."""
-    status = host.status()
-    return min((board["number"] for board in status["boards"]), default=0) if status else 0
 
 
 def _command(name: str, path: Path) -> list[str]:
@@ -329,7 +301,6 @@ def _host_config(arm: Arm, exported: Path, own: Path, url: str, micro_batches: i
             "run": {
                 "micro_batches": micro_batches,
                 "min_boards": len(BOARDS),
-                "labels": arm.labels,
                 "wait_s": arm.wait_s,
                 "answer_s": arm.answer_s,
             },

@@ -6,7 +6,6 @@ Two models have other hidden sizes, so a receiver compares only how similar pair
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.algebra import inner_products, pack
 from ternmesh.generator import derive_key, seeded_signs
 from ternmesh.types import Trits
 
@@ -98,7 +97,8 @@ def prototypes(hypervectors: Trits, weights: NDArray[np.floating]) -> Trits:
 def similarities(a: Trits, b: Trits) -> NDArray[np.float32]:
     """The cosines of all rows of `a` and of `b`, float32 [a, b]; a row of zeros is like none."""
     lengths = [np.sqrt(np.count_nonzero(rows, axis=1).clip(1)) for rows in (a, b)]
-    cosines: NDArray[np.float32] = inner_products(pack(a), pack(b)) / np.outer(*lengths)
+    products = a.astype(np.float32) @ b.astype(np.float32).T  # exact below 2^24 trits
+    cosines: NDArray[np.float32] = products / np.outer(*lengths)
     return cosines.astype(np.float32)
 
 

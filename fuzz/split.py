@@ -17,32 +17,34 @@ from ternmesh.wire.activation import Activation, write_activation
 from ternmesh.wire.frame import BROADCAST, DOWN, UNASSIGNED
 
 _RUN = b"runrunru"
-_PLAN = SplitPlan(6, 4, 3, 2, 9, 5000, 800, 1, 3, 3, 64, 1000, 1000, 1_000_000)
-_PLANS = (_PLAN, replace(_PLAN, labels_stay=0, bits_up=32, bits_gradient=32))
+_PLAN = SplitPlan(6, 4, 3, 2, 9, 5000, 800, 3, 64, 1000, 1_000_000)
+_PLANS = (_PLAN, replace(_PLAN, bits_up=32, bits_gradient=32))
 _SAMPLES = 2  # of a board's micro-batch
 _ANSWERS = 0  # the host's program answers what arrives; otherwise it does nothing
 
 
 def _answer(host: SplitHost, address: int, item: Activation) -> None:
     """Send what the host's program makes of an activation."""
-    labels_stay = bool(host.plan.labels_stay)
-    learns = item.leg == (activation.GRADIENT_UP if labels_stay else activation.LEARN)
-    leg = activation.GRADIENT_DOWN if learns else activation.ANSWER
-    width = host.plan.width if learns else host.plan.width_down
+    learns = item.leg == activation.LEARN
+    leg = activation.GRADIENT if learns else activation.ANSWER
+    width = host.plan.width if learns else host.plan.classes
     values = np.full((len(item.values), width), 0.5, np.float32)
     host.answer(address, Activation(leg, item.number, values))
 
 
 def _check_host(data: bytes) -> None:
     plan = _PLANS[number(data, 0, 1) & 1]
-    settings = SplitSettings(boards_max=2, silence_s=20.0)
     host = SplitHost(
-        plan=plan, settings=settings, model_hash=wire.MODEL, run=_RUN, boards=[(1, "ada", 0)]
+        plan=plan,
+        settings=SplitSettings(silence_s=20.0),
+        model_hash=wire.MODEL,
+        run=_RUN,
+        boards=[(1, "ada", 0)],
     )
 
     def state() -> object:
         boards = host.nodes.values()
-        return [(b.name, b.number, b.open, b.held, b.learned, b.is_done) for b in boards]
+        return [(b.name, b.number, b.held, b.learned, b.is_done) for b in boards]
 
     host.start(0.0)
     for step in steps(data[1:], time_bits=2, unit_s=4.0):
@@ -59,7 +61,6 @@ def _check_host(data: bytes) -> None:
         settle(host, step.now)
         host.frames_to_send(step.now)
         host.leave_at(step.now)
-    same(len(host.nodes) <= settings.boards_max, True, "whether the boards have room")
 
 
 def _check_board(data: bytes) -> None:
@@ -79,13 +80,14 @@ def _check_board(data: bytes) -> None:
         found: list[object] = list(iter(board.next_event, None))
         if is_refusal(found, "host"):
             same(state(), before, "a board after a refusal")
-        leg = activation.GRADIENT_DOWN if choice & 4 else activation.ANSWER
+        leg = activation.LEARN if choice & 4 else activation.ASK
         if board.ready and board.plan is not None:
             if board.number >= board.plan.micro_batches:
                 board.finish(step.now)
             else:
                 values = np.full((_SAMPLES, 1), 0.5, np.float32)
-                board.send(Activation(activation.LEARN, board.number, values), leg, step.now)
+                labels = bytes(_SAMPLES) if leg == activation.LEARN else b""
+                board.send(Activation(leg, board.number, values, labels), step.now)
         settle(board, step.now)
         board.frames_to_send(step.now)
 
@@ -93,12 +95,13 @@ def _check_board(data: bytes) -> None:
 def _to_host() -> Iterator[bytes]:
     hello = control.Hello("ada", b"instance", wire.MODEL[:8], bytes(8), 0, bytes(16), 10)
     joins = [b"\x00" + control.write_control(hello)]
-    up, down = np.full((2, 6), 0.5, np.float32), np.full((2, 3), 0.5, np.float32)
-    for plan, labels in ((b"\x00", b""), (b"\x01", b"\x00\x02")):
+    up = np.full((2, 6), 0.5, np.float32)
+    for plan in (b"\x00", b"\x01"):
         both = []
         for index in range(3):
-            both.append(write_activation(Activation(activation.LEARN, index, up, labels), 4))
-            both.append(write_activation(Activation(activation.GRADIENT_UP, index, down), 3))
+            learn = Activation(activation.LEARN, index, up, b"\x00\x02")
+            both.append(write_activation(learn, 4))
+            both.append(write_activation(Activation(activation.ASK, index, up), 4))
         yield plan + joined(joins + [b"\x01" + body for body in both])
 
 

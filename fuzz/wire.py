@@ -76,7 +76,7 @@ def activations() -> list[bytes]:
         (activation.Activation(activation.LEARN, 1, values, b"\x00\x02"), 8),
         (activation.Activation(activation.ASK, 9, values[:1]), 4),
         (activation.Activation(activation.ANSWER, 0, values[:, :3]), 4),
-        (activation.Activation(activation.GRADIENT_DOWN, 0, values), 32),
+        (activation.Activation(activation.GRADIENT, 0, values), 32),
     )
     return [activation.write_activation(item, bits) for item, bits in items]
 

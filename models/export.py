@@ -69,7 +69,6 @@ def export(
     version: int = 1,
     metric: str | None = None,
     labels: Sequence[str] = (),
-    input_gradient: bool = False,
     replace: bool = False,
 ) -> ModelPackage:
     """Write the model package of `module` to `folder` and return its description.
@@ -79,9 +78,9 @@ def export(
     mean over the batch. `metric` compares the first output with the first target and is one of
     ternmesh.model_package.METRICS: "accuracy" for logits [batch, classes] and whole numbers
     [batch], which is the default for such shapes, else "mean_absolute_error". `labels` name the
-    classes. With `input_gradient`, the train step also returns the gradient of the inputs. The
-    module is exported in evaluation mode. With `replace`, an earlier package is overwritten. Raises
-    ExportError or ModelPackageError for what does not fit, cannot be exported or computes else.
+    classes. The module is exported in evaluation mode. With `replace`, an earlier package is
+    overwritten. Raises ExportError or ModelPackageError for what does not fit, cannot be exported
+    or computes else.
     """
     check_folder(Path(folder), replace=replace)
     _check_arguments(module, adapter, example_batch)
@@ -99,7 +98,7 @@ def export(
         forward = _serialise(graph, FORWARD)
         _check_forward(forward, module, adapter, inputs)
     with one_sentence(TRAIN_STEP):
-        step = _train_step(module, adapter, loss, len(inputs), input_gradient)
+        step = _train_step(module, adapter, loss, len(inputs))
         graph = _train_graph(step, adapter, inputs + targets, [*input_names, *target_names])
         train_step = _serialise(graph, TRAIN_STEP)
         _check_train_step(train_step, step, adapter, inputs + targets)
@@ -182,7 +181,7 @@ def _with_rank(adapter: Adapter, rank: int) -> Tensors:
 
 
 def _train_step(
-    module: nn.Module, adapter: Adapter, loss: Loss, inputs_count: int, input_gradient: bool
+    module: nn.Module, adapter: Adapter, loss: Loss, inputs_count: int
 ) -> Callable[..., Tensors]:
     """The function (adapter vector, *batch) -> (loss, gradient) that becomes train_step.onnx."""
 
@@ -195,14 +194,9 @@ def _train_step(
         # Split before differentiating: the gradient of a split pads every tensor to length D.
         parameters = adapter.split(vector)
         inputs, targets = batch[:inputs_count], batch[inputs_count:]
-        of_inputs: Tensors = ()
-        if input_gradient:
-            take = torch.func.grad_and_value(batch_loss, argnums=(0, 1))
-            (gradients, of_inputs), value = take(parameters, inputs, targets)
-        else:
-            gradients, value = torch.func.grad_and_value(batch_loss)(parameters, inputs, targets)
-        parts = [*(gradients[name] for name in adapter.names), *of_inputs]
-        return value.reshape(()), torch.cat([part.reshape(-1) for part in parts])
+        gradients, value = torch.func.grad_and_value(batch_loss)(parameters, inputs, targets)
+        parts = [gradients[name].reshape(-1) for name in adapter.names]
+        return value.reshape(()), torch.cat(parts)
 
     return step
 

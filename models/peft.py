@@ -43,13 +43,10 @@ _PLAIN: dict[str, tuple[object, ...]] = {
 }
 
 
-def write_peft(
-    folder: Path, package: ModelPackage, package_folder: Path, vector: Vector, base: str = ""
-) -> None:
+def write_peft(folder: Path, package: ModelPackage, package_folder: Path, vector: Vector) -> None:
     """Write the adapter `vector` (float32, [D]) as PEFT files into a new folder.
 
-    `base` is how PEFT users load the base model, a name or folder. ModelPackageError where the
-    adapter is no LoRA with both A and B.
+    ModelPackageError where the adapter is no LoRA with both A and B.
     """
     scales = _scales(package, package_folder)
     tensors: dict[str, Any] = {}
@@ -69,7 +66,7 @@ def write_peft(
     others = {f"^{re.escape(layer)}": own for layer, own in ranks.items() if own != rank}
     config = {
         "peft_type": "LORA",
-        "base_model_name_or_path": base or None,
+        "base_model_name_or_path": None,
         "task_type": None,
         "inference_mode": True,
         "r": rank,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from models.bottleneck.payload import Bottleneck, BoundaryContext, Payload, unpack_ids
+from models.bottleneck.payload import Bottleneck, BoundaryContext, unpack_ids
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ class Stage(nn.Module):
                     x = checkpoint(layer, x, use_reentrant=False)
                 else:
                     x = layer(x)
-        return x if self.exit is None else self.exit.compress(x, context).tensors
+        return x if self.exit is None else self.exit.compress(x, context)
 
     def _enter(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, BoundaryContext]:
         if self.entry is None:
@@ -61,7 +61,7 @@ class Stage(nn.Module):
         if self.entry.sends_ids:
             tokens = unpack_ids(tensors[1], self.batch, self.length, self.entry.vocabulary)
         context = BoundaryContext(self.batch, self.length, tokens)
-        return self.entry.expand(Payload(*tensors), context), context
+        return self.entry.expand(tensors[0], context), context
 
 
 def cut(layers: Sequence[T], stages: int) -> list[Sequence[T]]:

@@ -49,21 +49,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_fleet(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=process.path, metavar="FILE", help="the radios of the fleet")
-    what = "a modem's port, in place of [ports]; may be repeated"
-    parser.add_argument("--port", action="append", metavar="NAME=PORT", default=[], help=what)
+    what = "where the modem of the host or of a board is plugged in; may be repeated"
+    parser.add_argument("--port", action="append", metavar="NAME=PORT", required=True, help=what)
 
 
 def _fleet(arguments: argparse.Namespace) -> tuple[RadioFleet, dict[str, str]]:
     """The fleet in the file, and the ports by name; ConfigError."""
     fleet = read_radio_fleet(arguments.file.read_text())
-    ports = dict(fleet.ports)
-    if arguments.port:
-        pairs = [text.partition("=") for text in arguments.port]
-        ports = {name: port for name, _, port in pairs}
-        if not all(ports.values()) or len(set(ports.values())) < len(pairs):
-            raise ConfigError("--port must be NAME=PORT, like host=/dev/ttyUSB0, each port once")
-    if not ports:
-        raise ConfigError("no modem is named: add [ports] to the file, or --port NAME=PORT")
+    pairs = [text.partition("=") for text in arguments.port]
+    ports = {name: port for name, _, port in pairs}
+    if not all(ports.values()) or len(set(ports.values())) < len(pairs):
+        raise ConfigError("--port must be NAME=PORT, like host=/dev/ttyUSB0, each port once")
     for name in ports:
         fleet.wanted(name)
     return fleet, ports
@@ -125,7 +121,7 @@ def _provision(arguments: argparse.Namespace) -> int:
             outcomes.append(outcome)
             if not arguments.json:
                 print("\n".join(_lines(outcome)), flush=True)
-    finally:  # also after Ctrl-C: what was done to which modem must be known
+    finally:  # also after Ctrl-C
         if arguments.json:
             print(json.dumps([asdict(outcome) for outcome in outcomes]))
         wrong = [outcome for outcome in outcomes if not outcome.is_right]
@@ -144,21 +140,7 @@ def _lines(outcome: Outcome) -> Iterator[str]:
 def _at_once(function: Callable[[T], U], items: Sequence[T]) -> Iterator[U]:
     """The results in order, of several modems at a time.
 
-    After Ctrl-C none begins, and those that have begun still come.
+    After Ctrl-C none begins, and those that have begun are finished.
     """
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        waiting = [pool.submit(function, item) for item in items]
-        interrupt: KeyboardInterrupt | None = None
-        for future in waiting:
-            while interrupt is None:
-                try:
-                    future.result()
-                    break
-                except KeyboardInterrupt as error:
-                    interrupt = error
-                    for other in waiting:
-                        other.cancel()
-            if not future.cancelled():
-                yield future.result()
-        if interrupt is not None:
-            raise interrupt
+        yield from pool.map(function, items)

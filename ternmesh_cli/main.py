@@ -20,7 +20,6 @@ from transports.base import NameTaken, TransportError
 COMMANDS = {
     "adapt": ("make a plain .onnx classifier learn on boards", "adapt", "add_arguments"),
     "backup": ("copy the state of a host or board", "backup", "add_backup_arguments"),
-    "ble": ("try BLE without hardware", "ble", "add_arguments"),
     "broker": ("deploy a mosquitto for a fleet", "broker.command", "add_arguments"),
     "data": ("show and delete the samples of a board", "samples", "add_data_arguments"),
     "demo": ("see three rooms learn ten words from each other", "demo.command", "add_arguments"),

@@ -1,7 +1,6 @@
 """`ternmesh pipeline`: train a model in stages, on this machine's ranks; plan; identities."""
 
 import argparse
-import json
 import socket
 from contextlib import suppress
 from pathlib import Path
@@ -20,7 +19,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = process.Subcommands(parser)
     train = commands.add("train", summary, _train)
     process.add_config(train, is_found=False)
-    process.add_json(train, "print reports as lines of JSON")
     train.add_argument("--host", help="which host in `addresses` this machine is")
     train.add_argument("--insecure", action="store_true", help="no TLS between machines")
 
@@ -74,7 +72,7 @@ def _train(arguments: argparse.Namespace) -> int:
     ranks.start()
     try:
         for report in ranks.reports(stop):
-            print(json.dumps(report) if arguments.json else line(report), flush=True)
+            print(line(report), flush=True)
     finally:
         ranks.stop()
     return 0

@@ -22,7 +22,6 @@ from ternmesh.timers import RateLimiter
 from ternmesh_service.commands import SETTINGS, as_run
 from ternmesh_service.notify import ServiceManager
 
-SEED_MAX = 2**32 - 1
 LINE = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 TERMINAL_LINE = "%(asctime)s %(message)s"
 TOGETHER_S = 1.0  # equal signals so close are one: `timeout` sends two
@@ -160,10 +159,6 @@ def refuse_unused(arguments: argparse.Namespace) -> None:
                 f"--{name.replace('_', '-')} has no effect with --{choice} {chosen}: leave it out, "
                 f"or choose --{choice} {' or '.join(values)}"
             )
-
-
-def add_seed(parser: argparse.ArgumentParser) -> None:
-    add_option(parser, "--seed", number(0, SEED_MAX), 0, "of the random losses")
 
 
 def add_insecure(parser: argparse.ArgumentParser) -> None:

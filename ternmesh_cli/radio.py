@@ -4,7 +4,6 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from ternmesh.link.estimate import Estimate, estimate
 from ternmesh.link.regions import REGIONS, RadioChannel, SubBand, check, longest_frame
 from ternmesh_cli import process
 from ternmesh_cli.process import add_option, number, real
-from transports.serial_lora.emulator.radios import LONG_FAST, EmulatedRadios, new_modem
+from transports.serial_lora.emulator.radios import EmulatedRadios, new_modem
 from transports.serial_lora.settings import DIALECTS
 
 BYTES_MAX = (1 << 24) - 1
@@ -34,18 +33,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_emulate_arguments(rows.add("emulate", summary, _emulate))
 
 
-def _add_modulation(
-    parser: argparse._ActionsContainer, spreading_factor: int, bandwidth_khz: int
-) -> None:
-    for option, choices, default, unit in (
-        ("--sf", SPREADING_FACTORS, spreading_factor, "spreading factor"),
-        ("--bandwidth", BANDWIDTHS_KHZ, bandwidth_khz, "kHz"),
-        ("--coding-rate", CODING_RATES, 1, "1 is 4/5"),
-    ):
-        what = f"{unit} (default: {default})"
-        parser.add_argument(option, type=int, choices=choices, default=default, help=what)
-
-
 def _add_estimate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bytes", type=number(1, BYTES_MAX), required=True, help="of the object")
     what = "the region whose radio law applies"
@@ -57,7 +44,13 @@ def _add_estimate_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MHZ",
         help="the middle of the channel, in MHz",
     )
-    _add_modulation(parser, 7, 125)
+    for option, choices, default, unit in (
+        ("--sf", SPREADING_FACTORS, 7, "spreading factor"),
+        ("--bandwidth", BANDWIDTHS_KHZ, 125, "kHz"),
+        ("--coding-rate", CODING_RATES, 1, "1 is 4/5"),
+    ):
+        what = f"{unit} (default: {default})"
+        parser.add_argument(option, type=int, choices=choices, default=default, help=what)
     add_option(parser, "--preamble", number(6, PREAMBLE_MAX), 8, "symbols")
     add_option(parser, "--power", real(-30, 60), 14.0, "dBm")
     add_option(parser, "--loss", real(0, LOSS_MAX), 0.0, "fraction of frames that are lost")
@@ -71,16 +64,8 @@ def _add_emulate_arguments(parser: argparse.ArgumentParser) -> None:
     add_option(parser, "--loss", real(0, 1), 0.0, "fraction of frames that each modem loses")
     what = "radio seconds in a second; hosts need the same `speed`"
     add_option(parser, "--speed", real(0.01, SPEED_MAX), 1.0, what)
-    process.add_seed(parser)
     what = "where the paths of the modems are made (default: a new folder)"
     parser.add_argument("--folder", type=Path, metavar="DIR", help=what)
-    add_option(parser, "--air-rate", number(300, 62_500), 2400, "ebyte: bit/s")
-    radio = parser.add_argument_group("meshtastic: the setting of its own tools")
-    _add_modulation(radio, LONG_FAST.spreading_factor, LONG_FAST.bandwidth_khz)
-    modulation = dict.fromkeys(("sf", "bandwidth", "coding_rate"), ("meshtastic",))
-    uses = {"air_rate": ("ebyte",), **modulation}
-    process.add_uses(parser, "dialect", uses)
-    process.add_json(parser)
 
 
 def _estimate(arguments: argparse.Namespace) -> int:
@@ -142,39 +127,17 @@ def _duration(seconds: float) -> str:
 
 def _emulate(arguments: argparse.Namespace) -> int:
     """Print the paths of the modems, and emulate them until a signal."""
-    process.refuse_unused(arguments)
-    stop = process.stop_on_signals()
+    stop, folder = process.stop_on_signals(), arguments.folder
+    modems = [new_modem(arguments.dialect, index) for index in range(arguments.modems)]
     try:
-        if arguments.folder:
-            arguments.folder.mkdir(parents=True, exist_ok=True)
-        with closing(_radios(arguments)) as radios:
-            radios.start()
+        if folder:
+            folder.mkdir(parents=True, exist_ok=True)
+        with EmulatedRadios(
+            modems, speed=arguments.speed, loss=arguments.loss, folder=folder
+        ) as radios:
             print(SIMULATED, file=sys.stderr)
-            answer = {
-                "simulated": True,
-                "dialect": arguments.dialect,
-                "speed": radios.speed,
-                "ports": radios.paths,
-            }
-            print(json.dumps(answer) if arguments.json else "\n".join(radios.paths), flush=True)
+            print("\n".join(radios.paths), flush=True)
             stop.wait()
     except OSError as error:
         raise ConfigError(f"cannot make pseudo-terminals: {error}") from error
     return 0
-
-
-def _radios(arguments: argparse.Namespace) -> EmulatedRadios:
-    setting = LoraSetting(
-        arguments.sf, arguments.bandwidth, arguments.coding_rate, LONG_FAST.preamble_symbols
-    )
-    modems = [
-        new_modem(arguments.dialect, index, radio=setting, air_rate_bps=arguments.air_rate)
-        for index in range(arguments.modems)
-    ]
-    return EmulatedRadios(
-        modems,
-        speed=arguments.speed,
-        loss=arguments.loss,
-        seed=arguments.seed,
-        folder=arguments.folder,
-    )

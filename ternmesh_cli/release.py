@@ -136,28 +136,26 @@ def sign(
         print(f"{count} of {total} signers have signed, and {signers.needed} are needed")
 
 
-def sign_file(
-    arguments: argparse.Namespace, path: Path, named: str, domain: str, digest: bytes | None = None
-) -> None:
-    """Add a signature for a file, or its SHA-256 as read before, to those beside it in FILE.sig."""
-    sign(arguments, _signature_file(path), digest or entry_of(path).sha256, named, domain)
+def sign_software(arguments: argparse.Namespace, path: Path) -> None:
+    """Add a signature for a version of ternmesh to those beside it in FILE.sig."""
+    digest = entry_of(path).sha256
+    sign(arguments, _signature_file(path), digest, path.name, signatures.SOFTWARE)
 
 
-def check_file(path: Path, digest: bytes, config: Path, domain: str) -> None:
+def check_software(path: Path, digest: bytes, config: Path) -> None:
     """SecurityError unless the fleet of this configuration has signed this SHA-256 of `path`."""
     from ternmesh.release import SIGNATURES_MAX
     from ternmesh_store.files import read_file
 
     file = _signature_file(path)
     if not file.exists():
-        command = "upgrade" if domain == signatures.SOFTWARE else domain
         raise SecurityError(
-            f"{file} is missing: the owner of the fleet makes it with `ternmesh {command} sign`"
+            f"{file} is missing: the owner of the fleet makes it with `ternmesh upgrade sign`"
         )
     fleet = keys.fleet_of(config)
     try:
         signed = read_file(file, SIGNATURES_MAX)
-        signatures.verify_release(fleet.signers, fleet.name, digest, signed, domain)
+        signatures.verify_release(fleet.signers, fleet.name, digest, signed, signatures.SOFTWARE)
     except WireError as error:
         raise SecurityError(f"{path} is not signed by this fleet, or damaged ({error})") from error
 

@@ -1,14 +1,12 @@
 """`ternmesh split`: train one model on boards and a host, cut between them."""
 
 import argparse
-import json
 from importlib import import_module
 from types import ModuleType
 
 from ternmesh.config import ConfigError
 from ternmesh.extras import installed
 from ternmesh_cli import process
-from ternmesh_service.status import to_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,7 +17,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_training_arguments(host)
     board = rows.add("board", "train the first part with this board's data", _board)
     _add_training_arguments(board)
-    process.add_json(board, "print the final status as one JSON object")
 
 
 def _add_training_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,12 +61,10 @@ def _board(arguments: argparse.Namespace) -> int:
     from edge.split.node import run_split_board
 
     config = read_split_board_config(arguments.config)
-    status = run_split_board(
+    run_split_board(
         config,
         process.start(config.log_level),
         insecure=arguments.insecure,
         until_finished=arguments.until_finished,
     )
-    if arguments.json:
-        print(json.dumps(to_json(status)))
     return 0

@@ -286,9 +286,11 @@ def _gateway(status: GatewayStatus) -> Iterator[str]:
 
 
 def _split_host(status: SplitHostStatus) -> Iterator[str]:
+    loss = "" if status.loss is None else f"; loss {status.loss:.3f}"
+    accuracy = "" if status.accuracy is None else f"; accuracy {status.accuracy:.1%}"
     yield (
         f"split training in fleet {status.fleet}, run {status.run}, {status.phase}: "
-        f"{status.steps} steps{_learned(status)}"
+        f"{status.steps} steps{loss}{accuracy}"
     )
     for board in status.boards:
         ago = board.heard_s_ago
@@ -303,10 +305,11 @@ def _split_host(status: SplitHostStatus) -> Iterator[str]:
 def _split_board(status: SplitBoardStatus) -> Iterator[str]:
     total, counts = status.micro_batches, status.counts
     where = f" of {total} micro-batches" if total else ", not joined yet"
+    accuracy = "" if status.accuracy is None else f"; accuracy {status.accuracy:.1%}"
     yield f"board {status.name} of fleet {status.fleet}, model {status.model}, run {status.run}"
     yield (
         f"{status.number}{where}, {status.phase}: {counts.get('lost', 0)} lost, "
-        f"{counts.get('diverged', 0)} diverged{_learned(status)}"
+        f"{counts.get('diverged', 0)} diverged{accuracy}"
     )
     moved = status.traffic.get(HOST, PeerTraffic())
     yield (
@@ -314,12 +317,6 @@ def _split_board(status: SplitBoardStatus) -> Iterator[str]:
         "it started"
     )
     yield from _connection(status)
-
-
-def _learned(status: SplitHostStatus | SplitBoardStatus) -> str:
-    loss = "" if status.loss is None else f"; loss {status.loss:.3f}"
-    accuracy = "" if status.accuracy is None else f"; accuracy {status.accuracy:.1%}"
-    return f"{loss}{accuracy}"
 
 
 def _connection(status: Status) -> Iterator[str]:

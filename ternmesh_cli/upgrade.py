@@ -17,7 +17,6 @@ from typing import Any
 
 from ternmesh.errors import TernmeshError
 from ternmesh.security.identity import Role
-from ternmesh.security.signatures import SOFTWARE
 from ternmesh_cli import keys, release
 from ternmesh_cli.keys import End
 from ternmesh_cli.process import Subcommands, add_json, add_option, number
@@ -60,8 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _sign(arguments: argparse.Namespace) -> int:
-    file = arguments.file
-    release.sign_file(arguments, file, file.name, SOFTWARE)
+    release.sign_software(arguments, arguments.file)
     return 0
 
 
@@ -119,7 +117,7 @@ def _prepare(
     file.parent.mkdir(parents=True)
     copy_file(arguments.file, file, FILE_MAX)  # what is checked is what is installed
     if not arguments.insecure:
-        release.check_file(arguments.file, entry_of(file).sha256, arguments.config[0], SOFTWARE)
+        release.check_software(arguments.file, entry_of(file).sha256, arguments.config[0])
     package = software.read_package(file)
     run("systemctl", "enable", "--quiet", RECOVERY)
     marker = {

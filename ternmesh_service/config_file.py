@@ -95,13 +95,13 @@ def package_folder(model: str, key: str = "model") -> Path:
         return folder
 
 
-def load_model_package(model: str, key: str = "model") -> ModelPackage:
+def load_model_package(model: str) -> ModelPackage:
     """The description of a shipped model or of a folder; ConfigError or ModelPackageError."""
-    folder = package_folder(model, key)
+    folder = package_folder(model)
     try:
         return read_model_package(read_file(folder / DESCRIPTION, DESCRIPTION_MAX))
     except OSError as error:
-        raise ConfigError(f"{key} is {model!r}: its {DESCRIPTION} cannot be read") from error
+        raise ConfigError(f"model is {model!r}: its {DESCRIPTION} cannot be read") from error
 
 
 def control_path(state_dir: str, chosen: str | None) -> Path:

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
 
 from ternmesh.federated.robust import Influence
 from ternmesh.plan import Plan
-from ternmesh_service.control_socket import ANSWER_S, ControlError, ask
+from ternmesh_service.control_socket import ControlError, ask
 from ternmesh_store.host_store import StoredRound
 from transports.base import TransportStatus
 from transports.driver import PeerTraffic
@@ -504,7 +504,6 @@ class SplitBoardStatus:
     micro_batches: int | None
     samples: int
     counts: Mapping[str, int]
-    loss: float | None
     accuracy: float | None
     right: tuple[int, int] | None
     learning_traffic: PeerTraffic
@@ -521,12 +520,12 @@ KINDS: Final[Mapping[str, type[Status]]] = {
 }
 
 
-def ask_status(socket: Path, since: int = 0, timeout_s: float = ANSWER_S) -> Status:
+def ask_status(socket: Path, since: int = 0) -> Status:
     """The status of the program behind a control socket; ControlError.
 
     The rounds of a host begin after version `since`.
     """
-    return read_status(ask(socket, {"command": "status", "since": since}, timeout_s))
+    return read_status(ask(socket, {"command": "status", "since": since}))
 
 
 def read_status(answer: Mapping[str, Any]) -> Status:

@@ -25,7 +25,7 @@ class SplitTrainingConfig:
 
 @dataclass(frozen=True, slots=True)
 class SplitBoardConfig:
-    """One board. `model` is a folder with `first`, and with `head` if labels stay on the board.
+    """One board. `model` is a folder with `first`.
 
     In [data] and [evaluate] the tensor of the classes is called `label`.
     """

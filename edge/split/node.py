@@ -22,7 +22,7 @@ from edge.data.sources import FolderData, input_specs, open_folder
 from edge.errors import DataError
 from edge.report import rss_mib
 from edge.split.config import SplitBoardConfig
-from edge.split.part import FIRST, HEAD, SplitPart, load_parts
+from edge.split.part import SplitPart, load_part
 from edge.trainer import round_rng
 from ternmesh.errors import CodecError
 from ternmesh.federated.events import CountersReserved, Refused, refusals
@@ -48,7 +48,6 @@ from transports.factory import make_transport, pace_of
 LABEL = "label"
 KEPT = ("learned", "lost", "diverged")  # counts in a checkpoint
 POLL_S = 0.25
-LOSSES = 20  # micro-batches of the mean loss in the status
 
 _log = logging.getLogger(__name__)
 
@@ -87,13 +86,13 @@ def _largest_label(data: FolderData, config: SplitBoardConfig) -> int:
 class SplitNode:
     """One board: `start`, then `turn` until `is_done`. The store is open.
 
-    `parts` are those of `load_parts`. Raises StoreError, ModelError or DataError.
+    Raises StoreError, ModelError or DataError.
     """
 
     def __init__(
         self,
         config: SplitBoardConfig,
-        parts: tuple[SplitPart, SplitPart | None, bytes],
+        part: SplitPart,
         training: FolderData,
         held_out: FolderData | None,
         store: SplitStore,
@@ -105,7 +104,8 @@ class SplitNode:
         self.config = config
         self.training = training
         self.held_out = held_out  # samples for evaluation
-        self.first, self.head, self._model = parts
+        self.part = part
+        self._model = part.package.model_hash()
         self._store = store
         self._clock = clock
         self._keyring = keyring or NoKeyring()
@@ -128,7 +128,6 @@ class SplitNode:
         self.driver: Driver[BoardEvent] = Driver(self.board, transport, clock)
         self.learning_traffic: PeerTraffic | None = None  # up to the last micro-batch
         self.right: tuple[int, int] | None = None  # right and all held-out samples, at the end
-        self.losses: list[float] = []  # of the last micro-batches, if the head is here
         self._run = self.board.run  # the run of what was learned
         self._under_way: _UnderWay | None = None
         self._events: list[BoardEvent] = []  # to act on, once they are on disk
@@ -187,16 +186,13 @@ class SplitNode:
                 self._under_way = None
 
     def _fits(self, plan: SplitPlan) -> bool:
-        down = plan.classes if self.head is None else self.head.package.inputs[0].shape[-1]
-        mine = (self.first.width, self.first.package.batch, self.head is not None, down)
-        theirs = (plan.width, plan.batch, bool(plan.labels_stay), plan.width_down)
-        return mine == theirs and self._label_max < plan.classes
+        mine = self.part.width, self.part.package.batch
+        return mine == (plan.width, plan.batch) and self._label_max < plan.classes
 
     def _welcomed(self, event: Welcomed) -> None:
         if event.run != self._run:
             _log.info("run %s: %d micro-batches", event.run.hex(), event.plan.micro_batches)
-            for part in self._parts().values():
-                part.reset()
+            self.part.reset()
             self._run = event.run
             self._under_way = None
             self.counts = Counter(samples=self.counts["samples"])
@@ -214,10 +210,8 @@ class SplitNode:
             indexes = drawn(seed, name, number, plan.batch, len(self.training))
             inputs, labels = self._batch(self.training, indexes)
             self._under_way = _UnderWay(indexes)
-            sent = b"" if self.head is not None else labels.astype(np.uint8).tobytes()
-            wanted = activation.ANSWER if self.head else activation.GRADIENT_DOWN
-            item = Activation(activation.LEARN, number, self.first.forward(inputs), sent)
-            self._offer(item, wanted)
+            sent = labels.astype(np.uint8).tobytes()
+            self._offer(Activation(activation.LEARN, number, self.part.forward(inputs), sent))
         elif self.board.phase != control.FINISHED:
             if self.learning_traffic is None:
                 self.learning_traffic = replace(self._traffic)
@@ -226,9 +220,9 @@ class SplitNode:
         elif self._evaluated < self._question_count:
             self._send_question()
 
-    def _offer(self, item: Activation, wanted: int) -> None:
+    def _offer(self, item: Activation) -> None:
         try:
-            self.board.send(item, wanted, self._clock())
+            self.board.send(item, self._clock())
         except CodecError as error:
             _log.warning("micro-batch %d gives nothing: %s", item.number, error)
             if item.leg == activation.ASK:
@@ -242,21 +236,9 @@ class SplitNode:
         if under_way.is_question:
             self._evaluate(item, under_way)
             return
-        inputs, labels = self._batch(self.training, under_way.indexes)
+        inputs, _ = self._batch(self.training, under_way.indexes)
         rate = self._plan.learning_rate(item.number)
-        clip_norm = self._plan.clip_norm
-        if item.leg == activation.ANSWER:
-            assert self.head is not None
-            crossed, target = (spec.name for spec in self.head.package.batch_inputs)
-            batch: dict[str, NDArray[Any]] = {crossed: item.values, target: labels}
-            loss, gradient = self.head.learn(batch, rate, clip_norm)
-            self.losses = [*self.losses[1 - LOSSES :], loss]
-            values = gradient.reshape(item.values.shape)
-            up = Activation(activation.GRADIENT_UP, item.number, values)
-            self._offer(up, activation.GRADIENT_DOWN)
-            return
-        target = self.first.package.batch_inputs[-1].name
-        self.first.learn({**inputs, target: item.values}, rate, clip_norm)
+        self.part.learn(inputs, item.values, rate, self._plan.clip_norm)
         self.counts["learned"] += 1
         self._finish_one(item.number)
 
@@ -280,16 +262,12 @@ class SplitNode:
         inputs, _ = self._batch(self.held_out, indexes)
         self._under_way = _UnderWay(indexes, is_question=True)
         number = (plan.micro_batches + self._evaluated) & 0xFFFFFFFF
-        item = Activation(activation.ASK, number, self.first.forward(inputs))
-        self._offer(item, activation.ANSWER)
+        self._offer(Activation(activation.ASK, number, self.part.forward(inputs)))
 
     def _evaluate(self, item: Activation, under_way: _UnderWay) -> None:
         assert self.held_out is not None
         _, labels = self._batch(self.held_out, under_way.indexes)
-        values = item.values
-        if self.head is not None:
-            values = self.head.forward({self.head.package.inputs[0].name: values})
-        self._hits += int((np.argmax(values, axis=1)[: len(labels)] == labels).sum())
+        self._hits += int((np.argmax(item.values, axis=1)[: len(labels)] == labels).sum())
         self._evaluated += 1
         self._under_way = None
         if self._evaluated == self._question_count:
@@ -311,9 +289,6 @@ class SplitNode:
     def _traffic(self) -> PeerTraffic:
         return self.driver.traffic.get(HOST, PeerTraffic())
 
-    def _parts(self) -> dict[str, SplitPart]:
-        return {FIRST: self.first} | ({} if self.head is None else {HEAD: self.head})
-
     def _batch(
         self, data: FolderData, indexes: NDArray[np.int64]
     ) -> tuple[Mapping[str, NDArray[Any]], NDArray[np.int64]]:
@@ -324,23 +299,16 @@ class SplitNode:
     def save(self) -> None:
         """Put what was learned on disk. A micro-batch that is under way is not learned yet."""
         counts = {name: self.counts[name] for name in KEPT}
-        learned = {
-            f"{name}.{key}": content
-            for name, part in self._parts().items()
-            for key, content in part.state().items()
-        }
         is_waiting = self._under_way is not None and not self._under_way.is_question
         numbers = {self.config.name: self.board.number - is_waiting}
-        self._store.save(Checkpoint(self._model, self._run, numbers, learned, counts))
+        self._store.save(Checkpoint(self._model, self._run, numbers, self.part.state(), counts))
         self._store.commit()
 
     def _restore(self) -> Checkpoint | None:
-        names = [f"{part}.{k}" for part, p in self._parts().items() for k in p.state()]
-        kept = self._store.load(tuple(names))
+        kept = self._store.load(tuple(self.part.state()))
         if kept is None or kept.model != self._model or self.config.name not in kept.numbers:
             return None
-        for name, part in self._parts().items():
-            part.restore({k: kept.learned[f"{name}.{k}"] for k in part.state()})
+        self.part.restore(kept.learned)
         return kept
 
     def status(self) -> SplitBoardStatus:
@@ -348,7 +316,7 @@ class SplitNode:
         return SplitBoardStatus(
             name=self.config.name,
             fleet=self.config.link.fleet,
-            model=self.first.package.name,
+            model=self.part.package.name,
             run=self.board.run.hex(),
             joined=self.board.joined,
             phase=control.PHASES[self.board.phase],
@@ -356,7 +324,6 @@ class SplitNode:
             micro_batches=None if plan is None else plan.micro_batches,
             samples=len(self.training),
             counts=dict(self.counts),
-            loss=sum(self.losses) / len(self.losses) if self.losses else None,
             accuracy=self.accuracy,
             right=self.right,
             learning_traffic=self.learning_traffic or self._traffic,
@@ -381,8 +348,8 @@ def run_split_board(
     """
     state = StateFile(Path(config.state_dir))
     keyring = choose_keyring(state, config.security, config.link, insecure=insecure)
-    parts = load_parts(Path(config.model), config.training.threads)
-    package = with_labels(parts[0].package)
+    part = load_part(Path(config.model), config.training.threads)
+    package = with_labels(part.package)
     assert config.data.path is not None
     warn_of_shared(config.data, config.evaluate)
     training = open_folder(Path(config.data.path), package, config.data)
@@ -396,7 +363,7 @@ def run_split_board(
         wrapped = around(transport)
         pace = pace_of(transport)
         node = SplitNode(
-            config, parts, training, held_out, store, wrapped, keyring=keyring, pace=pace
+            config, part, training, held_out, store, wrapped, keyring=keyring, pace=pace
         )
 
         def answer(_request: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,9 +1,8 @@
-"""Run and train one part of a split model on a board.
+"""Run and train the first part of a split model on a board.
 
-A split model is cut into parts, and a board trains the first part and in some plans the head.
-Each part is an ordinary model package: forward.onnx takes the adapter's tensors as inputs,
-train_step.onnx repeats the forward pass and computes the gradient. `models.split.cut` writes these
-packages. The adapter vector holds all trained numbers of a part, as float32.
+It is an ordinary model package: forward.onnx takes the adapter's tensors as inputs, train_step.onnx
+repeats the forward pass and computes the gradient. `models.split.export` writes it. The adapter
+vector holds all trained numbers, as float32.
 """
 
 import math
@@ -16,29 +15,20 @@ from numpy.typing import NDArray
 from edge.onnx.session import Arrays, Inference, LoadedModel, TrainStep, load_model
 from edge.trainer import AdamSettings, AdamState, adam_update, init_adam
 from ternmesh.errors import CodecError
-from ternmesh.split.plan import model_hash
 from ternmesh_store.store import read_floats, write_floats
 
 Vector = NDArray[np.float32]
-FIRST, HEAD = "first", "head"  # the parts on a board; also the names of their folders
+FIRST = "first"  # the name of its folder
 _NAMES = ("vector", "mean", "square")
 
 
-def load_parts(folder: Path, threads: int = 1) -> "tuple[SplitPart, SplitPart | None, bytes]":
-    """Load the parts in `folder`. Raises ModelError if a package is not valid.
-
-    Return the first part, the head (None if there is no head) and the hash of the model.
-    """
-    first = load_model(folder / FIRST)
-    if not (folder / HEAD).is_dir():
-        return SplitPart(first, threads), None, model_hash(first.package.model_hash())
-    head = load_model(folder / HEAD)
-    name = model_hash(first.package.model_hash(), head.package.model_hash())
-    return SplitPart(first, threads), SplitPart(head, threads), name
+def load_part(folder: Path, threads: int = 1) -> "SplitPart":
+    """The part in `folder`. Raises ModelError if the package is not valid."""
+    return SplitPart(load_model(folder / FIRST), threads)
 
 
 class SplitPart:
-    """A part and its optimiser. `vector` begins as the initial adapter vector of the package."""
+    """The part and its optimiser. `vector` begins as the initial adapter vector of the package."""
 
     def __init__(self, loaded: LoadedModel, threads: int = 1) -> None:
         self.package = loaded.package
@@ -62,25 +52,22 @@ class SplitPart:
         outputs = self._inference.predict({**inputs, **self.package.split(self.vector)})
         return outputs[self.package.outputs[0].name]
 
-    def learn(self, batch: Arrays, learning_rate: float, clip_norm: float) -> tuple[float, Vector]:
-        """Take one optimiser step.
+    def learn(
+        self, inputs: Arrays, of_output: Vector, learning_rate: float, clip_norm: float
+    ) -> None:
+        """Take one optimiser step, given the gradient of the output for `inputs`.
 
-        Return the loss before the step and the gradient of the loss with respect to the inputs
-        (empty if there is none). An adapter gradient with a larger norm than `clip_norm` is scaled
-        down to that norm. Raises CodecError if loss or gradient is not finite; the part is
-        unchanged then.
+        An adapter gradient with a larger norm than `clip_norm` is scaled down to that norm. Raises
+        CodecError if the gradient is not finite; the part is unchanged then.
         """
-        loss, gradient = self._step.run(self.vector, batch)
+        name = self.package.batch_inputs[-1].name
+        loss, gradient = self._step.run(self.vector, {**inputs, name: of_output})
         if not (math.isfinite(loss) and np.isfinite(gradient).all()):
             raise CodecError("a loss or gradient is not finite: the training has diverged")
-        own_gradient, input_gradient = np.split(gradient, [self.package.dimension])
         settings = AdamSettings(clip_norm=clip_norm)
         with np.errstate(over="ignore"):  # a gradient whose norm overflows counts as zero
-            change, self._moments = adam_update(
-                self._moments, own_gradient, learning_rate, settings
-            )
+            change, self._moments = adam_update(self._moments, gradient, learning_rate, settings)
         self.vector = self.vector + change
-        return loss, input_gradient
 
     def state(self) -> dict[str, bytes]:
         """Return the adapter vector and the optimiser state, by name, for a checkpoint."""

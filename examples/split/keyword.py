@@ -1,7 +1,6 @@
 """The shipped keyword model, cut: embedding and first layer on the board, the rest on the host.
 
-Where labels stay on the board, the last linear layer is there too. The weights are read from the
-graph that boards run.
+The weights are read from the graph that boards run.
 """
 
 import onnx_ir as ir
@@ -23,7 +22,6 @@ from examples.voice.keyword import (
 from models.adapters.base import Adapter
 from models.adapters.lora import add_lora
 from models.adapters.spaces import train_whole
-from models.bottleneck.payload import Bottleneck
 from models.errors import ExportError
 from models.split.cut import BOUNDARY, BoundaryReceiver, BoundarySender, Cut, fit, make_boundary
 from models.zoo import fsdd_path, package_path
@@ -78,95 +76,52 @@ class KeywordStart(nn.Module):
 
 
 class KeywordEnd(nn.Module):
-    """The layers behind the cut and, where it is here, the head."""
+    """The layers behind the cut, and the head."""
 
-    def __init__(self, model: KeywordTransformer, head: nn.Module | None) -> None:
+    def __init__(self, model: KeywordTransformer) -> None:
         super().__init__()
         self.layers = model.layers[CUT_AFTER:]
         self.norm = model.norm
-        self.head = head
+        self.head = model.head
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [batch, 25, width] to logits, or without a head to the mean [batch, 1, width]."""
+        """x [batch, 25, width] to logits."""
         for layer in self.layers:
             x = layer(x)
-        pooled: Tensor = self.norm(x).mean(1)
-        return pooled[:, None] if self.head is None else self.head(pooled)
+        logits: Tensor = self.head(self.norm(x).mean(1))
+        return logits
 
 
-class Squeeze(nn.Module):
-    """A layer for the only position of x."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x [batch, 1, width] to [batch, out]."""
-        result: Tensor = self.layer(x[:, 0])
-        return result
-
-
-def make(method: str, latent: int, *, labels_stay: bool, is_new: bool) -> Cut:
+def make(method: str, latent: int, *, is_new: bool) -> Cut:
     """The parts of the shipped keyword model; see `models.split.cut.Make`."""
     if not is_new:
-        return cut_keyword(KeywordTransformer(), method, latent, labels_stay=labels_stay)
+        return cut_keyword(KeywordTransformer(), method, latent)
     clips = load_clips(fsdd_path("train"), SPEAKERS)[0] if method == "learned" else None
-    return cut_keyword(shipped_keyword(), method, latent, labels_stay=labels_stay, clips=clips)
+    return cut_keyword(shipped_keyword(), method, latent, clips=clips)
 
 
 def cut_keyword(
-    model: KeywordTransformer,
-    method: str,
-    latent: int,
-    *,
-    labels_stay: bool = False,
-    clips: Tensor | None = None,
+    model: KeywordTransformer, method: str, latent: int, *, clips: Tensor | None = None
 ) -> Cut:
     """The parts of `model`, which use its modules; LoRA and the boundaries are trained.
 
     A learned basis begins at the principal components of the activations of `clips` [n, 50, 32].
     """
-    start, end = KeywordStart(model), KeywordEnd(model, None if labels_stay else model.head)
-    activations = None if clips is None else _run(start, clips)
-    sent, received = _boundaries(method, latent, LENGTH, activations)
-    first, middle = BoundarySender(start, sent, LENGTH), BoundaryReceiver(received, end, LENGTH)
-    first_adapter = _adapt(first, PATTERNS)
-    if not labels_stay:
-        _adapt(middle, (*PATTERNS, "layers.head"))
-        return Cut(NAME, (FRAMES, MELS), WORDS, first, middle, first_adapter)
-    pooled = None if activations is None else _run(end, activations)
-    sent, received = _boundaries(method, latent, 1, pooled)
-    _adapt(middle, PATTERNS)
-    back = BoundarySender(nn.Identity(), sent, 1)
-    head = BoundaryReceiver(received, Squeeze(model.head), 1)
-    _adapt(back, ())
-    head_adapter = _adapt(head, ("layers.layer",))
-    whole = nn.Sequential(middle, back)
-    return Cut(NAME, (FRAMES, MELS), WORDS, first, whole, first_adapter, head, head_adapter)
-
-
-def _boundaries(
-    method: str, latent: int, length: int, activations: Tensor | None
-) -> tuple[Bottleneck, Bottleneck]:
-    """The two sides of a boundary; `activations` [n, length, width] are for `fit`."""
-    sides = [make_boundary(method, WIDTH, min(latent, WIDTH), length) for _ in range(2)]
-    for side in sides:
-        if activations is not None:
-            fit(side, activations)
-    return sides[0], sides[1]
+    start = KeywordStart(model)
+    sent, received = (make_boundary(method, WIDTH, min(latent, WIDTH), LENGTH) for _ in range(2))
+    if clips is not None:
+        with torch.no_grad():
+            activations = start(clips)
+        fit(sent, activations)
+        fit(received, activations)
+    first = BoundarySender(start, sent, LENGTH)
+    rest = BoundaryReceiver(received, KeywordEnd(model), LENGTH)
+    _adapt(rest, (*PATTERNS, "layers.head"))
+    return Cut(NAME, (FRAMES, MELS), WORDS, first, rest, _adapt(first, PATTERNS))
 
 
 def _adapt(part: nn.Module, patterns: tuple[str, ...]) -> Adapter:
     """Train LoRA on the layers that `patterns` name, and the boundary; freeze the rest."""
-    adapter = Adapter((), (), ())
-    if patterns:
-        adapter = add_lora(part, patterns, rank=LORA_RANK, alpha=LORA_ALPHA)
+    adapter = add_lora(part, patterns, rank=LORA_RANK, alpha=LORA_ALPHA)
     boundary = part.get_submodule(BOUNDARY)
     return adapter + train_whole(part, (BOUNDARY,)) if list(boundary.parameters()) else adapter
-
-
-@torch.no_grad()
-def _run(part: nn.Module, x: Tensor) -> Tensor:
-    result: Tensor = part(x)
-    return result

@@ -9,9 +9,6 @@ spreading_factor = 7
 
 [addresses]                 # the boards; the host has 0
 board-1 = 1
-
-[ports]                     # where a modem is plugged in, unless --port tells
-host = "/dev/ttyUSB0"
 """
 
 from dataclasses import dataclass, field, replace
@@ -34,7 +31,6 @@ class _File:
     region: str = field(metadata=choices(*REGIONS))
     ebyte_model: str = field(default="", metadata=choices("", *MODELS))
     addresses: Table = field(default_factory=dict)
-    ports: Table = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +38,6 @@ class RadioFleet:
     """What all modems of a fleet are to have; checked against the region's law."""
 
     ends: dict[str, SerialLoraSettings]  # by name; `host` is one of them
-    ports: dict[str, str]  # by name
     ebyte_model: str
 
     @property
@@ -67,11 +62,6 @@ def read_radio_fleet(text: str) -> RadioFleet:
         raise ConfigError(f"addresses has {len(file.addresses)} boards: {MODEMS_MAX - 1} is most")
     shared = {**file.radio, "port": "-", "addresses": file.addresses}
     ends = {name: serial_settings(shared, name) for name in (HOST, *file.addresses)}
-    for name, port in file.ports.items():
-        if name not in ends or not isinstance(port, str) or not port:
-            raise ConfigError(f"ports.{name} must be the device of a board in [addresses], or host")
-    if len(set(file.ports.values())) < len(file.ports):
-        raise ConfigError("[ports] names a port twice: each modem has one of its own")
     own, region = ends[HOST], REGIONS[file.region]
     if not own.frequency_hz:
         raise ConfigError("radio.frequency_hz is missing: the middle of the channel, in Hz")
@@ -87,7 +77,7 @@ def read_radio_fleet(text: str) -> RadioFleet:
             raise ConfigError(f"ebyte_model is missing: it must be one of {allowed}")
         radio = replace(radio, bandwidth_khz=BANDWIDTH_KHZ)
     check(region, RadioChannel(own.frequency_hz, radio, own.power_dbm))
-    fleet = RadioFleet(ends, file.ports, file.ebyte_model)
+    fleet = RadioFleet(ends, file.ebyte_model)
     try:
         fleet.wanted(HOST)
     except FirmwareError as error:

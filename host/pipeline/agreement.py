@@ -30,19 +30,15 @@ class Control:
         self._ending = threading.Lock()
 
     def decide(
-        self,
-        topic: str,
-        value: Any,
-        judge: Callable[[list[Any]], Any] = lambda _: None,
-        timeout_s: float | None = None,
+        self, topic: str, value: Any, judge: Callable[[list[Any]], Any] = lambda _: None
     ) -> Any:
         """What rank 0's `judge` makes of the values of all ranks, in their order, on all ranks."""
         value = read_json(write_json(value))  # as it arrives from others: lists in place of tuples
         if self._rank:
             self.links[0].writer.send(Kind.NOTE, write_json([topic, value]))
-            return self._take(0, topic, timeout_s)
+            return self._take(0, topic)
         others = range(1, self._ranks)
-        answer = judge([value, *(self._take(rank, topic, timeout_s) for rank in others)])
+        answer = judge([value, *(self._take(rank, topic) for rank in others)])
         for rank in others:
             self.links[rank].writer.send(Kind.NOTE, write_json([topic, answer]))
         return answer
@@ -62,8 +58,8 @@ class Control:
                 link.writer.close(max(0.0, deadline - time.monotonic()))
             os._exit(REFUSED)
 
-    def _take(self, rank: int, topic: str, timeout_s: float | None) -> Any:
-        message = read_json(self.links[rank].reader.take(Kind.NOTE, timeout_s=timeout_s).data)
+    def _take(self, rank: int, topic: str) -> Any:
+        message = read_json(self.links[rank].reader.take(Kind.NOTE).data)
         match message:
             case [str(found), value] if found == topic:
                 return value

@@ -48,15 +48,13 @@ class ReplicasConfig:
     """`count` whole pipelines side by side, which train on different texts.
 
     The replicas of a stage exchange their changes every `every_steps` steps, as ternary updates
-    with a share of `zeros`. Where `up_bytes` is not 0, it is the size of a stage's update and
-    chooses the zeros. With more than about 0.6 zeros, an update takes seconds of computing for each
-    million numbers.
+    with a share of `zeros`. With more than about 0.6 zeros, an update takes seconds of computing
+    for each million numbers.
     """
 
     count: int = field(default=1, metadata=limits(1, 1024))
     every_steps: int = field(default=50, metadata=limits(1, 100_000))
     zeros: float = field(default=0.5, metadata=limits(0.0, 0.999))
-    up_bytes: int = field(default=0, metadata=limits(0, 1 << 30))
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +163,7 @@ def check(config: PipelineConfig) -> PipelineConfig:
         )
     for name in ("bits", "back_bits"):
         if (bits := getattr(boundary, name)) not in BITS:
-            raise ConfigError(f"boundary.{name} is {bits}: it must be 2, 4, 8, 16 or 32")
+            raise ConfigError(f"boundary.{name} is {bits}: it must be 4, 8, 16 or 32")
     if config.diagnose and boundary.method != "subspace":
         raise ConfigError('diagnose has no effect without boundary.method = "subspace": remove it')
     for place in boundary.slow:

@@ -58,9 +58,9 @@ class LinkEvents:
             self._failure = self._failure or error
             self.changed.notify_all()
 
-    def wait(self, is_ready: Callable[[], bool], what: str, timeout_s: float | None = None) -> None:
+    def wait(self, is_ready: Callable[[], bool], what: str) -> None:
         """Return when `is_ready`; LinkError after the time limit or a failure."""
-        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        limit_s = self._timeout_s
         with self.changed:
             if is_ready():
                 return
@@ -108,10 +108,10 @@ class LinkReader:
         """Whether `take` returns or raises at once."""
         return bool(self._messages) or self._error is not None
 
-    def take(self, kind: Kind, number: int = 0, timeout_s: float | None = None) -> Message:
+    def take(self, kind: Kind, number: int = 0) -> Message:
         """The next message, which must be of this kind and number; LinkError."""
         what = f"the {kind.name.lower()} of {self._peer}"
-        self._events.wait(lambda: self.is_ready, what, timeout_s)
+        self._events.wait(lambda: self.is_ready, what)
         with self._events.changed:
             if not self._messages:
                 assert self._error is not None

@@ -42,7 +42,7 @@ class Packets:
         self._ends = [dimension * (part + 1) // parts for part in range(parts)]
         self._starts = [0, *self._ends[:-1]]
         self._plans = [
-            make_part_plan(end - start, config, parts)
+            make_part_plan(end - start, config)
             for start, end in zip(self._starts, self._ends, strict=True)
         ]
         self._keys = [hashlib.sha256(f"{name}/{part}".encode()).digest() for part in range(parts)]
@@ -74,20 +74,16 @@ class Packets:
         return zip(self._starts, self._ends, self._plans, self._keys, strict=True)
 
 
-def make_part_plan(dimension: int, config: ReplicasConfig, parts: int) -> Plan:
-    """The plan for the updates of a part; PipelineError where `up_bytes` are too few."""
-    try:
-        plan = make_plan(
-            dimension,
-            rounds=1,
-            local_steps=config.every_steps,
-            learning_rate=1.0,
-            frame_mtu=FRAME_MTU_MAX,
-            up_zeros=config.zeros,
-            up_bytes=config.up_bytes // parts,
-        )
-    except WireError as error:
-        raise PipelineError(f"replicas.up_bytes is {config.up_bytes}: {error}") from error
+def make_part_plan(dimension: int, config: ReplicasConfig) -> Plan:
+    """The plan for the updates of a part."""
+    plan = make_plan(
+        dimension,
+        rounds=1,
+        local_steps=config.every_steps,
+        learning_rate=1.0,
+        frame_mtu=FRAME_MTU_MAX,
+        up_zeros=config.zeros,
+    )
     return replace(plan, scale_max=SCALE_MAX)
 
 

@@ -1,6 +1,5 @@
 """The settings of the host of a split training: its TOML file, and the plan made from it."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from transports.base import HOST
 from transports.factory import check_link, profile_of
 from transports.link_config import LinkConfig
 
-FIRST, HEAD = "first", "head"
+FIRST = "first"
 METHODS = ("none", "learned")  # those of models.split.cut
 
 
@@ -42,25 +41,20 @@ class SplitRunConfig:
     has a micro-batch of every board that is not done, or `wait_s` after the first one: so no board
     gets ahead of the others. The learning rate falls as in a fleet's run. A board waits `answer_s`
     for each answer; it counts as gone when the host took none of its micro-batches for `silence_s`.
-    If `labels` stay on the board, the head does, too. What was learned goes to disk every
-    `checkpoint` steps. Both ends refuse numbers larger than `value_max`, and shorten the gradient
-    of a micro-batch to `clip_norm`.
+    What was learned goes to disk every `checkpoint` steps. Both ends shorten the gradient of a
+    micro-batch to `clip_norm`.
     """
 
     micro_batches: int = field(default=160, metadata=limits(1, 2**32 - 2))
     batch: int = field(default=16, metadata=limits(2, SAMPLES_MAX))
     learning_rate: float = field(default=0.005, metadata=limits(1e-6, 10.0))
     learning_rate_drop: float = field(default=0.8, metadata=limits(0.0, 10.0))
-    labels: str = field(default="sent", metadata=choices("sent", "stay"))
     min_boards: int = field(default=1, metadata=limits(1, BOARDS_MAX))
-    boards_max: int = field(default=BOARDS_MAX, metadata=limits(1, BOARDS_MAX))
     silence_s: float = field(default=300.0, metadata=limits(1.0, 2_592_000.0))
     wait_s: float = field(default=2.0, metadata=limits(0.0, 86_400.0))
     answer_s: float = field(default=10.0, metadata=limits(0.001, 86_400.0))
-    value_max: int = field(default=1000, metadata=limits(1, 1_000_000))
     clip_norm: float = field(default=10.0, metadata=limits(1e-6, 1000.0))
     checkpoint: int = field(default=20, metadata=limits(1, 1_000_000))
-    seed: int = field(default=0, metadata=limits(0, 2**31 - 1))
 
     @property
     def clip_norm_e6(self) -> int:
@@ -85,40 +79,31 @@ class SplitHostConfig:
     control_socket: str | None = field(default=None, metadata=PATH)
     log_level: str = field(default="INFO", metadata=choices(*LOG_LEVELS))
 
-    @property
-    def labels_stay(self) -> bool:
-        return self.run.labels == "stay"
-
 
 def read_split_host_config(path: Path) -> SplitHostConfig:
     """The settings in the file at `path`; ConfigError. Relative paths start from its folder."""
     return read_config_file(SplitHostConfig, path, _check)
 
 
-def read_parts(config: SplitHostConfig) -> Mapping[str, ModelPackage]:
-    """The model packages of the boards' parts by name; ConfigError or ModelPackageError."""
-    names = (FIRST, HEAD) if config.labels_stay else (FIRST,)
-    found = {}
-    for name in names:
-        path = Path(config.model) / name / DESCRIPTION
-        try:
-            found[name] = read_model_package(read_file(path, DESCRIPTION_MAX))
-        except OSError as error:
-            raise ConfigError(
-                f"{path} cannot be read: write it with `ternmesh split export`"
-            ) from error
-    return found
+def read_first(config: SplitHostConfig) -> ModelPackage:
+    """The description of the boards' part; ConfigError or ModelPackageError."""
+    path = Path(config.model) / FIRST / DESCRIPTION
+    try:
+        return read_model_package(read_file(path, DESCRIPTION_MAX))
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be read: write it with `ternmesh split export`"
+        ) from error
 
 
-def plan_of(config: SplitHostConfig, parts: Mapping[str, ModelPackage], classes: int) -> SplitPlan:
+def plan_of(config: SplitHostConfig, first: ModelPackage, classes: int) -> SplitPlan:
     """The plan of a configuration; ConfigError if there is none."""
-    run, first = config.run, parts[FIRST]
+    run = config.run
     if first.batch != run.batch:
         raise ConfigError(
             f"run.batch is {run.batch}, and {config.model} was exported for {first.batch}: "
             "export it again, or set run.batch back"
         )
-    down = parts[HEAD].inputs[0].shape[-1] if config.labels_stay else classes
     try:
         return SplitPlan(
             width=first.outputs[0].shape[-1],
@@ -128,12 +113,9 @@ def plan_of(config: SplitHostConfig, parts: Mapping[str, ModelPackage], classes:
             micro_batches=run.micro_batches,
             learning_rate_e6=round(1e6 * run.learning_rate),
             learning_rate_drop_permille=round(1000 * run.learning_rate_drop),
-            labels_stay=int(config.labels_stay),
             classes=classes,
-            width_down=down,
             frame_mtu=profile_of(config.link).frame_max,
             answer_ms=round(1000 * run.answer_s),
-            value_max=run.value_max,
             clip_norm_e6=run.clip_norm_e6,
         )
     except WireError as error:
@@ -145,8 +127,6 @@ def _check(config: SplitHostConfig) -> SplitHostConfig:
     config.security.check(has_radio=config.link.has_radio)
     if config.run.wait_s >= config.run.answer_s:
         raise ConfigError("run.wait_s must be shorter than run.answer_s, or boards give up first")
-    if config.run.min_boards > config.run.boards_max:
-        raise ConfigError("run.min_boards is above run.boards_max: the run could never begin")
     for name in ("bits_up", "bits_gradient"):
         if getattr(config.boundary, name) not in BITS:
             raise ConfigError(f"boundary.{name} must be one of {', '.join(map(str, BITS))}")

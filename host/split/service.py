@@ -1,7 +1,7 @@
 """The host's service for split training.
 
-A split model is cut into parts: the boards train the outer parts, the host trains the middle part,
-and they exchange activations and gradients.
+The boards train the first part of a model and the host the rest; they exchange activations and
+gradients.
 """
 
 import logging
@@ -17,13 +17,13 @@ from typing import Any, Protocol
 
 from host import membership
 from host.enrolment import EnrolmentService
-from host.split.config import SplitHostConfig, plan_of, read_parts
+from host.split.config import SplitHostConfig, plan_of, read_first
 from ternmesh.errors import CodecError
 from ternmesh.federated.events import CountersReserved, Refused, refusals
 from ternmesh.federated.refusals import RefusalLog, why
 from ternmesh.split.host import SplitHost, SplitSettings
 from ternmesh.split.messages import Arrived, BoardJoined, HostEvent
-from ternmesh.split.plan import SplitPlan, model_hash
+from ternmesh.split.plan import SplitPlan
 from ternmesh.timers import NETWORK_TIMERS, TimerSettings
 from ternmesh.wire import activation, control
 from ternmesh.wire.activation import Activation, Values
@@ -55,7 +55,6 @@ class SplitStage(Protocol):
 
     def predict(self, values: Values) -> Values: ...
     def learn(self, values: Values, labels: bytes) -> tuple[Values, float, int]: ...
-    def back(self, values: Values, gradient: Values) -> Values: ...
     def step(self, rate: float) -> None: ...
     def state(self) -> bytes: ...
     def restore(self, state: bytes) -> None: ...
@@ -112,7 +111,6 @@ class SplitService:
         for board in self.host.nodes.values():
             board.learned = kept.counts.get(f"{board.name}.learned", 0)
             board.skipped = kept.counts.get(f"{board.name}.skipped", 0)
-        self._inputs: dict[int, Values] = {}  # by address: kept until the head's gradient comes
         self._held: dict[int, Activation] = {}  # by address: gradients to send after the step
         self._step_at = 0.0  # the latest time of the next step
         self._recent: deque[tuple[float, float]] = deque(maxlen=RECENT)  # loss, accuracy
@@ -182,16 +180,10 @@ class SplitService:
     def _compute(self, address: int, item: Activation) -> None:
         try:
             match item.leg:
-                case activation.LEARN if self.host.plan.labels_stay:
-                    self._inputs[address] = item.values
-                    self._answer(address, item)
                 case activation.LEARN:
                     self._learn(address, item)
                 case activation.ASK:
                     self._answer(address, item)
-                case activation.GRADIENT_UP:
-                    values = self._inputs.pop(address)
-                    self._hold(address, item.number, self._stage.back(values, item.values))
         except CodecError as error:
             if item.leg != activation.ASK:
                 self.host.give_up(address)
@@ -203,15 +195,12 @@ class SplitService:
         self.counts["answered"] += 1
 
     def _learn(self, address: int, item: Activation) -> None:
+        """Keep a board's gradient until the next step. The board waits for this gradient."""
         gradient, loss, right = self._stage.learn(item.values, item.labels)
         self._recent.append((loss, right / len(item.labels)))
-        self._hold(address, item.number, gradient)
-
-    def _hold(self, address: int, number: int, gradient: Values) -> None:
-        """Keep a board's gradient until the next step. The board waits for this gradient."""
         if not self._held:
             self._step_at = self._clock() + self._wait_s
-        self._held[address] = Activation(activation.GRADIENT_DOWN, number, gradient)
+        self._held[address] = Activation(activation.GRADIENT, item.number, gradient)
         self.host.nodes[address].learned += 1
         self.counts["learned"] += 1
         if self._all_gradients_held:
@@ -294,18 +283,17 @@ def run_split_host(
     """
     state = StateFile(Path(config.state_dir))
     keyring = choose_keyring(state, config.security, config.link, insecure=insecure)
-    parts = read_parts(config)
+    first = read_first(config)
     stage, classes = load_stage(config)
-    plan = plan_of(config, parts, classes)
-    model = model_hash(*(package.model_hash() for package in parts.values()))
+    plan = plan_of(config, first, classes)
     store, relay = SplitStore(state), Relay()
     keys = hop_keys(keyring, HOST)
     transport = make_transport(config.link, HOST, state, keys)
     with opened(state, keyring, config.link.fleet), closing(transport):
         service = SplitService(
             plan,
-            SplitSettings(config.run.min_boards, config.run.boards_max, config.run.silence_s),
-            model,
+            SplitSettings(config.run.min_boards, config.run.silence_s),
+            first.model_hash(),
             stage,
             store,
             transport,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from host.split.config import SplitHostConfig
-from models.split.cut import HOST, Cut, Make, load_middle
+from models.split.cut import HOST, Cut, Make, load_rest
 from ternmesh.config import ConfigError
 from ternmesh.errors import CodecError, TernmeshError
 
@@ -26,12 +26,7 @@ def make_cut(config: SplitHostConfig, *, is_new: bool) -> Cut:
     module_name, _, name = config.builder.partition(":")
     try:
         make: Make = getattr(importlib.import_module(module_name), name)
-        return make(
-            config.boundary.method,
-            config.boundary.latent,
-            labels_stay=config.labels_stay,
-            is_new=is_new,
-        )
+        return make(config.boundary.method, config.boundary.latent, is_new=is_new)
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise ConfigError(
             f"builder {config.builder!r} makes no parts ({error}): write package.module:function"
@@ -47,10 +42,9 @@ def export(config: SplitHostConfig) -> None:
 
 def load_stage(config: SplitHostConfig) -> "tuple[TorchStage, int]":
     """The host's part with the weights of the export, and the number of classes; ExportError."""
-    torch.manual_seed(config.run.seed)
     cut = make_cut(config, is_new=False)
-    load_middle(cut.middle, Path(config.model) / HOST)
-    return TorchStage(cut.middle, config.run.clip_norm_e6 / 1e6), cut.classes
+    load_rest(cut.rest, Path(config.model) / HOST)
+    return TorchStage(cut.rest, config.run.clip_norm_e6 / 1e6), cut.classes
 
 
 class TorchStage:
@@ -60,19 +54,19 @@ class TorchStage:
     for many steps.
     """
 
-    def __init__(self, middle: nn.Module, clip_norm: float) -> None:
+    def __init__(self, rest: nn.Module, clip_norm: float) -> None:
         self._clip_norm = clip_norm
-        self._middle = middle.eval()
-        self._names = [n for n, p in middle.named_parameters() if p.requires_grad]
-        self._parameters = [p for p in middle.parameters() if p.requires_grad]
+        self._rest = rest.eval()
+        self._names = [n for n, p in rest.named_parameters() if p.requires_grad]
+        self._parameters = [p for p in rest.parameters() if p.requires_grad]
         self._optimizer = torch.optim.Adam(self._parameters)
         self.gathered = 0  # micro-batches since the last step
         self.steps = 0
 
     @torch.no_grad()
     def predict(self, values: Values) -> Values:
-        """Logits, or the input of the board's head; float32 [samples, numbers]."""
-        result: Values = self._middle(torch.from_numpy(values)).numpy()
+        """Logits, float32 [samples, classes]."""
+        result: Values = self._rest(torch.from_numpy(values)).numpy()
         return result
 
     def learn(self, values: Values, labels: bytes) -> tuple[Values, float, int]:
@@ -83,15 +77,10 @@ class TorchStage:
         """
         x = torch.from_numpy(values).requires_grad_()
         target = torch.frombuffer(bytearray(labels), dtype=torch.uint8).long()
-        logits = self._middle(x)
+        logits = self._rest(x)
         loss = functional.cross_entropy(logits, target)
         gradient = self._gather(loss, x)
         return gradient, float(loss.detach()), int((logits.argmax(1) == target).sum())
-
-    def back(self, values: Values, gradient: Values) -> Values:
-        """The gradient of `values`, given that of the answer; it repeats the forward pass."""
-        x = torch.from_numpy(values).requires_grad_()
-        return self._gather((self._middle(x) * torch.from_numpy(gradient)).sum(), x)
 
     def step(self, rate: float) -> None:
         """Take one step along the mean of the gradients that were gathered."""

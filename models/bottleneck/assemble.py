@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from models.bottleneck.codes import Code, Float, Integer, Ternary, TopK
+from models.bottleneck.codes import Code, Float, Integer
 from models.bottleneck.config import BITS, BottleneckConfig
 from models.bottleneck.learned import LearnedBasis
 from models.bottleneck.payload import Bottleneck, Direct
@@ -28,15 +28,11 @@ class StageLayout:
 
 def code_of(config: BottleneckConfig, *, is_back: bool = False) -> Code:
     """The code that a configuration asks for, forward or back; ValueError."""
-    if config.method == "topk":
-        return TopK(config.latent)
     bits = {"none": 32 if config.bits == 32 else 16, "int8": 8}.get(config.method, config.bits)
     if is_back and config.method not in ("none", "int8"):
         bits = min(bits, config.back_bits)
     if bits not in BITS:
         raise ValueError(f"bits is {bits}: it must be one of {', '.join(map(str, BITS))}")
-    if bits == 2:
-        return Ternary()
     return Integer(bits) if bits <= 8 else Float(bits)
 
 

@@ -1,4 +1,4 @@
-"""Codes that turn a payload's numbers into bytes: floats, 8 or 4 bits, ternary, or top-k.
+"""Codes that turn a payload's numbers into bytes: floats, or integers of 8 or 4 bits.
 
 A code handles each token's vector alone, so no token's bytes depend on a later token. The bytes
 travel as the bits of a float32 tensor. Autograd returns the gradient of such a tensor in the same
@@ -18,8 +18,6 @@ from models.errors import BottleneckError
 
 WORD = 4  # bytes of a float32
 TINY = 1e-30
-TRITS = 5  # ternary digits in a byte
-THRESHOLD = 0.7  # numbers below this part of the mean magnitude become 0
 
 
 class Code(Protocol):
@@ -83,71 +81,6 @@ class Integer:
         if self.bits == 4:
             whole = torch.stack((whole & 15, whole >> 4), dim=2).flatten(1)[:, :width]
         return (whole.float() - self._most) * step
-
-
-@dataclass(frozen=True, slots=True)
-class Ternary:
-    """Ternary digits, five to a byte. A row begins with its magnitude, a bfloat16.
-
-    Threshold and magnitude are those of ternary weight networks (arXiv 1605.04711): nearly optimal
-    for normally distributed numbers. A learned basis mixes many channels, so its numbers are.
-    """
-
-    def size(self, width: int) -> int:
-        return 2 + -(-width // TRITS)
-
-    def encode(self, x: Tensor) -> Tensor:
-        large = x.abs() >= THRESHOLD * x.abs().mean(1, keepdim=True)
-        count = large.sum(1, keepdim=True).clamp_min(1)
-        size = ((x.abs() * large).sum(1, keepdim=True) / count).bfloat16()
-        trits = (torch.sign(x).nan_to_num() * large + 1).long()
-        trits = torch.nn.functional.pad(trits, (0, -x.shape[1] % TRITS))
-        digits = trits.view(len(x), -1, TRITS)
-        packed = (digits * _powers(x.device)).sum(2).to(torch.uint8)
-        return torch.cat((size.view(torch.uint8), packed), dim=1)
-
-    def decode(self, data: Tensor, width: int) -> Tensor:
-        """Each number as 0 or plus or minus the magnitude; BottleneckError for a byte over 242."""
-        size, packed = _bfloat16(data[:, :2]), data[:, 2:].long()
-        if packed.numel() and int(packed.max()) >= 3**TRITS:
-            raise BottleneckError("a payload holds a byte that is not five ternary digits")
-        trits = packed.unsqueeze(2) // _powers(data.device) % 3 - 1
-        return trits.flatten(1)[:, :width].float() * size
-
-
-def _powers(device: torch.device) -> Tensor:
-    return 3 ** torch.arange(TRITS, device=device)
-
-
-@dataclass(frozen=True, slots=True)
-class TopK:
-    """The `count` largest magnitudes of a row: their indices, then the numbers as bfloat16."""
-
-    count: int
-
-    def _place_bytes(self, width: int) -> int:
-        return 1 if width <= 256 else 2
-
-    def size(self, width: int) -> int:
-        return self.count * (self._place_bytes(width) + 2)
-
-    def encode(self, x: Tensor) -> Tensor:
-        places = x.abs().topk(self.count, dim=1).indices
-        values = x.gather(1, places).bfloat16().contiguous().view(torch.uint8)
-        if self._place_bytes(x.shape[1]) == 1:
-            return torch.cat((places.to(torch.uint8), values), dim=1)
-        return torch.cat(((places & 255).to(torch.uint8), (places >> 8).to(torch.uint8), values), 1)
-
-    def decode(self, data: Tensor, width: int) -> Tensor:
-        """x with zeros elsewhere; BottleneckError for an index beyond the width."""
-        count, wide = self.count, self._place_bytes(width) == 2
-        places = data[:, :count].long()
-        if wide:
-            places = places | data[:, count : 2 * count].long() << 8
-        if places.numel() and int(places.max()) >= width:
-            raise BottleneckError(f"a payload names a channel beyond the width of {width}")
-        values = _bfloat16(data[:, -2 * count :])
-        return torch.zeros(len(data), width, device=data.device).scatter_(1, places, values)
 
 
 def _bfloat16(data: Tensor) -> Tensor:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from ternmesh.config import choices, limits
 
-METHODS = ("none", "int8", "topk", "resbm", "subspace", "learned")
-FORMS = ("rows", "factors", "deployed")
-BITS = (2, 4, 8, 16, 32)
+METHODS = ("none", "int8", "resbm", "subspace", "learned")
+FORMS = ("rows", "factors")
+BITS = (4, 8, 16, 32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,22 +28,21 @@ class BottleneckConfig:
     """How stages compress what they send. All ranks must use the same values.
 
     `latent` is how many numbers are sent for a token (0: an eighth of the width), each of `bits`:
-    32, 16, 8, 4, or 2 (ternary, five to a byte). Gradients have `back_bits`, at most `bits`. The
-    method "none" sends bfloat16, or float32 where `bits` is 32. `form` is how subspace networks
-    stay in their subspace; its basis moves by a step of `basis_rate` every `basis_steps` steps (0:
-    never). `slow` numbers the boundaries that are compressed, from "0"; the others send bfloat16.
-    Without it all are.
+    32, 16, 8 or 4. Gradients have `back_bits`, at most `bits`. The method "none" sends bfloat16, or
+    float32 where `bits` is 32. `form` is how subspace networks stay in their subspace; its basis
+    moves by a step of `basis_rate` every `basis_steps` steps (0: never). `slow` numbers the
+    boundaries that are compressed, from "0"; the others send bfloat16. Without it all are.
     """
 
     method: str = field(default="resbm", metadata=choices(*METHODS))
     latent: int = field(default=0, metadata=limits(0, 65_536))
-    bits: int = field(default=8, metadata=limits(2, 32))
+    bits: int = field(default=8, metadata=limits(4, 32))
     form: str = field(default="factors", metadata=choices(*FORMS))
     seed: int = field(default=0, metadata=limits(0, 2**31 - 1))
     basis_steps: int = field(default=0, metadata=limits(0, 1_000_000))
     basis_rate: float = field(default=0.1, metadata=limits(0.0, 100.0))
     table_std: float = field(default=0.02, metadata=limits(0.0, 100.0))
-    back_bits: int = field(default=4, metadata=limits(2, 32))
+    back_bits: int = field(default=4, metadata=limits(4, 32))
     slow: tuple[str, ...] = ()
 
     def numbers(self, width: int) -> int:

@@ -1,4 +1,9 @@
-"""The payload that crosses a boundary between two stages, and the interface of boundaries."""
+"""The interface of boundaries between two stages, and packed token ids.
+
+A payload is the tensors that cross: coded activations (float32 [words], whose bits are the coded
+bytes), and packed ids where both sides need the tokens. Backward, only the gradient of the first
+travels; `Bottleneck.sizes` has its bytes.
+"""
 
 from dataclasses import dataclass
 
@@ -16,27 +21,6 @@ class BoundaryContext:
     batch: int
     length: int
     tokens: Tensor | None = None  # int64 [batch, length]
-
-
-@dataclass(frozen=True, slots=True)
-class Payload:
-    """Coded activations and packed token ids.
-
-    The gradient of `wire` begins with the payload backward; `Bottleneck.sizes` has its bytes.
-    """
-
-    wire: Tensor  # float32 [words], whose bits are the coded bytes
-    ids: Tensor | None = None  # uint8, see `pack_ids`
-
-    @property
-    def size(self) -> int:
-        """Bytes forward. Backward, only those of `wire` travel."""
-        return self.wire.numel() * codes.WORD + (0 if self.ids is None else self.ids.numel())
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """The tensors that the pipeline engine sends."""
-        return (self.wire,) if self.ids is None else (self.wire, self.ids)
 
 
 class Bottleneck(nn.Module):
@@ -66,38 +50,32 @@ class Bottleneck(nn.Module):
         """z [batch, length, latent] to x [batch, length, width]."""
         raise NotImplementedError
 
-    def compress(self, x: Tensor, context: BoundaryContext) -> Payload:
+    def compress(self, x: Tensor, context: BoundaryContext) -> tuple[Tensor, ...]:
         """The payload of x [batch, length, width]; the sending stage calls it."""
         wire = codes.compress(self.shrink(x, context), self.code, self.back)
         if not self.sends_ids or context.tokens is None:
-            return Payload(wire)
-        return Payload(wire, pack_ids(context.tokens, self.vocabulary))
+            return (wire,)
+        return wire, pack_ids(context.tokens, self.vocabulary)
 
-    def expand(self, payload: Payload, context: BoundaryContext) -> Tensor:
-        """x [batch, length, width] of a payload; the receiving stage calls it. BottleneckError."""
+    def expand(self, wire: Tensor, context: BoundaryContext) -> Tensor:
+        """x [batch, length, width]; the receiving stage calls it. BottleneckError."""
         shape = (context.batch, context.length, self.latent)
-        return self.grow(codes.expand(payload.wire, self.code, self.back, shape), context)
+        return self.grow(codes.expand(wire, self.code, self.back, shape), context)
 
     def forward(self, x: Tensor, context: BoundaryContext) -> Tensor:
         """Both sides in one process."""
-        return self.expand(self.compress(x, context), context)
-
-    def empty(self, batch: int, length: int, device: torch.device) -> Payload:
-        """A payload of zeros, of the size that each micro-batch [batch, length] has."""
-        wire = torch.zeros(self.words(batch, length), device=device, requires_grad=True)
-        if not self.sends_ids:
-            return Payload(wire)
-        tokens = torch.zeros(batch, length, dtype=torch.long, device=device)
-        return Payload(wire, pack_ids(tokens, self.vocabulary))
+        return self.expand(self.compress(x, context)[0], context)
 
     def words(self, batch: int, length: int) -> int:
-        """float32 words of `Payload.wire`."""
+        """float32 words of coded activations."""
         return codes.words(self.code, batch * length, self.latent)
 
     def sizes(self, batch: int, length: int) -> tuple[int, int]:
         """Bytes of a micro-batch [batch, length]: of its payload forward, and of that back."""
-        empty = self.empty(batch, length, torch.device("cpu"))
-        return empty.size, codes.WORD * codes.words(self.back, batch * length, self.latent)
+        tokens = batch * length
+        ids = -(-tokens * id_bits(self.vocabulary) // 8) if self.sends_ids else 0
+        back = codes.words(self.back, tokens, self.latent)
+        return codes.WORD * self.words(batch, length) + ids, codes.WORD * back
 
     def keep_sender(self) -> None:
         """Drop the parameters that only the receiver needs."""
@@ -107,7 +85,7 @@ class Bottleneck(nn.Module):
 
 
 class Direct(Bottleneck):
-    """Only the code changes x. Floats compress nothing more; int8 and top-k are baselines."""
+    """Only the code changes x. Floats compress nothing more; int8 is a baseline."""
 
     def __init__(self, width: int, code: Code, vocabulary: int) -> None:
         super().__init__(width, width, code, vocabulary)

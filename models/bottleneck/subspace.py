@@ -121,14 +121,6 @@ def confined(module: nn.Module) -> Iterator[Confined]:
 
 
 @torch.no_grad()
-def return_to_subspace(module: nn.Module, basis: Tensor) -> None:
-    """Project the weights of form "rows" on S (the form "deployed" does so after each step)."""
-    for weight, axis, is_factor in confined(module):
-        if not is_factor:
-            weight.copy_(project(weight, basis, axis))
-
-
-@torch.no_grad()
 def change_basis(
     module: nn.Module, old: Tensor, new: Tensor, moments: dict[Tensor, list[Tensor]]
 ) -> None:

@@ -10,7 +10,7 @@ from torch.optim import AdamW, Optimizer
 from models.bottleneck.config import BottleneckConfig, OptimizerConfig
 from models.bottleneck.learned import LearnedBasis
 from models.bottleneck.shared_subspace import SharedSubspace, grassmann_step, project
-from models.bottleneck.subspace import Confined, change_basis, confined, return_to_subspace
+from models.bottleneck.subspace import Confined, change_basis, confined
 from models.stages import Stage
 
 SETTLE_STEPS = 100
@@ -196,14 +196,11 @@ class StageOptimizer:
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * factor
             optimizer.step()
-        if self._subspace is not None and self._boundary.form == "deployed":
-            return_to_subspace(self._stage, self._subspace.basis)
 
     def is_basis_step(self, step: int) -> bool:
         """Whether the basis moves after step `step`, which must then collect gradients."""
         every = self._boundary.basis_steps
-        can_move = self._subspace is not None and self._boundary.form != "deployed" and every > 0
-        return can_move and (step + 1) % every == 0
+        return self._subspace is not None and every > 0 and (step + 1) % every == 0
 
     def next_basis(self) -> Tensor:
         """U after a Grassmann step for the gradients in `gram`, which is set to zero."""

@@ -1,6 +1,6 @@
-"""A model cut between board and host: first part, host's part, and a head where labels stay.
+"""A model cut between board and host.
 
-`models.split.export` makes model packages of the board's parts.
+`models.split.export` makes a model package of the board's part.
 """
 
 from dataclasses import dataclass
@@ -19,23 +19,21 @@ from models.bottleneck.payload import Bottleneck, BoundaryContext, Direct
 from models.errors import ExportError
 
 METHODS = ("none", "learned")
-FIRST, HEAD, HOST = "first", "head", "host.safetensors"
+FIRST, HOST = "first", "host.safetensors"
 BOUNDARY = "boundary"  # the submodule's name in Sender and Receiver
 FLOATS = Float(32)  # ternmesh.wire.activation has the code for the wire
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The parts of a model, and the adapters that boards train."""
+    """The parts of a model, and the adapter that boards train."""
 
     name: str
     input_shape: tuple[int, ...]
     classes: int
     first: nn.Module  # on the board: features [batch, *input_shape] to [batch, numbers]
-    middle: nn.Module  # on the host: to logits [batch, classes], or to the head's [batch, numbers]
-    first_adapter: Adapter
-    head: nn.Module | None = None  # on the board, where labels stay: to logits
-    head_adapter: Adapter | None = None
+    rest: nn.Module  # on the host: to logits [batch, classes]
+    adapter: Adapter  # of the first part
 
 
 class BoundarySender(nn.Module):
@@ -117,15 +115,15 @@ def fit(boundary: Bottleneck, x: Tensor) -> None:
     wide[:, :rank] = right[:rank].T * values[:rank].sqrt()
 
 
-def save_middle(middle: nn.Module, path: Path) -> None:
+def save_rest(rest: nn.Module, path: Path) -> None:
     """Write the initial weights of the host's part."""
-    save_file({name: value.contiguous() for name, value in middle.state_dict().items()}, path)
+    save_file({name: value.contiguous() for name, value in rest.state_dict().items()}, path)
 
 
-def load_middle(middle: nn.Module, path: Path) -> None:
+def load_rest(rest: nn.Module, path: Path) -> None:
     """Load the weights of an export into the host's part; ExportError."""
     try:
-        middle.load_state_dict(load_file(path))
+        rest.load_state_dict(load_file(path))
     except (OSError, SafetensorError, RuntimeError, ValueError) as error:
         why = str(error).strip().splitlines()[-1].strip()  # torch lists each tensor
         raise ExportError(
@@ -140,5 +138,5 @@ class Make(Protocol):
     Where `is_new` is false, the caller loads the weights.
     """
 
-    def __call__(self, method: str, latent: int, *, labels_stay: bool, is_new: bool) -> Cut:
+    def __call__(self, method: str, latent: int, *, is_new: bool) -> Cut:
         """The parts; ValueError for an impossible boundary."""

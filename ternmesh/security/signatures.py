@@ -41,7 +41,7 @@ NO_MODEL = bytes(32)  # in the context of a release, whose manifest names the mo
 SIGNED = 0x0E  # the kind of a body that carries a signed body
 SIGNED_HEAD = 1 + SIGNATURE_SIZE  # bytes before that body
 # Domains of certified content
-GLOBAL_UPDATE, RELEASE, SOFTWARE, FIRMWARE = "reference", "release", "software", "firmware"
+GLOBAL_UPDATE, RELEASE, SOFTWARE = "reference", "release", "software"
 QUANTUM = 3  # the kind of object that carries an ML-DSA-44 signature
 CERTIFICATE_MAX = 1041  # bytes of a certificate with 16 rows
 _UPDATE_NUMBERS = struct.Struct("<IIH")

@@ -113,17 +113,18 @@ class SplitBoard:
         """Frames by peer. Call this after the events are on disk."""
         return self.channel.frames_to_send()
 
-    def send(self, item: Activation, wanted: int, now: float) -> None:
-        """Send what the leg `wanted` answers; CodecError for NaN, then nothing is sent."""
+    def send(self, item: Activation, now: float) -> None:
+        """Send a micro-batch or a question; CodecError for NaN, then nothing is sent."""
         plan = self.plan
         assert plan is not None, "a board that is ready has a plan"
-        bits = plan.bits_gradient if item.leg == activation.GRADIENT_UP else plan.bits_up
-        parts = cut_activation(item, bits, plan)
+        parts = cut_activation(item, plan.bits_up, plan)
         self.channel.outgoing.discard(self.joining.address)  # the board waits for no older answer
         self.channel.outgoing.push(HOST, self.joining.address, parts)
         if item.leg == activation.LEARN:
             self.number = item.number + 1
-        width = plan.width if wanted == activation.GRADIENT_DOWN else plan.width_down
+            wanted, width = activation.GRADIENT, plan.width
+        else:
+            wanted, width = activation.ANSWER, plan.classes
         give_up_at = now + plan.answer_ms / 1000
         self._wanted = _Wanted(item.number, wanted, (len(item.values), width), give_up_at)
 

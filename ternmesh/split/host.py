@@ -22,7 +22,7 @@ from ternmesh.split.messages import (
     HostEvent,
     cut_activation,
 )
-from ternmesh.split.plan import SplitPlan, to_numbers
+from ternmesh.split.plan import ANSWER_BITS, SplitPlan, to_numbers
 from ternmesh.timers import NETWORK_TIMERS, TimerSettings, earliest
 from ternmesh.wire import activation, control, fragments
 from ternmesh.wire.activation import Activation
@@ -38,10 +38,9 @@ EVENTS_MAX = 2 * BOARDS_MAX  # that the program has not taken yet
 
 @dataclass(frozen=True, slots=True)
 class SplitSettings:
-    """What boards need not know: how many the host takes, and when one counts as gone."""
+    """What boards need not know: how many the host waits for, and when one counts as gone."""
 
     min_boards: int = 1
-    boards_max: int = BOARDS_MAX
     silence_s: float = 300.0
 
 
@@ -55,7 +54,6 @@ class Board:
     reassembler: ActivationReassembler
     heard_at: float | None = None
     moved_at: float | None = None  # when a micro-batch was taken, or when the board joined
-    open: int | None = None  # the micro-batch that waits for a gradient from the board's head
     held: int | None = None  # the micro-batch that the host has yet to answer with a gradient
     learned: int = 0
     skipped: int = 0
@@ -135,8 +133,7 @@ class SplitHost:
         return {
             board.address
             for board in self.nodes.values()
-            if not (board.is_done or self._is_gone(board, now))
-            and (board.number < last or board.open is not None)
+            if board.number < last and not (board.is_done or self._is_gone(board, now))
         }
 
     def leave_at(self, now: float) -> float | None:
@@ -178,10 +175,10 @@ class SplitHost:
 
     def answer(self, address: int, item: Activation) -> None:
         """Send a board its answer or gradient; CodecError for NaN, then nothing is sent."""
-        is_gradient = item.leg == activation.GRADIENT_DOWN
+        is_gradient = item.leg == activation.GRADIENT
         if is_gradient:
             self.give_up(address)
-        bits = self.plan.bits_gradient if is_gradient else self.plan.answer_bits
+        bits = self.plan.bits_gradient if is_gradient else ANSWER_BITS
         parts = cut_activation(item, bits, self.plan)
         outgoing = self.channel.outgoing
         outgoing.discard(address | DOWN)  # the board waits for nothing older any more
@@ -222,28 +219,19 @@ class SplitHost:
     def _take(self, board: Board, item: Activation, now: float) -> None:
         """Note an activation that this board may send now; WireError for any other."""
         plan = self.plan
-        stays = bool(plan.labels_stay)
         samples, width = item.values.shape
         match item.leg:
             case activation.LEARN:
                 _check_shape((samples, width) == (plan.batch, plan.width))
-                _check_shape(len(item.labels) == (0 if stays else plan.batch))
                 _check_shape(all(label < plan.classes for label in item.labels))
                 _check_time(board.held is None)  # or it would outweigh the others in a step
                 _check_time(board.number <= item.number < plan.micro_batches)
                 board.skipped += item.number - board.number
                 board.number = item.number + 1
-                board.open = item.number if stays else None
-                board.held = None if stays else item.number
+                board.held = item.number
                 board.moved_at = now
             case activation.ASK:
                 _check_shape(samples <= plan.batch and width == plan.width)
-            case activation.GRADIENT_UP if stays:
-                _check_shape((samples, width) == (plan.batch, plan.width_down))
-                _check_time(item.number == board.open)
-                board.open = None
-                board.held = item.number
-                board.moved_at = now
             case _:
                 raise WireError("kind", "an activation of a leg that no board sends here")
 
@@ -254,8 +242,6 @@ class SplitHost:
         board = self.nodes.named(hello.name) or self._take_in(hello.name, now)
         is_new_run = hello.run != self.run
         instance = control.renewed(hello.instance, self.run) if is_new_run else hello.instance
-        if instance != board.instance:
-            board.open = None  # its process began anew; after a mere refusal it goes on
         board.heard_at = now
         board.instance = instance
         board.knows_end = self._phase_told == FINISHED
@@ -270,7 +256,7 @@ class SplitHost:
         self.session.welcome(board, instance, run=self.run, version=board.number, phase=phase)
 
     def _take_in(self, name: str, now: float) -> Board:
-        board = self.nodes.take_in(name, min(self.settings.boards_max, BOARDS_MAX))
+        board = self.nodes.take_in(name, BOARDS_MAX)
         if len(self.nodes) <= self.settings.min_boards:
             for known in self.nodes.values():
                 known.moved_at = now  # no board could send before the run was open

@@ -5,23 +5,18 @@ SPEC.md section 10.1.
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from ternmesh.errors import CodecError, WireError
+from ternmesh.errors import WireError
 from ternmesh.federated.events import SessionEvent
 from ternmesh.split.plan import SplitPlan
 from ternmesh.wire import fragments
 from ternmesh.wire.activation import KIND, Activation, read_activation, write_activation
 from ternmesh.wire.frame import FRAME_OVERHEAD
 
-ROUNDING = 2.0**-8  # more than a scale grows by when it is rounded to bfloat16
 OBJECTS_MAX = 2  # unfinished ones of a peer: the last, and one of which a fragment was lost
 
 
 def cut_activation(item: Activation, bits: int, plan: SplitPlan) -> list[bytes]:
-    """The bodies that carry an activation; CodecError for numbers that the peer would refuse."""
-    if np.abs(item.values).max() > plan.value_max * (1 - ROUNDING):
-        raise CodecError(f"a number is larger than {plan.value_max}: the training has diverged")
+    """The bodies that carry an activation; CodecError for numbers that are not finite."""
     body = write_activation(item, bits)
     whole = len(body) + FRAME_OVERHEAD <= plan.frame_mtu
     return [body] if whole else fragments.split(body, plan.frame_mtu)
@@ -31,23 +26,16 @@ class ActivationReassembler:
     """It puts the activations of one peer together; the plan's longest body bounds the memory."""
 
     def __init__(self, plan: SplitPlan) -> None:
-        self._value_max = plan.value_max
         self._assembly = fragments.Reassembler(plan.frame_mtu, plan.body_max, OBJECTS_MAX)
 
     def add(self, body: bytes) -> Activation | None:
         """The activation that a body holds or completes, else None; WireError."""
         if body[0] == fragments.KIND:
             whole = self._assembly.add(body)
-            return None if whole is None else self._read(whole)
+            return None if whole is None else read_activation(whole)
         if body[0] != KIND:
             raise WireError("kind", f"no body of kind {body[0]} belongs here")
-        return self._read(body)
-
-    def _read(self, body: bytes) -> Activation:
-        item = read_activation(body)
-        if np.abs(item.values).max() > self._value_max:
-            raise WireError("scale", "an activation or gradient larger than the plan allows")
-        return item
+        return read_activation(body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +76,7 @@ class BoardJoined:
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A board's activation or gradient; its shape and its time are checked."""
+    """What a board sent; its shape and its time are checked."""
 
     address: int
     item: Activation

@@ -1,23 +1,23 @@
 """The plan of a split training: the host makes it and sends it in its welcome. SPEC.md 10.2."""
 
-import hashlib
 from dataclasses import asdict, dataclass, field, fields
 
 from ternmesh.config import limits
 from ternmesh.errors import WireError
 from ternmesh.plan import check_limits
-from ternmesh.wire.activation import BITS, SAMPLES_MAX, WIDTH_MAX, body_size
+from ternmesh.wire.activation import BITS, SAMPLES_MAX, WHOLE, WIDTH_MAX, body_size
 from ternmesh.wire.fragments import object_max
 from ternmesh.wire.frame import FRAME_MAX
 
 FRAME_MTU_MIN = 64
+ANSWER_BITS = WHOLE  # logits are few: they are not rounded
 
 
 @dataclass(frozen=True, slots=True)
 class SplitPlan:
     """The numbers of one split training, in the order in which they travel.
 
-    The last two bound what a peer can do to the Adam moments of the other end.
+    The last one bounds what a peer can do to the Adam moments of the other end.
     """
 
     width: int = field(metadata=limits(1, WIDTH_MAX))  # numbers of a sample, upwards
@@ -27,12 +27,9 @@ class SplitPlan:
     micro_batches: int = field(metadata=limits(1, 2**32 - 2))  # of each board
     learning_rate_e6: int = field(metadata=limits(1, 10_000_000))
     learning_rate_drop_permille: int = field(metadata=limits(0, 10_000))
-    labels_stay: int = field(metadata=limits(0, 1))  # 1: labels and head stay on the board
     classes: int = field(metadata=limits(1, 256))
-    width_down: int = field(metadata=limits(1, WIDTH_MAX))  # logits, or inputs of the head
     frame_mtu: int = field(metadata=limits(FRAME_MTU_MIN, FRAME_MAX))
     answer_ms: int = field(metadata=limits(1, 86_400_000))  # how long a board waits
-    value_max: int = field(metadata=limits(1, 1_000_000))  # of every number that travels
     clip_norm_e6: int = field(metadata=limits(1, 1_000_000_000))  # of a micro-batch's gradient
 
     def __post_init__(self) -> None:
@@ -43,17 +40,11 @@ class SplitPlan:
             raise WireError("plan", f"frames of {self.frame_mtu} bytes do not carry such batches")
 
     @property
-    def answer_bits(self) -> int:
-        """Bits of a number in an answer. Logits are few: they are not rounded."""
-        return self.bits_up if self.labels_stay else 32
-
-    @property
     def body_max(self) -> int:
         """Bytes of the longest body of this training."""
-        width = max(self.width, self.width_down)
         bits = max(self.bits_up, self.bits_gradient)
-        longest = body_size(self.batch, width, bits, self.batch)
-        return max(longest, body_size(self.batch, self.width_down, self.answer_bits))
+        longest = body_size(self.batch, self.width, bits, self.batch)
+        return max(longest, body_size(self.batch, self.classes, ANSWER_BITS))
 
     @property
     def clip_norm(self) -> float:
@@ -75,9 +66,3 @@ def from_numbers(numbers: tuple[int, ...]) -> SplitPlan:
     if len(numbers) != len(fields(SplitPlan)):
         raise WireError("plan", f"a plan of a split training has {len(fields(SplitPlan))} numbers")
     return SplitPlan(*numbers)
-
-
-def model_hash(*parts: bytes) -> bytes:
-    """The 32-byte hash of a split model, from the model hashes of the parts on the board."""
-    head = b"ternmesh split" + bytes((len(parts),))
-    return hashlib.sha256(head + b"".join(parts)).digest()

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ternmesh.errors import CodecError, WireError
 
 KIND = 0x11
-LEARN, ASK, ANSWER, GRADIENT_UP, GRADIENT_DOWN = range(5)  # the legs of `Activation`
+LEARN, ASK, ANSWER, GRADIENT = range(4)  # the legs of `Activation`
 BITS = (2, 3, 4, 5, 6, 7, 8, 32)
 WHOLE = 32  # bits of a number that is sent as float32
 SAMPLES_MAX = 255
@@ -32,7 +32,7 @@ Values = NDArray[np.float32]
 class Activation:
     """The activations or gradients of one micro-batch."""
 
-    leg: int  # up for learning, up for an answer only, down as that answer, gradients up and down
+    leg: int  # up to learn from, up to be answered only, down as that answer, down as gradient
     number: int  # of the micro-batch
     values: Values  # [samples, width]
     labels: bytes = b""  # one class for each sample; only on the leg LEARN
@@ -62,11 +62,11 @@ def read_activation(body: bytes) -> Activation:
     if len(body) < HEAD_SIZE or body[0] != KIND:
         raise WireError("length", "an activation is shorter than its header")
     _, leg, number, bits, samples, width = _HEAD.unpack_from(body)
-    if leg > GRADIENT_DOWN or bits not in BITS or not samples or not width:
+    if leg > GRADIENT or bits not in BITS or not samples or not width:
         raise WireError("shape", "a field of an activation's header is out of range")
     size = body_size(samples, width, bits)
     labels = body[size:]
-    if len(body) < size or len(labels) not in ((0, samples) if leg == LEARN else (0,)):
+    if len(body) < size or len(labels) != (samples if leg == LEARN else 0):
         raise WireError("length", "an activation's length does not fit its header")
     data = body[HEAD_SIZE:size]
     if bits == WHOLE:

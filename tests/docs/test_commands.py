@@ -89,7 +89,7 @@ ELSEWHERE = {
 PARSED = {
     "./run demo": "tests/ternmesh_cli/test_demo.py",
     "./run host --config host.toml --return-to": "tests/ternmesh_cli/test_programs.py",
-    "./run firmware verify radios.toml": "ends with 1: test_provision.py",
+    "./run firmware verify": "ends with 1: test_provision.py",
     "./run export --config host.toml --out begun": "tests/ternmesh_cli/test_export.py",
     "./run import": "tests/edge/data/live/test_history.py",
     "./run adapt": "tests/ternmesh_cli/test_adapt.py",
@@ -119,7 +119,7 @@ HELPED = (
     ".venv/bin/python -m fuzz",
 )
 PIP = ".venv/bin/python -m pip install"  # downloads: only its extras are looked up
-STARTED = ("./run host", "./run node", "./run radio emulate", "./run ble emulate")
+STARTED = ("./run host", "./run node", "./run radio emulate")
 
 
 def nightly(value: object) -> Any:
@@ -270,7 +270,7 @@ class Walk:
 
         def is_up() -> bool:
             assert self.processes[-1].poll() is None, log.read_text()
-            if arguments[0] in ("radio", "ble"):
+            if arguments[0] == "radio":
                 self.modems = re.findall(r"^/.*modem.*", log.read_text(), re.MULTILINE)
                 return bool(log.read_text())
             try:

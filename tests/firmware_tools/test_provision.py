@@ -169,8 +169,6 @@ def test_a_setting_that_the_modem_refuses_is_named_and_the_others_are_taken_back
         ("reyax", "869525000", "868300000\npower_dbm = 20", "20 dBm is too strong"),
         ("reyax", "board-2 = 2", "board-2 = 1", "two nodes have the same address"),
         ("reyax", "frequency_hz = 869525000", "", "frequency_hz"),
-        ("reyax", "board-3 = 3", 'board-3 = 3\n[ports]\nboard-9 = "/dev/x"', "ports.board-9"),
-        ("reyax", "board-3 = 3", '[ports]\nhost = "x"\nboard-1 = "x"', "a port twice"),
         ("meshtastic", "", "", "whose modems need no file"),
         ("ebyte", "867125000", "868125000", "not inside one sub-band"),
         ("ebyte", "E22-900T22", "E22-400T22", "cannot send at"),
@@ -242,22 +240,24 @@ def test_channels_and_values_that_there_are_not() -> None:
 
 def test_the_command_sets_up_a_fleet_and_says_what_is_wrong(radios, tmp_path, capsys) -> None:
     path = tmp_path / "radios.toml"
-    path.write_text(fleet_text() + f'\n[ports]\nboard-1 = "{radios.paths[0]}"\n')
-    assert main.main(["firmware", "verify", str(path)]) == 1
+    path.write_text(fleet_text())
+    ours = str(path), "--port", f"board-1={radios.paths[0]}"
+    assert main.main(["firmware", "verify", *ours]) == 1
     assert "BAND           915000000 -> 869525000" in capsys.readouterr().out
     with Line(radios.paths[0], 115_200):
-        assert main.main(["firmware", "provision", str(path)]) == 1
+        assert main.main(["firmware", "provision", *ours]) == 1
         assert "another program has it" in capsys.readouterr().out
-    assert main.main(["firmware", "provision", str(path), "--json"]) == 0
+    assert main.main(["firmware", "provision", *ours, "--json"]) == 0
     [row] = json.loads(capsys.readouterr().out)
     assert (row["result"], row["name"]) == ("changed", "board-1")
-    assert main.main(["firmware", "verify", str(path)]) == 0
+    assert main.main(["firmware", "verify", *ours]) == 0
     assert "1 of 1 modems are right" in capsys.readouterr().out
     assert main.main(["firmware", "probe", radios.paths[0], str(tmp_path / "none"), "--json"]) == 0
     found, missing = json.loads(capsys.readouterr().out)
     assert found["settings"]["ADDRESS"] == "1"
     assert "no such device" in missing["reason"]
     assert main.main(["firmware", "probe"]) == 2
-    capsys.readouterr()
+    assert main.main(["firmware", "verify", *ours, "--port", f"host={radios.paths[0]}"]) == 2
+    assert "each port once" in capsys.readouterr().err
     assert main.main(["firmware", "provision", str(path), "--port", "board-7=/dev/x"]) == 2
     assert "board-7 is not in [addresses]" in capsys.readouterr().err

@@ -97,10 +97,6 @@ def test_updates_are_for_one_exchange(monkeypatch: pytest.MonkeyPatch) -> None: 
     arrived = packets.read(message, 7) * UNIT
     energy = np.square(vector).sum()
     assert np.square(vector - arrived).sum() / energy < 0.25
-    small = Packets(NUMBERS, ReplicasConfig(2, 1, 0.5, up_bytes=600), "a")
-    assert 450 < len(small.write(vector, 7)) <= 600 < len(message)
-    with pytest.raises(PipelineError, match="up_bytes is 20: 6 bytes are too few for 1000"):
-        Packets(NUMBERS, ReplicasConfig(2, 1, 0.5, up_bytes=20), "a")
     others = [
         (packets, message, 8),
         (Packets(NUMBERS, ReplicasConfig(2, 1, 0.5), "b"), message, 7),

@@ -91,7 +91,7 @@ def test_a_head_that_is_trained_whole_travels_along(tmp_path: Path) -> None:
 
     package, example = exported_with(add, tmp_path / "p")
     vector = np.random.default_rng(1).standard_normal(package.dimension).astype(np.float32)
-    write_peft(tmp_path / "peft", package, tmp_path / "p", vector, base="some/model")
+    write_peft(tmp_path / "peft", package, tmp_path / "p", vector)
     model = PeftModel.from_pretrained(base(), tmp_path / "peft")
     session = onnxruntime.InferenceSession(str(tmp_path / "p" / FORWARD))
     names = [spec.name for spec in package.inputs]

@@ -4,7 +4,6 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from torch.nn import functional
 
 from examples.split.keyword import cut_keyword, shipped_keyword
 from examples.voice.keyword import KeywordTransformer
@@ -18,12 +17,11 @@ from models.split.cut import (
     BoundarySender,
     Cut,
     fit,
-    load_middle,
+    load_rest,
     make_boundary,
 )
-from models.split.export import export_cut, inner_product
+from models.split.export import export_cut
 from models.zoo import package_path
-from ternmesh.model_package import read_model_package
 
 BATCH, LATENT = 4, 3
 torch.set_num_threads(1)
@@ -32,21 +30,6 @@ torch.set_num_threads(1)
 @pytest.fixture(scope="module")
 def features() -> torch.Tensor:
     return torch.rand(BATCH, 50, 32, generator=torch.Generator().manual_seed(3))
-
-
-@pytest.fixture(scope="module")
-def cut(features: torch.Tensor) -> Cut:
-    """The keyword model with labels that stay, small and random."""
-    torch.manual_seed(0)
-    model = KeywordTransformer().eval()
-    return cut_keyword(model, "learned", LATENT, labels_stay=True, clips=features)
-
-
-@pytest.fixture(scope="module")
-def folder(cut: Cut, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("split")
-    export_cut(cut, BATCH, path)
-    return path
 
 
 def run(path: Path, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
@@ -61,63 +44,13 @@ def near(actual: np.ndarray, expected: torch.Tensor, error: float = 1e-5) -> boo
     return bool(np.linalg.norm(actual - wanted) <= error * np.linalg.norm(wanted))
 
 
-def drawn(size: int, seed: int = 1) -> np.ndarray:
-    return (0.05 * np.random.default_rng(seed).standard_normal(size)).astype(np.float32)
-
-
-@pytest.mark.nightly
-def test_the_boards_graphs_compute_what_torch_does(
-    cut: Cut, folder: Path, features: torch.Tensor
-) -> None:
-    """Forward, and backward with everything computed again, at other numbers than the first."""
-    package = read_model_package((folder / "first" / "model.json").read_bytes())
-    vector = cut.first_adapter.vector() + drawn(package.dimension)
-    parameters = {
-        name: part.clone().requires_grad_()
-        for name, part in cut.first_adapter.split(torch.from_numpy(vector)).items()
-    }
-    crossed = torch.func.functional_call(cut.first, parameters, (features,))
-    back = torch.from_numpy(drawn(crossed.numel(), 2).reshape(crossed.shape))
-    gradients = torch.autograd.grad((crossed * back).sum(), list(parameters.values()))
-    feed = {"features": features.numpy()}
-    [output] = run(folder / "first" / "forward.onnx", {**feed, **package.split(vector)})
-    assert near(output, crossed)
-    names = [spec.name for spec in package.batch_inputs]
-    step = {"adapter": vector, names[0]: features.numpy(), names[1]: back.numpy()}
-    loss, gradient = run(folder / "first" / "train_step.onnx", step)
-    assert near(gradient, torch.cat([g.reshape(-1) for g in gradients]))
-    assert float(loss) == pytest.approx(float(inner_product(crossed, back).detach()), rel=1e-4)
-
-
-@pytest.mark.nightly
-def test_the_heads_graph_gives_the_gradient_of_what_it_takes(cut: Cut, folder: Path) -> None:
-    assert cut.head is not None
-    package = read_model_package((folder / "head" / "model.json").read_bytes())
-    down = torch.from_numpy(drawn(BATCH * LATENT, 4).reshape(BATCH, LATENT)).requires_grad_()
-    labels = torch.tensor([1, 0, 9, 3])
-    loss = functional.cross_entropy(cut.head(down), labels)
-    own = [dict(cut.head.named_parameters())[spec.name] for spec in package.adapter]
-    gradients = torch.autograd.grad(loss, [*own, down])
-    crossed, target = (spec.name for spec in package.batch_inputs)
-    vector = np.fromfile(folder / "head" / "adapter.f32", "<f4")
-    feed = {"adapter": vector, crossed: down.detach().numpy(), target: labels.numpy()}
-    value, gradient = run(folder / "head" / "train_step.onnx", feed)
-    assert gradient.size == package.dimension + BATCH * LATENT
-    assert near(gradient, torch.cat([g.reshape(-1) for g in gradients]))
-    assert float(value) == pytest.approx(float(loss.detach()), rel=1e-5)
-
-
 def test_both_parts_together_are_the_model(features: torch.Tensor) -> None:
-    """Where all numbers cross, and with labels that stay, nothing is lost by the cut."""
+    """Where all numbers cross, nothing is lost by the cut."""
     torch.manual_seed(1)
     model = KeywordTransformer().eval()
     expected = model(features)
-    for stay in (False, True):
-        torch.manual_seed(1)
-        cut = cut_keyword(KeywordTransformer().eval(), "none", 8, labels_stay=stay)
-        result = cut.middle(cut.first(features))
-        result = result if cut.head is None else cut.head(result)
-        assert near(result.detach().numpy(), expected, 1e-5)
+    cut = cut_keyword(model, "none", 8)
+    assert near(cut.rest(cut.first(features)).detach().numpy(), expected, 1e-5)
 
 
 def test_a_learned_basis_begins_at_the_principal_components() -> None:
@@ -143,28 +76,26 @@ def tiny(latent: int) -> Cut:
     torch.manual_seed(latent)
     sides = [make_boundary("learned", 6, latent, 3) for _ in range(2)]
     first = BoundarySender(torch.nn.Linear(4, 6), sides[0], 3)
-    middle = BoundaryReceiver(sides[1], torch.nn.Flatten(), 3)
-    return Cut("tiny", (3, 4), 18, first, middle, train_whole(first, ("layers", "boundary")))
+    rest = BoundaryReceiver(sides[1], torch.nn.Flatten(), 3)
+    return Cut("tiny", (3, 4), 18, first, rest, train_whole(first, ("layers", "boundary")))
 
 
-def test_an_export_has_no_earlier_head_and_the_weights_of_its_host(tmp_path: Path) -> None:
-    cut, fresh = tiny(2), tiny(2).middle
-    (tmp_path / "head").mkdir()  # of an earlier export, where labels stayed
+def test_an_export_has_the_weights_of_its_host(tmp_path: Path) -> None:
+    cut, fresh = tiny(2), tiny(2).rest
     export_cut(cut, BATCH, tmp_path)  # and its graphs were compared with torch's
-    assert not (tmp_path / "head").exists()
     x = torch.rand(5, 3, 4)
     [crossed] = run(tmp_path / "first" / "forward.onnx", {"features": x.numpy()})
     assert near(crossed, cut.first(x))
     for parameter in fresh.parameters():
         parameter.data.zero_()
-    load_middle(fresh, tmp_path / HOST)
-    wanted, loaded = cut.middle.state_dict(), fresh.state_dict()
+    load_rest(fresh, tmp_path / HOST)
+    wanted, loaded = cut.rest.state_dict(), fresh.state_dict()
     assert wanted.keys() == loaded.keys()
     assert all(torch.equal(wanted[name], loaded[name]) for name in wanted)
     (tmp_path / "damaged").write_bytes(b"no tensors")
     for path in (tmp_path / HOST, tmp_path / "nothing", tmp_path / "damaged"):
         with pytest.raises(ExportError, match="export it again"):
-            load_middle(tiny(3).middle, path)
+            load_rest(tiny(3).rest, path)
 
 
 @pytest.mark.parametrize(("method", "latent"), [("topk", 3), ("learned", 0), ("learned", 113)])

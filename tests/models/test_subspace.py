@@ -114,9 +114,8 @@ def learn(stages: list[Stage], trainers: list[StageOptimizer], step: int) -> Non
         trainer.step(step, 10)
 
 
-@pytest.mark.parametrize("form", ["rows", "deployed"])
-def test_a_training_with_updates_of_the_basis_stays_in_the_subspace(form: str) -> None:
-    config = BottleneckConfig("subspace", latent=4, form=form, basis_steps=3, basis_rate=0.5)
+def test_a_training_with_updates_of_the_basis_stays_in_the_subspace() -> None:
+    config = BottleneckConfig("subspace", latent=4, form="rows", basis_steps=3, basis_rate=0.5)
     stages, made = stages_of(config)
     before = made.basis.clone()
     trainers = [StageOptimizer(stage, made, config, OptimizerConfig()) for stage in stages]
@@ -128,7 +127,7 @@ def test_a_training_with_updates_of_the_basis_stays_in_the_subspace(form: str) -
             for trainer in trainers:
                 trainer.change_basis(basis)
             made.basis.copy_(basis)
-    assert torch.equal(before, made.basis) == (form == "deployed")  # its basis is static
+    assert not torch.equal(before, made.basis)
     drifts = [outside(w, made.basis, axis) for s in stages for w, axis, _ in confined(s)]
     assert max(drifts) <= 1e-6
 

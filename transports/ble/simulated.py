@@ -28,7 +28,6 @@ with installed("ble-bridge", "a virtual link needs the package bumble", MissingE
     from bumble.transport.common import StreamPacketSink, StreamPacketSource
 
 START_S = 10.0
-PORT_MAX = 65_535
 ADDRESS = "127.0.0.1"
 _ATT_CHANNEL = (4).to_bytes(2, "little")
 _VALUE_OPCODES = (0x52, 0x1B)  # a write without response, a notification
@@ -37,20 +36,12 @@ _log = logging.getLogger(__name__)
 
 
 class VirtualControllers:
-    """A context with `count` controllers at `ports`: any free ones, or those from `port` on.
+    """A context with `count` controllers at free `ports`. `loss` is the loss rate of values."""
 
-    `loss` is the loss rate of values. ValueError for impossible ports, OSError on entering where
-    a port is not free.
-    """
-
-    def __init__(
-        self, count: int, *, loss: float = 0.0, rng: random.Random | None = None, port: int = 0
-    ) -> None:
-        if not 0 <= port <= PORT_MAX - count + 1:
-            raise ValueError(f"ports {port} to {port + count - 1}: none is above {PORT_MAX}")
+    def __init__(self, count: int, *, loss: float, rng: random.Random) -> None:
         self.ports: list[int] = []
-        self.link = LossyLink(rng or random.Random(), loss)
-        self._wanted = [port + index if port else 0 for index in range(count)]
+        self.link = LossyLink(rng, loss)
+        self._count = count
         self._loop = LoopThread("ble-controllers")
         self._servers: list[asyncio.Server] = []
         self._sockets: set[_Socket] = set()
@@ -63,11 +54,7 @@ class VirtualControllers:
     def __enter__(self) -> "VirtualControllers":
         quiet_controllers()
         self._loop.start()
-        try:
-            self._loop.submit(self._build()).result(START_S)
-        except OSError:
-            self.__exit__()
-            raise
+        self._loop.submit(self._build()).result(START_S)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -82,9 +69,9 @@ class VirtualControllers:
 
     async def _build(self) -> None:
         loop = asyncio.get_running_loop()
-        for index, wanted in enumerate(self._wanted):
+        for index in range(self._count):
             factory = functools.partial(_Socket, index, self.link, self._sockets)
-            server = await loop.create_server(factory, ADDRESS, wanted)
+            server = await loop.create_server(factory, ADDRESS, 0)
             self._servers.append(server)
             self.ports.append(server.sockets[0].getsockname()[1])
 

@@ -48,10 +48,8 @@ class EmbeddedBroker:
             self._loop.submit(self._start()).result(START_S)
         except Exception as error:
             self._loop.stop()
-            raise TransportError(
-                f"the embedded broker did not start on {ADDRESS}:{self.port} "
-                f"({error or 'it took too long'}): choose another port or name a broker"
-            ) from error
+            why = str(error) or "it took too long"
+            raise TransportError(f"the embedded broker did not start ({why}): name one") from error
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -7,8 +7,7 @@ is away is lost.
 import secrets
 import threading
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from transports.base import Busy, NotConnected
@@ -67,14 +66,10 @@ def same_broker(link: MqttSettings, **own: Any) -> TopicSettings:
 class TopicClient(BrokerClient):
     """Subscribes and publishes; it connects and reconnects by itself between `open` and `close`.
 
-    `settings` may be a URL. Of the arrivals that wait, the oldest are dropped for newer ones.
+    Of the arrivals that wait, the oldest are dropped for newer ones.
     """
 
-    def __init__(self, settings: TopicSettings | str, topics: Sequence[str] = ()) -> None:
-        if isinstance(settings, str):
-            settings = TopicSettings(settings)
-        if topics:
-            settings = replace(settings, topics=tuple(topics))
+    def __init__(self, settings: TopicSettings) -> None:
         super().__init__(settings)
         self.dropped = 0  # arrivals, for newer ones
         self.too_long = 0  # arrivals

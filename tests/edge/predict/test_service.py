@@ -18,7 +18,7 @@ from ternmesh_service.control_socket import ControlError, ask
 from tests.edge.fleet import board_config, running
 from tests.edge.predict.conftest import Client
 from transports.link_config import LinkConfig
-from transports.mqtt.topics import TopicClient
+from transports.mqtt.topics import TopicClient, TopicSettings
 
 GOOD = {"x": [0.5, -1, 0, 1, 2, 3]}
 
@@ -62,7 +62,8 @@ def test_requests_and_live_samples_over_mqtt(
     mosquitto, classifier, adapter, write, node, tmp_path: Path, eventually
 ) -> None:
     config = config_of(tmp_path, mosquitto.url, classifier.folder, topic="attic/says")
-    other = TopicClient(mosquitto.url, ("attic/says/ada/answer", "attic/says/ada/live"))
+    heard = ("attic/says/ada/answer", "attic/says/ada/live")
+    other = TopicClient(TopicSettings(mosquitto.url, topics=heard))
     other.open()
     found: dict[str, list[Any]] = {}
 

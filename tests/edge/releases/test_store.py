@@ -11,7 +11,7 @@ import pytest
 
 from edge.errors import BoardFault, ModelError
 from edge.releases.store import KEPT_MAX, STANDING, Releases, accept_unsigned, make_release
-from ternmesh.errors import TernmeshError, WireError
+from ternmesh.errors import TernmeshError
 from ternmesh.model_package import ADAPTER, FORWARD
 from ternmesh.release import (
     DESCRIPTION,
@@ -126,30 +126,6 @@ def test_a_spoilt_release_changes_nothing(name, releases, new_release) -> None:
         releases.install(new_release(2, spoil=spoil))
     assert "unfinished" not in str(caught.value)
     assert everything(releases.folder) == before
-
-
-def test_nothing_is_taken_unless_its_signatures_are_good(tmp_path, new_release) -> None:
-    asked: list[tuple[bytes, bytes]] = []
-
-    def verify(content: bytes, signatures: bytes) -> None:
-        asked.append((content, signatures))
-        if signatures != b"good":
-            raise WireError("signature", "too few signers")
-
-    source, releases = new_release(1), Releases(tmp_path / "releases", verify)
-    for signatures in (None, b"bad"):
-        if signatures is not None:
-            (source / SIGNATURES).write_bytes(signatures)
-        with pytest.raises(WireError, match="too few signers"):
-            releases.install(source)
-    assert releases.installed() == []
-    (source / SIGNATURES).write_bytes(b"good")
-    releases.install(source)
-    releases.open(1)
-    assert asked[-1] == ((source / MANIFEST).read_bytes(), b"good")
-    (releases.folder / "1" / SIGNATURES).write_bytes(b"bad")
-    with pytest.raises(WireError, match="too few signers"):
-        releases.open(1)
 
 
 def verify_good(_content: bytes, signatures: bytes) -> None:

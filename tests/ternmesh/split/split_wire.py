@@ -12,7 +12,7 @@ from ternmesh.security.membership import HOST
 from ternmesh.split.board import SplitBoard
 from ternmesh.split.host import SplitHost, SplitSettings
 from ternmesh.split.plan import SplitPlan
-from ternmesh.wire.activation import GRADIENT_DOWN, LEARN, Activation, write_activation
+from ternmesh.wire.activation import GRADIENT, LEARN, Activation, write_activation
 from ternmesh.wire.frame import Header, seal_open
 from tests.ternmesh.federated.conftest import Keys
 
@@ -26,12 +26,9 @@ PLAN = SplitPlan(
     micro_batches=5,
     learning_rate_e6=5000,
     learning_rate_drop_permille=800,
-    labels_stay=0,
     classes=3,
-    width_down=3,
     frame_mtu=512,
     answer_ms=1000,
-    value_max=1000,
     clip_norm_e6=1_000_000,
 )
 Endpoint = SplitBoard | SplitHost
@@ -131,7 +128,7 @@ def make_wire(
 
 
 def gradient(number: int, width: int = 6) -> Activation:
-    return Activation(GRADIENT_DOWN, number, values(width))
+    return Activation(GRADIENT, number, values(width))
 
 
 def send(wire: Wire, body: bytes, address: int = 1, peer: str = "a") -> None:

@@ -1,34 +1,19 @@
-"""The plan of a split training, and whether what may be sent is taken."""
+"""The plan of a split training."""
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ternmesh.errors import CodecError, WireError
-from ternmesh.split.messages import ActivationReassembler, cut_activation
+from ternmesh.errors import WireError
 from ternmesh.split.plan import from_numbers, to_numbers
-from ternmesh.wire.activation import ASK, Activation
 from tests.ternmesh.split.split_wire import PLAN
 
 
-@given(st.floats(0.9, 1.0), st.sampled_from([2, 3, 4, 5, 6, 7, 8, 32]))
-def test_what_may_be_sent_is_taken(chunk: float, bits: int) -> None:
-    """Though a scale grows by up to a 256th as it is rounded."""
-    item = Activation(ASK, 0, np.full((1, 6), chunk * PLAN.value_max, np.float32))
-    try:
-        [body] = cut_activation(item, bits, PLAN)
-    except CodecError:
-        assert chunk > 0.99
-        return
-    assert ActivationReassembler(PLAN).add(body) is not None
-
-
-@given(st.lists(st.integers(0, 2**32 - 1), min_size=12, max_size=16))
+@given(st.lists(st.integers(0, 2**32 - 1), min_size=9, max_size=13))
 def test_any_numbers_are_a_plan_or_a_wire_error(numbers: list[int]) -> None:  # R10.2-1
-    for candidate in (tuple(numbers), (*to_numbers(PLAN)[:10], *numbers[:4])):
+    for candidate in (tuple(numbers), (*to_numbers(PLAN)[:7], *numbers[:4])):
         try:
             plan = from_numbers(candidate)
         except WireError:

@@ -9,7 +9,7 @@ from ternmesh.split.host import SplitHost, SplitSettings
 from ternmesh.split.messages import Lost
 from ternmesh.split.plan import to_numbers
 from ternmesh.wire import control
-from ternmesh.wire.activation import ANSWER, ASK, GRADIENT_DOWN, Activation
+from ternmesh.wire.activation import ASK, Activation
 from ternmesh.wire.control import FINISHED, GATHERING
 from ternmesh.wire.frame import UNASSIGNED, Header, seal_open
 from tests.ternmesh.federated.conftest import Keys
@@ -72,11 +72,11 @@ def test_hellos_and_questions_keep_no_run_open() -> None:  # R10.3-5
     for question in range(3):
         wire.now += 110.0
         b.say_hello(wire.now)
-        b.send(Activation(ASK, 90 + question, values()), ANSWER, wire.now)
+        b.send(Activation(ASK, 90 + question, values()), wire.now)
         wire.settle()
     assert wire.host.nodes[2].heard_at == wire.now
     assert (wire.host.phase(wire.now), wire.host.waited_for(wire.now)) == (FINISHED, set())
-    b.send(micro_batch(0), GRADIENT_DOWN, wire.now)
+    b.send(micro_batch(0), wire.now)
     wire.settle()
     assert (wire.host.phase(wire.now), wire.host.waited_for(wire.now)) == (RUNNING, {2})
 
@@ -137,7 +137,7 @@ def test_a_board_that_the_host_has_forgotten_joins_again_before_it_sends() -> No
         plan=PLAN, settings=SplitSettings(), model_hash=MODEL, run=RUN, boards=(), counter=5000
     )
     wire.host.start(wire.now)
-    board.send(micro_batch(0), GRADIENT_DOWN, wire.now)
+    board.send(micro_batch(0), wire.now)
     wire.settle()
     assert board.refused == {"unknown node": 1}
     assert (wire.of("a", Lost), board.ready) == ([Lost(0)], False)

@@ -13,7 +13,7 @@ from ternmesh.link.messages import Offer, Status, read_message, write_message
 from ternmesh.wire import control, release
 from ternmesh.wire.activation import (
     ANSWER,
-    GRADIENT_DOWN,
+    GRADIENT,
     LEARN,
     WHOLE,
     Activation,
@@ -187,7 +187,7 @@ ACTIVATIONS: Rows = {  # R10.1-1, R10.1-2
     "a label less": (activation({})[:-1], "length"),
     "a label more": (activation({}) + b"\x00", "length"),
     "labels in an answer": (activation({1: ANSWER}), "length"),
-    "no such leg": (activation({1: GRADIENT_DOWN + 1}), "shape"),
+    "no such leg": (activation({1: GRADIENT + 1}), "shape"),
     "one bit a number": (activation({6: 1}), "shape"),
     "no samples": (activation({7: 0}), "shape"),
     "no width": (activation({8: 0}), "shape"),

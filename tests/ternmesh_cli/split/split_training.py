@@ -1,6 +1,7 @@
 """A small split model, and boards and a host that train it in one process."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +13,11 @@ from edge.config import DataConfig
 from edge.data.sources import FolderData
 from edge.split.config import SplitBoardConfig, SplitTrainingConfig
 from edge.split.node import SplitNode, with_labels
-from edge.split.part import load_parts
+from edge.split.part import load_part
 from host.split.service import SplitService
 from host.split.stage import TorchStage
 from models.adapters.spaces import train_whole
-from models.split.cut import HOST, BoundaryReceiver, BoundarySender, Cut, load_middle, make_boundary
+from models.split.cut import HOST, BoundaryReceiver, BoundarySender, Cut, load_rest, make_boundary
 from ternmesh.split.host import SplitSettings
 from ternmesh.split.plan import SplitPlan
 from ternmesh_store.split_store import SplitStore
@@ -26,10 +27,7 @@ from transports.link_config import LinkConfig
 
 LENGTH, INPUTS, WIDTH, LATENT, CLASSES, BATCH = 3, 4, 6, 2, 3, 4
 torch.set_num_threads(1)
-NUMBERS = (
-    *(LENGTH * LATENT, 4, 4, BATCH, 40, 20_000, 500, 0, CLASSES, CLASSES, 512, 2000),
-    *(1000, 100_000_000),
-)
+PLAN = SplitPlan(LENGTH * LATENT, 4, 4, BATCH, 40, 20_000, 500, CLASSES, 512, 2000, 100_000_000)
 
 
 class Start(nn.Module):
@@ -42,36 +40,22 @@ class Start(nn.Module):
 
 
 class End(nn.Module):
-    def __init__(self, outputs: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.linear = nn.Linear(WIDTH, outputs)
+        self.linear = nn.Linear(WIDTH, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
         result: Tensor = self.linear(x.mean(1))
         return result
 
 
-class Head(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(WIDTH, CLASSES)
-
-    def forward(self, crossed: Tensor) -> Tensor:
-        result: Tensor = self.linear(torch.tanh(crossed))
-        return result
-
-
-def make_cut(*, labels_stay: bool) -> Cut:
+def make_cut() -> Cut:
     torch.manual_seed(5)
     up, down = (make_boundary("learned", WIDTH, LATENT, LENGTH) for _ in range(2))
     first = BoundarySender(Start(), up, LENGTH)
-    middle = BoundaryReceiver(down, End(WIDTH if labels_stay else CLASSES), LENGTH)
+    rest = BoundaryReceiver(down, End(), LENGTH)
     adapter = train_whole(first, ("layers", "boundary"))
-    parts = ("tiny", (LENGTH, INPUTS), CLASSES, first, middle, adapter)
-    if not labels_stay:
-        return Cut(*parts)
-    head = Head()
-    return Cut(*parts, head, train_whole(head, ("linear",)))
+    return Cut("tiny", (LENGTH, INPUTS), CLASSES, first, rest, adapter)
 
 
 class Clock:
@@ -84,21 +68,19 @@ class Clock:
 class Training:
     """Ends are made anew from their stores by `host` and `board`, as after a SIGKILL."""
 
-    def __init__(self, parts: Path, folder: Path, *, stay: bool = False, **plan: int) -> None:
-        self.parts, self.folder, self.stay = parts, folder, stay
-        down = WIDTH if stay else CLASSES
-        numbers = dict(zip(SplitPlan.__slots__, NUMBERS, strict=True))
-        self.plan = SplitPlan(**{**numbers, "labels_stay": int(stay), "width_down": down, **plan})
+    def __init__(self, parts: Path, folder: Path, **plan: int) -> None:
+        self.parts, self.folder = parts, folder
+        self.plan = replace(PLAN, **plan)
         self.hub, self.clock = LoopbackHub(), Clock()
         self.boards: dict[str, SplitNode] = {}
         self.stores: dict[str, SplitStore] = {}
         self.service = self.host()
 
     def host(self, checkpoint: int = 5, wait_s: float = 1.0) -> SplitService:
-        cut = make_cut(labels_stay=self.stay)
-        load_middle(cut.middle, self.parts / HOST)
-        stage, transport = TorchStage(cut.middle, self.plan.clip_norm), self.hub.host()
-        model = load_parts(self.parts)[2]
+        cut = make_cut()
+        load_rest(cut.rest, self.parts / HOST)
+        stage, transport = TorchStage(cut.rest, self.plan.clip_norm), self.hub.host()
+        model = load_part(self.parts).package.model_hash()
         self.service = SplitService(
             self.plan,
             SplitSettings(),
@@ -120,7 +102,7 @@ class Training:
         around: Callable[[Transport], Transport] = lambda transport: transport,
         clips: dict[str, np.ndarray] | None = None,
     ) -> SplitNode:
-        parts = load_parts(self.parts)
+        part = load_part(self.parts)
         config = SplitBoardConfig(
             name,
             str(self.folder),
@@ -129,9 +111,9 @@ class Training:
             DataConfig(path="clips"),
             training=SplitTrainingConfig(checkpoint=5),
         )
-        data = FolderData(with_labels(parts[0].package), clips or samples(), 1.0)
+        data = FolderData(with_labels(part.package), clips or samples(), 1.0)
         transport = around(self.hub.node(name))
-        node = SplitNode(config, parts, data, data, self._store(name), transport, self.clock)
+        node = SplitNode(config, part, data, data, self._store(name), transport, self.clock)
         transport.open()
         node.start()
         self.boards[name] = node

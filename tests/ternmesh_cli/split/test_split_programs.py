@@ -16,14 +16,13 @@ from ternmesh.errors import TernmeshError
 from ternmesh.federated.registry import NodeRegistry
 from ternmesh.split.host import Board, SplitSettings
 from ternmesh.split.messages import ActivationReassembler
-from ternmesh.split.plan import SplitPlan
 from ternmesh.wire.control import FINISHED
 from ternmesh_cli.keys import enrol_fleet
 from ternmesh_cli.main import main
 from ternmesh_service.keyring import Keyring, SecurityConfig
 from ternmesh_store.split_store import SplitStore
 from ternmesh_store.state_file import StateFile
-from tests.ternmesh_cli.split.split_training import NUMBERS, Clock, make_cut
+from tests.ternmesh_cli.split.split_training import PLAN, Clock, make_cut
 from transports.link_config import LinkConfig
 
 BOARD_TOML = """
@@ -42,17 +41,16 @@ def test_codes_and_revocations_end_at_a_split_host(tmp_path: Path) -> None:
     files = {name: StateFile(tmp_path / name) for name in ("host", "theo")}
     rings = {name: Keyring(file, SecurityConfig()) for name, file in files.items()}
     hub, store = LoopbackHub(), SplitStore(files["host"])
-    numbers = dict(zip(SplitPlan.__slots__, NUMBERS, strict=True))
     with ExitStack() as stack:
         for ring in rings.values():
             ring.state.open()
             stack.callback(ring.state.close)
             ring.open()
         model, transport, clock = bytes(32), hub.host(), Clock()
-        stage = TorchStage(make_cut(labels_stay=False).middle, 1.0)
-        plan, ring = SplitPlan(**numbers), rings["host"]
+        stage = TorchStage(make_cut().rest, 1.0)
+        ring = rings["host"]
         service = SplitService(
-            plan, SplitSettings(), model, stage, store, transport, clock, keyring=ring
+            PLAN, SplitSettings(), model, stage, store, transport, clock, keyring=ring
         )
         transport.open()
         service.start()
@@ -60,8 +58,8 @@ def test_codes_and_revocations_end_at_a_split_host(tmp_path: Path) -> None:
         assert service.enrol({"enrol": "code", "role": "node", "minutes": 1.0})["code"]
 
         boards = (
-            Board(1, "theo", 40, ActivationReassembler(plan), is_done=True),
-            Board(2, "nora", 0, ActivationReassembler(plan)),
+            Board(1, "theo", 40, ActivationReassembler(PLAN), is_done=True),
+            Board(2, "nora", 0, ActivationReassembler(PLAN)),
         )
         service.host.nodes = NodeRegistry(boards, new=cast(Any, Board))
         service.host.start(clock.now)

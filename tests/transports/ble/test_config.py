@@ -101,10 +101,3 @@ def test_a_controller_that_is_pulled_out_and_in_again(near, eventually, index: i
     eventually(lambda: near.has_path("ada"))
     near.boards["ada"].send(HOST, [b"up"])
     assert ("ada", b"up") in collect(near.host, 1)
-
-
-def test_ports_that_cannot_be() -> None:
-    with pytest.raises(ValueError, match="none is above 65535"):
-        VirtualControllers(2, port=65_535)
-    with VirtualControllers(1) as air, pytest.raises(OSError, match="in use"):
-        VirtualControllers(1, port=air.ports[0]).__enter__()

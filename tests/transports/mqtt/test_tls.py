@@ -1,83 +1,65 @@
 """TLS with a real broker and authorities of our own."""
 
-import shutil
-import subprocess
 from collections.abc import Callable
-from pathlib import Path
+from datetime import UTC, datetime, timedelta
 
 import pytest
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
 
 from ternmesh.config import ConfigError
+from ternmesh_cli.broker import certificates
+from ternmesh_cli.broker.certificates import SERVER_DAYS, Certificate, make_authority, make_server
 from transports.base import HOST
 from transports.link_config import LinkConfig, link_settings
 
 WAIT_S = 20.0
-NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256")
+NOW = datetime.now(UTC)
+BARN = make_authority("barn", NOW)
+
+Keep = Callable[[str, Certificate], tuple[str, str]]
 
 
-class Authority:
-    """A name that signs certificates; all files are in `folder`."""
+@pytest.fixture
+def keep(tmp_path) -> Keep:
+    """Writes a certificate and its key, and returns their paths."""
 
-    def __init__(self, openssl: str, folder: Path, name: str) -> None:
-        self.openssl, self.folder, self.name = openssl, folder, name
-        self.file = folder / f"{name}.pem"
-        self._run(
-            *("req", "-x509", *NEW_KEY, "-nodes", "-days", "2", "-subj", f"/CN={name}"),
-            *("-addext", "keyUsage=critical,keyCertSign"),
-            *("-keyout", f"{name}.key", "-out", f"{name}.pem"),
-        )
+    def write(name: str, made: Certificate) -> tuple[str, str]:
+        paths = tmp_path / f"{name}.pem", tmp_path / f"{name}.key"
+        for path, content in zip(paths, (made.public, made.key), strict=True):
+            path.write_bytes(content)
+        return str(paths[0]), str(paths[1])
 
-    def sign(self, name: str, *, days: int = 2) -> tuple[Path, Path]:
-        """A certificate and its key for the DNS name `name`."""
-        (self.folder / "extensions").write_text(f"subjectAltName=DNS:{name}\n")
-        key, certificate = f"{name}{days}.key", f"{name}{days}.pem"
-        self._run(
-            *("req", "-new", *NEW_KEY, "-nodes", "-subj", f"/CN={name}"),
-            *("-keyout", key, "-out", "request"),
-        )
-        self._run(
-            *("x509", "-req", "-in", "request", "-days", str(days), "-extfile", "extensions"),
-            *("-CA", f"{self.name}.pem", "-CAkey", f"{self.name}.key", "-out", certificate),
-        )
-        return self.folder / certificate, self.folder / key
-
-    def lock(self, key: Path) -> Path:
-        """The key with a passphrase."""
-        self._run("ec", "-in", key.name, "-aes128", "-passout", "pass:word", "-out", "locked.key")
-        return self.folder / "locked.key"
-
-    def _run(self, *arguments: str) -> None:
-        command = [self.openssl, *arguments]
-        subprocess.run(command, check=True, capture_output=True, cwd=self.folder)
+    return write
 
 
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Authority]:
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("openssl is not installed: apt install openssl")
-    return lambda name: Authority(openssl, tmp_path_factory.mktemp(name), name)
+def self_signed(name: str) -> Certificate:
+    """The certificate of a client; `make_server` makes those of servers alone."""
+    key, subject = ec.generate_private_key(ec.SECP256R1()), certificates._named(name)
+    builder = certificates._builder(subject, subject, key.public_key(), NOW, 1)
+    signed = builder.sign(key, hashes.SHA256())
+    return Certificate(certificates._pem(signed), certificates._key_pem(key))
 
 
 def tls_url(broker) -> str:
     return broker.url.replace("mqtt://127.0.0.1", "mqtts://localhost")
 
 
-@pytest.fixture(scope="module")
-def barn(authority: Callable[[str], Authority]) -> Authority:
-    """Who signs the certificates of this fleet."""
-    return authority("barn")
-
-
 def test_a_private_authority_is_trusted_and_no_other(
-    new_mosquitto, mosquitto, new_end, eventually, authority, barn
+    new_mosquitto, mosquitto, new_end, eventually, keep
 ) -> None:
-    certificate, key = barn.sign("localhost")
+    certificate, key = keep("localhost", make_server(["localhost"], BARN, NOW))
     broker = new_mosquitto(f"certfile {certificate}\nkeyfile {key}")
-    url, ca = tls_url(broker), str(barn.file)
+    url, (ca, _) = tls_url(broker), keep("barn", BARN)
     host, ada = (new_end(url, role, ca_file=ca) for role in (HOST, "ada"))
-    elsewhere = authority("elsewhere")
-    stranger = new_end(url, "eve", ca_file=str(elsewhere.file))
+    elsewhere, _ = keep("elsewhere", make_authority("elsewhere", NOW))
+    stranger = new_end(url, "eve", ca_file=elsewhere)
     public = new_end(url, "ida")
     other_name = new_end(broker.url.replace("mqtt:", "mqtts:"), "bob", ca_file=ca)
     plain = new_end(url.replace("mqtts:", "mqtt:"), "cleo")
@@ -85,7 +67,7 @@ def test_a_private_authority_is_trusted_and_no_other(
     ada.send(HOST, [b"x" * 60_000])
     assert host.receive(WAIT_S).frames == (b"x" * 60_000,)
     for end, sentence in (
-        (stranger, f"localhost:{broker.port} is signed by no authority in {elsewhere.file}"),
+        (stranger, f"localhost:{broker.port} is signed by no authority in {elsewhere}"),
         (public, "is signed by no authority in the system's certificates"),
         (other_name, f"certificate of mqtts://127.0.0.1:{broker.port} is for another name"),
         (plain, "is it a port for TLS (mqtts://)?"),
@@ -95,12 +77,12 @@ def test_a_private_authority_is_trusted_and_no_other(
         assert not end.connected
 
 
-def test_a_broker_may_ask_for_a_certificate(new_mosquitto, new_end, eventually, barn) -> None:
-    certificate, key = barn.sign("localhost")
-    lines = (f"certfile {certificate}", f"keyfile {key}", f"cafile {barn.file}")
+def test_a_broker_may_ask_for_a_certificate(new_mosquitto, new_end, eventually, keep) -> None:
+    certificate, key = keep("localhost", make_server(["localhost"], BARN, NOW))
+    own, own_key = keep("ada", self_signed("ada"))
+    lines = (f"certfile {certificate}", f"keyfile {key}", f"cafile {own}")
     broker = new_mosquitto("\n".join([*lines, "require_certificate true"]))
-    url, ca = tls_url(broker), str(barn.file)
-    own, own_key = map(str, barn.sign("ada"))
+    url, (ca, _) = tls_url(broker), keep("barn", BARN)
     ada = new_end(url, "ada", ca_file=ca, certificate_file=own, key_file=own_key)
     nobody = new_end(url, "eve", ca_file=ca)
     eventually(lambda: ada.connected)
@@ -109,22 +91,26 @@ def test_a_broker_may_ask_for_a_certificate(new_mosquitto, new_end, eventually, 
     assert not nobody.connected
 
 
-def test_a_certificate_that_is_over_is_told(new_mosquitto, new_end, eventually, barn) -> None:
-    try:
-        certificate, key = barn.sign("localhost", days=-1)
-    except subprocess.CalledProcessError:
-        pytest.skip("this openssl makes no certificate of yesterday")
+def test_a_certificate_that_is_over_is_told(new_mosquitto, new_end, eventually, keep) -> None:
+    over = make_server(["localhost"], BARN, NOW - timedelta(days=SERVER_DAYS + 1))
+    certificate, key = keep("localhost", over)
     broker = new_mosquitto(f"certfile {certificate}\nkeyfile {key}")
-    ada = new_end(tls_url(broker), "ada", ca_file=str(barn.file))
+    ada = new_end(tls_url(broker), "ada", ca_file=keep("barn", BARN)[0])
     sentence = "is not valid now (certificate has expired): renew it, or set the clock"
     eventually(lambda: sentence in str(ada.status().last_error))
 
 
-def test_files_that_hold_no_certificates_are_named(barn, tmp_path) -> None:
-    certificate, key = map(str, barn.sign("ada"))
+def test_files_that_hold_no_certificates_are_named(keep, tmp_path) -> None:
+    made = make_server(["ada"], BARN, NOW)
+    certificate, key = keep("ada", made)
     link = LinkConfig("mqtts://localhost", certificate_file=certificate, key_file=key)
     assert link_settings(link, "ada").tls_files.key == key
-    locked, empty = str(barn.lock(Path(key))), tmp_path / "empty.pem"
+    locked, empty = tmp_path / "locked.key", tmp_path / "empty.pem"
+    locked.write_bytes(
+        load_pem_private_key(made.key, None).private_bytes(
+            Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"word")
+        )
+    )
     empty.write_text("")
     for change, sentence in (
         (
@@ -132,7 +118,7 @@ def test_files_that_hold_no_certificates_are_named(barn, tmp_path) -> None:
             f"ca_file {empty} holds no certificates: no certificate or crl found",
         ),
         ({"certificate_file": str(empty)}, f"certificate_file {empty} and key_file"),
-        ({"key_file": locked}, "the key without a passphrase"),
+        ({"key_file": str(locked)}, "the key without a passphrase"),
         ({"key_file": str(tmp_path / "nowhere")}, "No such file"),
         ({"key_file": None}, "certificate_file and key_file belong together"),
     ):

@@ -17,7 +17,7 @@ def new_client(eventually) -> Iterator[Callable[..., TopicClient]]:
     clients: list[TopicClient] = []
 
     def make(url: str, *topics: str, **options: Any) -> TopicClient:
-        client = TopicClient(TopicSettings(url, **FAST, **options), topics)  # type: ignore[arg-type]
+        client = TopicClient(TopicSettings(url, topics=topics, **FAST, **options))  # type: ignore[arg-type]
         clients.append(client)
         client.open()
         eventually(lambda: client.connected)
@@ -82,7 +82,7 @@ def test_retained_messages_are_left_out(mosquitto, new_client, eventually) -> No
 
 
 def test_nothing_is_sent_before_it_is_open() -> None:
-    client = TopicClient("mqtt://127.0.0.1:1", ["a"])
+    client = TopicClient(TopicSettings("mqtt://127.0.0.1:1", topics=("a",)))
     assert not client.publish("a", b"")
     assert (client.drain(), client.status().connected) == ([], False)
     client.close()

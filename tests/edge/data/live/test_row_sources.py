@@ -145,7 +145,7 @@ def test_rows_and_labels_of_a_broker(source, package, mosquitto, eventually) -> 
     broker = {"url": mosquitto.url, "topic": "hall/+", "label_topic": "hall-labels"}
     sensor = source("mqtt", package(2), columns=["t", "u"], **broker)
     items = list(sensor.poll(0.0))
-    person = topics.TopicClient(mosquitto.url)
+    person = topics.TopicClient(topics.TopicSettings(mosquitto.url))
     person.open()
     try:
         eventually(lambda: person.connected and sensor.status().broker.connected)
