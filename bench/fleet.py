@@ -3,7 +3,7 @@
 What the host does for a round is timed, from the first frame of an update to the published global
 update: open the seals, decode, check the signature, answer with a signed receipt, the default rule
 with the memories of all boards. Flower averages float32 arrays of the same length beside it.
-`python -m bench.fleet N ROUNDS` measures one fleet.
+`python -m bench.fleet N ROUNDS` measures one fleet; with MEMBERS more, N aggregators of so many.
 """
 
 import json
@@ -31,7 +31,7 @@ from ternmesh.federated.evaluation import Evaluation, write_values
 from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.state import HostSettings, new_host_state
 from ternmesh.plan import Plan
-from ternmesh.security.authenticator import SecurityLayer, make_security_layer
+from ternmesh.security.authenticator import KeyedAuthenticator, SecurityLayer, make_security_layer
 from ternmesh.security.identity import Role, make_identity
 from ternmesh.security.membership import ALL, HOST, MemberList, found_fleet
 from ternmesh.security.session import ANSWER, SealingState
@@ -110,12 +110,14 @@ def _peer() -> dict[str, float]:
 class Fleet:
     """A host with keys, and the frames that its boards have sealed for it."""
 
-    def __init__(self, boards: int, rounds: int) -> None:
+    def __init__(self, boards: int, rounds: int, members: int = 0) -> None:
+        self.members = members
         self.plan = plan_of(RunConfig(rounds=rounds), DIMENSION)
         self.now, self.bytes_down = 0.0, Counter[str]()
         rng = np.random.default_rng(0)
         host = make_identity(HOST, Role.HOST, rng.bytes(64))
-        own = [make_identity(f"board-{n}", Role.NODE, rng.bytes(64)) for n in range(boards)]
+        role = Role.GATEWAY if members else Role.NODE
+        own = [make_identity(f"board-{n}", role, rng.bytes(64)) for n in range(boards)]
         state = replace(found_fleet("bench", host.public), members=tuple(o.public for o in own))
         at_host = make_security_layer(host, MemberList(state), MODEL, rng.bytes(32), 0, _NEW)
         settings = HostSettings(min(boards, PEERS_MAX), nodes_max=boards)
@@ -160,6 +162,8 @@ class Fleet:
             head = Manifest(
                 number, MODEL[:MODEL_SIZE], node.samples, whole[:4], len(chunks), values
             )
+            if self.members:
+                head = replace(head, members=self.members, root=bytes(16), state=bytes(16))
             signed = ends.authenticator.sign_update(RUN, number, head, whole)
             frames = []
             for body in (write_manifest(signed), *chunks):
@@ -212,9 +216,11 @@ def peak_mb() -> float:
     return int(line.split()[1]) * 1024 / 1e6
 
 
-def measure_fleet(boards: int, rounds: int) -> dict[str, float]:
+def measure_fleet(boards: int, rounds: int, members: int = 0) -> dict[str, float]:
     """The slowest round, the bytes, and the memory of the whole process."""
-    fleet = Fleet(boards, rounds)
+    # Their boards are enrolled, too, but not here.
+    KeyedAuthenticator.boards_max = boards * max(1, members)  # type: ignore[assignment,method-assign]
+    fleet = Fleet(boards, rounds, members)
     prepared_mb = peak_mb()
     timed = [fleet.round(number) for number in range(rounds)]
     wall, cpu = max(timed)
@@ -227,8 +233,10 @@ def measure_fleet(boards: int, rounds: int) -> dict[str, float]:
         "prepared_mb": prepared_mb,
         "bytes_up": sum(sum(map(len, frames)) for frames in fleet.sealed[-1]) / boards,
         "bytes_down": fleet.bytes_down[ALL] + own,
+        "bytes_down_own": own,
+        "cpu_s": cpu,
     }
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure_fleet(int(sys.argv[1]), int(sys.argv[2]))))
+    print(json.dumps(measure_fleet(*map(int, sys.argv[1:]))))

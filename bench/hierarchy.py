@@ -41,6 +41,7 @@ from ternmesh.wire.frame import FRAME_OVERHEAD
 from ternmesh_service.keyring import NoKeyring
 from transports.driver import Driver
 
+MEMBERS, REGIONS, REGIONS_QUICK = 1000, 100, 5
 BOARDS, SEEDS, SEEDS_QUICK = 9, 5, 1
 ROUNDS, ROUNDS_QUICK, ROUNDS_BYTES = 20, 5, 50
 SHED, ADDRESS = "shed", 1
@@ -58,6 +59,9 @@ NOTES = (
     f"of the next global update draws in a run of {ROUNDS_BYTES} rounds, at the bytes of a shown "
     "round here",
     "places: 60 boards in four places, seed 0 (`bench.places`); an aggregator dies at half time",
+    f"100,000 boards: {REGIONS} regions of {MEMBERS:,}, run in turn: a region is a star of so many "
+    "(its own step to the host above is not in it), and the host above gets an update of each "
+    "(`bench.fleet`); bytes down: the global update of the latter, and the rest of the former",
     "liars lie in each round; with the only aggregator muted nothing is learned any more, so the "
     "points that a liar costs are those below the untrained model",
 )
@@ -210,6 +214,14 @@ def measure(*, quick: bool, resume: Path | None = None) -> Result:
     arms = ("star", "drawn", "latency")
     jobs = [Job(f"places {arm}", ("bench.places", arm, "0")) for arm in arms]
     finish(finished, jobs, lambda value: f"p95 of a round {value['p95_s']:.1f} s")
+    regions = REGIONS_QUICK if quick else REGIONS
+    scale = {"region": (MEMBERS,), "top": (regions, MEMBERS)}
+    jobs = [
+        Job(key, ("bench.fleet", str(size), "3", *map(str, more)))
+        for key, (size, *more) in scale.items()
+    ]
+    finish(finished, jobs, lambda value: f"{value['cpu_s']:.2f} s CPU a round")
+    region, top = (finished.values[key] for key in scale)
     one, drawn, near = (finished.values[f"places {arm}"] for arm in arms)
     figures = {
         "points_lost": mean_figure([s["accuracy"] - b["accuracy"] for s, b in pairs], "<=1"),
@@ -224,6 +236,13 @@ def measure(*, quick: bool, resume: Path | None = None) -> Result:
             max(max(one["caught"], default=rounds) for one in liars), "<=10"
         ),
         "liar_points_lost": Figure(max(untrained - one["accuracy"] for one in liars), "<=2"),
+        "cpu_ratio_100000": Figure(1 + top["cpu_s"] / regions / region["cpu_s"], "<=1.3"),
+        "top_round_100000_s": Figure(top["round_s"], "<=1"),
+        "top_mb_100000": Figure(top["peak_mb"], "<=150"),
+        "bytes_down_1000": Figure(region["bytes_down"]),
+        "bytes_down_100000": Figure(
+            top["bytes_down"] - top["bytes_down_own"] + region["bytes_down_own"]
+        ),
         "places_p95_s": Figure(near["p95_s"]),
         "places_p95_ratio": Figure(near["p95_s"] / one["p95_s"]),
         "places_p95_ratio_by_lot": Figure(drawn["p95_s"] / one["p95_s"]),

@@ -53,7 +53,7 @@ class Machine:
         command += ["-kernel", "vmlinuz", "-initrd", "initrd.img"]
         command += ["-append", "console=ttyAMA0 root=/dev/vda rw"]
         command += ["-drive", "file=disk.img,format=raw,if=virtio", "-device", "virtio-rng-pci"]
-        command += ["-netdev", network, "-device", "virtio-net-pci,netdev=net"]
+        command += ["-netdev", network, "-device", "virtio-net-pci,netdev=net,romfile="]
         with (self._folder / "console.log").open("ab") as log:
             self._qemu = subprocess.Popen(
                 command, cwd=self._folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log
