@@ -35,15 +35,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_modulation(
-    parser: argparse._ActionsContainer, spreading_factor: int, bandwidth_khz: int
+    parser: argparse._ActionsContainer, spreading_factor: int, bandwidth_khz: float
 ) -> None:
     for option, choices, default, unit in (
         ("--sf", SPREADING_FACTORS, spreading_factor, "spreading factor"),
         ("--bandwidth", BANDWIDTHS_KHZ, bandwidth_khz, "kHz"),
         ("--coding-rate", CODING_RATES, 1, "1 is 4/5"),
     ):
+        kind = float if option == "--bandwidth" else int
         what = f"{unit} (default: {default})"
-        parser.add_argument(option, type=int, choices=choices, default=default, help=what)
+        parser.add_argument(option, type=kind, choices=choices, default=default, help=what)
 
 
 def _add_estimate_arguments(parser: argparse.ArgumentParser) -> None:
@@ -119,7 +120,7 @@ def _text(
     duty = "no duty cycle" if band.budget_us is None else f"duty cycle {100 * band.duty_cycle:g} %"
     yield (
         f"{size:,} bytes, {region} {band.name} ({duty}), "
-        f"SF{setting.spreading_factor} at {setting.bandwidth_khz} kHz"
+        f"SF{setting.spreading_factor} at {setting.bandwidth_khz:g} kHz"
     )
     yield (
         f"frames     {cost.frames:,} of {cost.frame_bytes} bytes "

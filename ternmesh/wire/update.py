@@ -19,7 +19,7 @@ from ternmesh.codec.encoder import Slice
 from ternmesh.codec.entropy_coder import Coded
 from ternmesh.codec.scale import decode_scale
 from ternmesh.errors import WireError
-from ternmesh.wire.frame import BODY_MAX, FRAME_OVERHEAD
+from ternmesh.wire.frame import BODY_MAX
 
 CHUNK_KIND = 0x02
 MANIFEST_KIND = 0x03
@@ -40,9 +40,7 @@ _CHUNK_HEAD = struct.Struct("<BHHHHB")
 _MEMBERS = struct.Struct(f"<H{ROOT_SIZE}s{ROOT_SIZE}s")
 MANIFEST_SIZE_MIN = _MANIFEST_HEAD.size + SIGNATURE_SIZE  # of a board, without an evaluation
 CHUNK_HEAD_SIZE = _CHUNK_HEAD.size
-AGGREGATOR_FRAME_MIN = (  # bytes: its longest manifest in a frame
-    FRAME_OVERHEAD + MANIFEST_SIZE_MIN + 1 + EVALUATION_MAX + _MEMBERS.size
-)
+AGGREGATOR_FRAME_MIN = 150  # bytes: its longest manifest in a frame
 _HAS_EVALUATION, _HAS_MEMBERS = 0x80, 0x40  # flags after the number of chunks
 
 

@@ -55,6 +55,11 @@ class Noise:
 
 
 @dataclass(frozen=True, slots=True)
+class Foreign:
+    """A message that is whole, and of somebody else; it is only counted."""
+
+
+@dataclass(frozen=True, slots=True)
 class Notice:
     """What the modem tells its owner, in its own words."""
 
@@ -68,7 +73,7 @@ class Broken:
     reason: str
 
 
-Event = Write | Received | Sent | PayloadRefused | Noise | Notice | Broken
+Event = Write | Received | Sent | PayloadRefused | Noise | Foreign | Notice | Broken
 
 
 class StreamReader(Protocol[M]):

@@ -23,6 +23,7 @@ from transports.serial_lora.dialect import (
     Broken,
     Dialect,
     Event,
+    Foreign,
     Noise,
     Notice,
     PayloadRefused,
@@ -177,6 +178,8 @@ class ModemLink:
                     self._refused(event)
                 case Noise():
                     self._counters.malformed += 1
+                case Foreign():
+                    self._counters.foreign += 1
                 case Notice(text):
                     self._counters.notice = text
                     if self._notices.allow("", time.monotonic()):

@@ -71,7 +71,7 @@ class MeshtasticModem(EmulatedModem):
         if nonce := protobuf.number(message, wire.TO_WANT_CONFIG):
             node = protobuf.number_field(wire.MY_NODE, self._node)
             radio = self._radio
-            values = (radio.spreading_factor, radio.bandwidth_khz, radio.coding_rate + 4)
+            values = (radio.spreading_factor, int(radio.bandwidth_khz), radio.coding_rate + 4)
             numbers = (self.region, 1, 0, 0, *values)
             content = b"".join(map(protobuf.number_field, wire.LORA_NUMBERS, numbers))
             lora = protobuf.bytes_field(wire.CONFIG_LORA, content)

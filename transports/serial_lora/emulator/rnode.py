@@ -117,7 +117,7 @@ class RnodeModem(EmulatedModem):
 
     def _radio(self) -> LoraSetting | None:
         try:
-            bandwidth = int.from_bytes(self._settings[RnodeCommand.BANDWIDTH], "big") // 1000
+            bandwidth = int.from_bytes(self._settings[RnodeCommand.BANDWIDTH], "big") / 1000
             factor = self._settings[RnodeCommand.SPREADING_FACTOR][0]
             rate = self._settings[RnodeCommand.CODING_RATE][0] - 4
             return wire.with_long_preamble(LoraSetting(factor, bandwidth, rate))
