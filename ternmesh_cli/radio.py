@@ -15,7 +15,7 @@ from ternmesh.link.regions import REGIONS, RadioChannel, SubBand, check, longest
 from ternmesh_cli import process
 from ternmesh_cli.process import add_option, number, real
 from transports.serial_lora.emulator.radios import LONG_FAST, EmulatedRadios, new_modem
-from transports.serial_lora.settings import DIALECTS
+from transports.serial_lora.settings import DIALECTS, HOPS_MAX
 
 BYTES_MAX = (1 << 24) - 1
 LOSS_MAX = 0.9
@@ -72,14 +72,18 @@ def _add_emulate_arguments(parser: argparse.ArgumentParser) -> None:
     add_option(parser, "--loss", real(0, 1), 0.0, "fraction of frames that each modem loses")
     what = "radio seconds in a second; hosts need the same `speed`"
     add_option(parser, "--speed", real(0.01, SPEED_MAX), 1.0, what)
+    add_option(
+        parser, "--hops", number(0, HOPS_MAX), 0, "repeaters from the first modem to all others"
+    )
     process.add_seed(parser)
     what = "where the paths of the modems are made (default: a new folder)"
     parser.add_argument("--folder", type=Path, metavar="DIR", help=what)
     add_option(parser, "--air-rate", number(300, 62_500), 2400, "ebyte: bit/s")
-    radio = parser.add_argument_group("meshtastic: the setting of its own tools")
+    radio = parser.add_argument_group("meshcore, meshtastic: the setting of their own tools")
     _add_modulation(radio, LONG_FAST.spreading_factor, LONG_FAST.bandwidth_khz)
-    modulation = dict.fromkeys(("sf", "bandwidth", "coding_rate"), ("meshtastic",))
-    uses = {"air_rate": ("ebyte",), **modulation}
+    untuned = ("meshcore", "meshtastic")
+    modulation = dict.fromkeys(("sf", "bandwidth", "coding_rate"), untuned)
+    uses = {"air_rate": ("ebyte",), "hops": untuned, **modulation}
     process.add_uses(parser, "dialect", uses)
     process.add_json(parser)
 
@@ -177,5 +181,6 @@ def _radios(arguments: argparse.Namespace) -> EmulatedRadios:
         speed=arguments.speed,
         loss=arguments.loss,
         seed=arguments.seed,
+        hops=arguments.hops,
         folder=arguments.folder,
     )

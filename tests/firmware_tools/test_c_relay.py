@@ -109,13 +109,7 @@ class Rig:
         stack.callback(self.bridge.close)
         radio = LoraSetting(7, 125, 1, 24)
         settings = SerialLoraSettings(
-            self.radios.paths[0],
-            "rnode",
-            "board",
-            {"board": BOARD},
-            radio,
-            FREQUENCY,
-            speed=SPEED,
+            self.radios.paths[0], "rnode", "board", {"board": BOARD}, radio, FREQUENCY, speed=SPEED
         )
         port = SerialPort(settings.port, settings.baud, settings.write_timeout_s, Waker())
         stack.callback(port.close)

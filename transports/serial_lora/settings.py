@@ -12,7 +12,7 @@ from ternmesh.link.airtime import LoraSetting
 from transports.base import ALL, HOST, UnknownPeer, check_node, check_peer
 
 DIALECTS = ("reyax", "ebyte", "meshtastic", "rnode", "meshcore")
-HOST_ADDRESS, ALL_ADDRESS = 0, 255
+HOST_ADDRESS, ALL_ADDRESS, HOPS_MAX = 0, 255, 7
 _BAUD_RATES = {"ebyte": 9600}  # factory settings; all others have 115,200
 NEED_FREQUENCY = ("reyax", "rnode", "meshcore")  # the others hide it, or set it themselves
 _REYAX_NETWORK_ANY_PREAMBLE = 18
@@ -72,7 +72,7 @@ class SerialLoraSettings:
     scope: str = field(default="", metadata=_MESHCORE)  # the region in which repeaters pass it on
     application: int = field(default=0xFF00, metadata=_MESHCORE | limits(0x0100, 0xFFFF))
     datagram_bytes: int = field(default=165, metadata=_MESHCORE | limits(130, 165))
-    hops: int = field(default=0, metadata=_MESHCORE | limits(0, 7))  # repeaters on the longest way
+    hops: int = field(default=0, metadata=_MESHCORE | limits(0, HOPS_MAX))  # on the longest way
     tune: bool = field(default=False, metadata=_MESHCORE)  # whether frequency and power are set
     # Frames that wait for the modem
     queue_max: int = field(default=64, metadata=limits(1, 10_000))
