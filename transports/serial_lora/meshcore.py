@@ -18,8 +18,8 @@ from transports.serial_lora.dialect import Dialect, Event, error_text
 from transports.serial_lora.framing import LengthUnframer
 from transports.serial_lora.settings import SerialLoraSettings
 
-APP_START, NEXT_MESSAGE, SET_RADIO, SET_POWER, DEVICE_QUERY = 1, 10, 11, 12, 22
-GET_CHANNEL, SET_CHANNEL, SET_SCOPE, SEND = 31, 32, 54, 62
+APP_START, NEXT_MESSAGE, DEVICE_QUERY, GET_CHANNEL = 1, 10, 22, 31
+SET_CHANNEL, SET_SCOPE, SEND = 32, 54, 62
 # Answers, and the one that comes unasked
 OK, ERROR, SELF, NO_MESSAGE, DEVICE, CHANNEL, DATAGRAM, WAITING = 0, 1, 5, 10, 13, 18, 27, 0x83
 TEXTS = (7, 8, 16, 17)  # of people, to the companion or in its channels
@@ -28,9 +28,8 @@ ERRORS = {NOT_FOUND: "it has no such channel_slot", TABLE_FULL: "its queue is fu
 ERRORS |= {UNKNOWN: "it does not know the command", ILLEGAL: "a value out of range"}
 FRAME_MAX = 255  # the firmware's are shorter
 OLDEST, WITH_165_BYTES = 11, 13  # what firmware 1.15 and 1.16 call themselves
-DEVICE_FORM = struct.Struct("<B58x20sBx")  # version, its name, whether the companion repeats
+DEVICE_FORM = struct.Struct("<B58x20s2x")  # version and its name
 SELF_FORM = struct.Struct("<xb45xIIBB")  # power, kHz, bandwidth in Hz, spreading factor, rate + 4
-RADIO_FORM = struct.Struct("<IIBBB")  # without power, with the repeater
 CHANNEL_FORM = struct.Struct("<B32s16s")  # slot, name, secret
 HEARD_FORM = struct.Struct("<3xBxHB")  # slot, application, length
 FLOOD, NO_SECRET, NULL = 0xFF, bytes(16), b"\0"
@@ -68,8 +67,7 @@ class Meshcore(Dialect[bytes]):
         self._confirmations = 0  # that are due for the payload in flight
         self._left_at = 0.0  # when that has left, and passed the repeaters
         self._flight_ends = inf  # when it is over, or its confirmation overdue
-        self._is_asked = False  # for the next message
-        self._poll_at = inf  # when it is, again
+        self._poll_at = inf  # when it is asked for a message again
 
     def airtime_us(self, payload_bytes: int) -> int:
         """The time on air of the companion, in microseconds; that of repeaters is not in it."""
@@ -90,10 +88,11 @@ class Meshcore(Dialect[bytes]):
     def handle_timeout(self, now: float) -> list[Event]:
         if not self.ready:
             return self._repeat(now)
-        if self._flight_ends <= now and not self._confirmations:
-            return self._land(events.Sent())
-        self._tries += self._is_asked
-        if self._flight_ends <= now or self._tries > self.tries_max:
+        is_over = self._in_flight is not None and self._flight_ends <= now
+        if is_over and not self._confirmations:
+            return self._due(self._settle(events.Sent()))
+        self._tries += 1  # since the last answer
+        if is_over or self._tries > self.tries_max:
             return self._restart("the companion did not answer", now)
         return self._due(self._fetch(now))
 
@@ -104,28 +103,20 @@ class Meshcore(Dialect[bytes]):
     def _introduce(self) -> Generator[tuple[bytes, int], bytes, str]:
         """Commands, each with the code of the answer to it, which is sent back; what is wrong."""
         settings, radio = self._settings, self._radio
-        version, name, repeats = DEVICE_FORM.unpack_from((yield bytes([DEVICE_QUERY, 3]), DEVICE))
+        version, name = DEVICE_FORM.unpack_from((yield bytes([DEVICE_QUERY, 3]), DEVICE))
         if version < OLDEST or (version < WITH_165_BYTES and self.payload_max > 163):
             firmware = name.rstrip(NULL).decode(errors="replace")
             what = "install 1.16, or with 1.15 set datagram_bytes = 163 on all machines"
             return f"the companion's firmware {firmware} is too old: {what}"
-        hz, khz = int(radio.bandwidth_khz * 1000), round(settings.frequency_hz / 1000)
-        wanted = [hz, radio.spreading_factor, radio.coding_rate + 4]
-        for is_tuned in (False, True):
-            answer = yield bytes([APP_START]).ljust(8, b"\0") + b"ternmesh", SELF
-            power, found_khz, *found = SELF_FORM.unpack_from(answer)
-            is_right = found == wanted and abs(found_khz - khz) <= 1
-            if is_right and power <= settings.power_dbm:
-                break
-            if is_tuned or not settings.tune:
-                text = "{} kHz, bandwidth {} Hz, SF {}, CR 4/{}, {} dBm"
-                theirs, ours = (found_khz, *found, power), (khz, *wanted, settings.power_dbm)
-                return (
-                    f"the companion has {text.format(*theirs)}, the settings {text.format(*ours)}: "
-                    "make them equal with its app or here, or set tune = true"
-                )
-            yield bytes([SET_RADIO]) + RADIO_FORM.pack(khz, *wanted, repeats), OK
-            yield bytes([SET_POWER]) + settings.power_dbm.to_bytes(4, "little"), OK
+        power, *found = SELF_FORM.unpack_from(
+            (yield bytes([APP_START]).ljust(8, b"\0") + b"ternmesh", SELF)
+        )
+        khz, hz = round(settings.frequency_hz / 1000), int(radio.bandwidth_khz * 1000)
+        wanted = [khz, hz, radio.spreading_factor, radio.coding_rate + 4]
+        if found[1:] != wanted[1:] or abs(found[0] - khz) > 1 or power > settings.power_dbm:
+            text = "{} kHz, bandwidth {} Hz, SF {}, CR 4/{}, {} dBm"
+            theirs, ours = text.format(*found, power), text.format(*wanted, settings.power_dbm)
+            return f"the companion has {theirs}, the settings {ours}: make them equal"
         slot = bytes([settings.channel_slot])
         channel = b"ternmesh" if settings.channel_secret else b"#ternmesh"
         secret = bytes.fromhex(settings.channel_secret) or key_of("ternmesh")
@@ -147,7 +138,6 @@ class Meshcore(Dialect[bytes]):
             self._step = self._step[0], -1  # no more answers
             if end.value:
                 return [events.Broken(end.value)]
-            self._flight_ends = inf
             return self._due([*self._be_ready(), *self._fetch(now)])
         except struct.error:
             return [events.Broken("the companion's answers are too short: is it one of MeshCore?")]
@@ -172,17 +162,16 @@ class Meshcore(Dialect[bytes]):
 
     def _said(self, code: int, content: bytes, now: float) -> list[Event]:
         """Take what a companion says that is set up."""
-        if code == WAITING and not self._is_asked:
+        self._tries = 0
+        if code == WAITING:
             return self._fetch(now)
-        if code in (*TEXTS, DATAGRAM) and self._is_asked:
+        if code in (*TEXTS, DATAGRAM):
             return [self._arrived(code, content), *self._fetch(now)]
         if code == NO_MESSAGE:
-            self._is_asked = False
-            self._tries = 0
             self._poll_at = now + POLL_S
         if code == ERROR and content:
             again_in_s = FULL_S / self._settings.speed if content[0] == TABLE_FULL else None
-            return self._land(events.PayloadRefused(error_text(content[0], ERRORS), again_in_s))
+            return self._settle(events.PayloadRefused(error_text(content[0], ERRORS), again_in_s))
         if code == OK and self._confirmations:
             self._confirmations -= 1
             if not self._confirmations:
@@ -191,13 +180,11 @@ class Meshcore(Dialect[bytes]):
 
     def _fetch(self, now: float) -> list[Event]:
         """Ask for the next message that has arrived."""
-        self._is_asked = True
         self._poll_at = now + ANSWER_S
         return [events.Write(frame(bytes([NEXT_MESSAGE])))]
 
     def _arrived(self, code: int, content: bytes) -> Event:
         """Our payload; or what people write, or a datagram of another application or channel."""
-        self._tries = 0
         slot, application, size = HEARD_FORM.unpack_from(content.ljust(HEARD_FORM.size, b"\0"))
         payload = content[HEARD_FORM.size :]
         settings = self._settings
@@ -205,11 +192,8 @@ class Meshcore(Dialect[bytes]):
             return events.Foreign()
         return events.Received(payload) if 0 < len(payload) == size else events.Noise()
 
-    def _land(self, outcome: events.Sent | events.PayloadRefused) -> list[Event]:
-        self._flight_ends = inf
-        return self._due(self._settle(outcome))
-
     def _due(self, happened: list[Event]) -> list[Event]:
         """Set what is due next, and pass on what happened."""
-        self.deadline = min(self._flight_ends, self._poll_at)
+        is_flying = self._in_flight is not None
+        self.deadline = min(self._flight_ends if is_flying else inf, self._poll_at)
         return happened

@@ -73,7 +73,6 @@ class SerialLoraSettings:
     application: int = field(default=0xFF00, metadata=_MESHCORE | limits(0x0100, 0xFFFF))
     datagram_bytes: int = field(default=165, metadata=_MESHCORE | limits(130, 165))
     hops: int = field(default=0, metadata=_MESHCORE | limits(0, HOPS_MAX))  # on the longest way
-    tune: bool = field(default=False, metadata=_MESHCORE)  # whether frequency and power are set
     # Frames that wait for the modem
     queue_max: int = field(default=64, metadata=limits(1, 10_000))
     # How long a modem may take beyond the airtime to answer

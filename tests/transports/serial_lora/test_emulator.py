@@ -114,7 +114,6 @@ DATAGRAM = b"\x3e\7\xff\0\xffhello"
     [
         ([b"\x1f\x28"], b"\1\6"),  # no such slot
         ([b"\x4d"], b"\1\1"),  # unknown
-        ([b"\x0b" + bytes(11)], b"\1\6"),
         ([b"\x3e\7\xff\0\0no application"], b"\1\6"),
         ([b"\x3e\7\xff\0\xff" + bytes(166)], b"\1\6"),
         ([b"\x3e"], b"\1\6"),

@@ -9,7 +9,6 @@ import termios
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
-from math import inf
 from typing import Any
 
 import pytest
@@ -244,17 +243,6 @@ class Purse:
 
     def close(self) -> None:
         self.closed += 1
-
-
-def test_a_frame_that_may_never_leave_holds_up_nobody(new_fleet, eventually) -> None:
-    """The modem's own word may make frames longer than they were when their length was chosen."""
-    purse = Purse(9)
-    never = iter((inf,))
-    purse.may_send = lambda airtime_us: next(never, 0.0)  # type: ignore[method-assign]
-    _, (host, ada) = new_fleet("rnode", budget=purse)
-    ada.send(HOST, [b"too long", b"short"])
-    assert frames_from(host, 1) == [b"short"]
-    assert ada.status().numbers["too_long"] == 1
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

@@ -32,7 +32,8 @@ class EmulatedChannel:
 
     def __init__(self, rng: random.Random, loss: float = 0.0, hops: int = 0) -> None:
         self.loss = loss
-        self._hops = hops
+        self._far = hops + 1 if hops else 0
+        self._places = {0: 0} | {-1 - i: 1 + i // 2 for i in range(2 * hops)}
         self._seen = {-1 - i: deque[bytes](maxlen=SEEN_MAX) for i in range(2 * hops)}
         self._rng = rng
         self._under_way: list[Transmission] = []
@@ -49,11 +50,8 @@ class EmulatedChannel:
 
     def reaches(self, sender: int, receiver: int) -> bool:
         """Whether they are at the same place, or at neighbouring ones."""
-        first, second = (
-            (1 - end) // 2 if end < 0 else (self._hops + 1) * (end > 0 < self._hops)
-            for end in (sender, receiver)
-        )
-        return abs(first - second) <= 1
+        places = [self._places.get(end, self._far) for end in (sender, receiver)]
+        return abs(places[0] - places[1]) <= 1
 
     def repeat(self, over: Transmission) -> None:
         """Let the repeaters around send on what is over, after a random delay."""

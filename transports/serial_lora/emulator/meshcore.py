@@ -7,12 +7,13 @@ from collections import deque
 from collections.abc import Hashable
 from functools import partial
 
-from ternmesh.link.airtime import LoraSetting, airtime_us
+from ternmesh.link.airtime import LoraSetting
 from transports.serial_lora import meshcore as wire
 from transports.serial_lora.emulator import modem
 from transports.serial_lora.framing import LengthUnframer
 
 ARRIVED_MAX, SEEN_MAX, SLOTS = 16, 160, 40  # of the firmware
+POWER_DBM, KHZ = 14, 869_525
 FLOOD, SCOPED_FLOOD = b"\x19", b"\x18"  # headers of a datagram; behind the last come region codes
 CommandUnframer = partial(LengthUnframer, b"<", "little", wire.FRAME_MAX, bytes)
 _DATA = struct.Struct("<HB")  # application, length
@@ -24,21 +25,18 @@ class MeshcoreModem(modem.EmulatedModem):
     def __init__(self, radio: LoraSetting) -> None:
         super().__init__()
         self.channels = {slot: bytes(48) for slot in range(SLOTS)}  # name and secret
-        self.power_dbm = 14
-        self._radio, self._khz = wire.with_preamble(radio), 869_525
+        self._radio = wire.with_preamble(radio)
         self._scope = b""
         self._unframer = CommandUnframer()
         self._seen: deque[bytes] = deque(maxlen=SEEN_MAX)
-        self._outbox: deque[bytes] = deque()
         self._arrived: deque[bytes] = deque(maxlen=ARRIVED_MAX)  # for the host
 
     @property
     def tuning(self) -> Hashable:
-        return "meshcore", self._khz, self._radio
+        return "meshcore", self._radio
 
     def power_up(self) -> list[modem.Action]:
         self._scope = b""
-        self._outbox.clear()
         self._arrived.clear()
         return super().power_up()
 
@@ -49,7 +47,7 @@ class MeshcoreModem(modem.EmulatedModem):
                 answer = self._answer(command[0], command[1:])
             except (struct.error, IndexError, KeyError, ValueError):
                 answer = bytes([wire.ERROR, wire.ILLEGAL])
-            actions += [_output(answer), *self._transmit()]
+            actions += [_output(answer), *self._send_next(self._radio)]
         return actions
 
     def hear(self, heard: modem.Reception) -> list[modem.Action]:
@@ -68,56 +66,44 @@ class MeshcoreModem(modem.EmulatedModem):
 
     def transmitted(self) -> list[modem.Action]:
         self._sending = False
-        return self._transmit()
+        return self._send_next(self._radio)
 
     def _answer(self, code: int, data: bytes) -> bytes:
         radio = self._radio
         if code == wire.DEVICE_QUERY:
-            return bytes([wire.DEVICE]) + wire.DEVICE_FORM.pack(wire.WITH_165_BYTES, b"v1.16.0", 0)
+            return bytes([wire.DEVICE]) + wire.DEVICE_FORM.pack(wire.WITH_165_BYTES, b"v1.16.0")
         if code == wire.APP_START:
             hz, rate = int(radio.bandwidth_khz * 1000), radio.coding_rate + 4
-            numbers = self.power_dbm, self._khz, hz, radio.spreading_factor, rate
+            numbers = POWER_DBM, KHZ, hz, radio.spreading_factor, rate
             return bytes([wire.SELF]) + wire.SELF_FORM.pack(*numbers) + b"emulated"
         if code == wire.GET_CHANNEL:
             return bytes([wire.CHANNEL, data[0]]) + self.channels[data[0]]
         if code == wire.NEXT_MESSAGE:
             return self._arrived.popleft() if self._arrived else bytes([wire.NO_MESSAGE])
         error = 0
-        if code == wire.SET_RADIO:
-            self._khz, hz, factor, rate, _ = wire.RADIO_FORM.unpack(data)
-            self._radio = wire.with_preamble(LoraSetting(factor, hz / 1000, rate - 4))
-        elif code == wire.SET_POWER:
-            self.power_dbm = data[0]
-        elif code == wire.SET_CHANNEL:
+        if code == wire.SET_CHANNEL:
             self.channels[data[0]] = data[1:]
         elif code == wire.SET_SCOPE:
             self._scope = data[1:]
         else:
-            error = self._queue(data) if code == wire.SEND else wire.UNKNOWN
+            error = self._datagram(data) if code == wire.SEND else wire.UNKNOWN
         return bytes([wire.ERROR, error] if error else [wire.OK])
 
-    def _queue(self, data: bytes) -> int:
+    def _datagram(self, data: bytes) -> int:
         """Queue a datagram; an error code, or 0."""
         slot, _, application = struct.unpack_from("<BBH", data)
         if self.fail_next:
             return self.fail_next.pop(0)
         if not application or len(data) > 4 + 165:
             return wire.ILLEGAL
-        if len(self._outbox) >= ARRIVED_MAX:
+        if len(self._queue) >= ARRIVED_MAX:
             return wire.TABLE_FULL
         head = SCOPED_FLOOD + self._scope[:4] if self._scope else FLOOD
         plain = _DATA.pack(application, len(data) - 4) + data[4:]
         payload = _sealed(self.channels[slot][32:], plain)
         self._seen.append(payload)
-        self._outbox.append(head + b"\0" + payload)
+        self._queue.append(head + b"\0" + payload)
         return 0
-
-    def _transmit(self) -> list[modem.Action]:
-        if self._sending or not self._outbox:
-            return []
-        self._sending = True
-        packet = self._outbox.popleft()
-        return [modem.Transmit(packet, airtime_us(self._radio, len(packet)), listens=True)]
 
 
 def _sealed(secret: bytes, plain: bytes) -> bytes:
