@@ -299,7 +299,7 @@ def test_a_companion_takes_a_datagram_and_is_left_alone_until_it_has_passed_the_
     assert modem.receive_bytes(answer(1, b"\3"), 9.1) == full
 
 
-def test_a_companion_is_asked_until_it_has_no_more_messages() -> None:
+def test_a_companion_is_asked_until_it_has_no_more_messages() -> None:  # R7.3-9
     modem = meshcore_up()
 
     def heard(slot: int, application: int, data: bytes, size: int | None = None) -> bytes:
@@ -344,7 +344,7 @@ def test_a_companion_is_asked_until_it_has_no_more_messages() -> None:
         ({}, [device(), answer(5, b"short")], "answers are too short"),
     ],
 )
-def test_a_companion_that_is_set_otherwise_is_not_used(
+def test_a_companion_that_is_set_otherwise_is_not_used(  # R7.3-12
     options: dict[str, Any], answers: list[bytes], sentence: str | None
 ) -> None:
     modem = Meshcore(settings_for("meshcore", **NARROW | options))
@@ -364,6 +364,7 @@ def test_a_channel_of_ones_own_has_the_secret_of_the_settings() -> None:
 
 @pytest.mark.parametrize(("scope", "factor"), [("", 8), ("de-nw", 11)])
 def test_the_airtime_of_a_datagram_is_never_less_than_that_of_its_packet(scope, factor) -> None:
+    # R7.3-10
     radio = LoraSetting(factor, 62.5, 4)
     modem, emulated = Meshcore(settings_for("meshcore", radio=radio)), MeshcoreModem(radio)
     emulated.receive_bytes(
