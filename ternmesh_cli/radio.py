@@ -72,18 +72,15 @@ def _add_emulate_arguments(parser: argparse.ArgumentParser) -> None:
     add_option(parser, "--loss", real(0, 1), 0.0, "fraction of frames that each modem loses")
     what = "radio seconds in a second; hosts need the same `speed`"
     add_option(parser, "--speed", real(0.01, SPEED_MAX), 1.0, what)
-    add_option(
-        parser, "--hops", number(0, HOPS_MAX), 0, "repeaters from the first modem to all others"
-    )
+    add_option(parser, "--hops", number(0, HOPS_MAX), 0, "repeaters between the first and others")
     process.add_seed(parser)
     what = "where the paths of the modems are made (default: a new folder)"
     parser.add_argument("--folder", type=Path, metavar="DIR", help=what)
     add_option(parser, "--air-rate", number(300, 62_500), 2400, "ebyte: bit/s")
     radio = parser.add_argument_group("meshcore, meshtastic: the setting of their own tools")
     _add_modulation(radio, LONG_FAST.spreading_factor, LONG_FAST.bandwidth_khz)
-    untuned = ("meshcore", "meshtastic")
-    modulation = dict.fromkeys(("sf", "bandwidth", "coding_rate"), untuned)
-    uses = {"air_rate": ("ebyte",), "hops": untuned, **modulation}
+    untuned = dict.fromkeys(("sf", "bandwidth", "coding_rate", "hops"), ("meshcore", "meshtastic"))
+    uses = {"air_rate": ("ebyte",), **untuned}
     process.add_uses(parser, "dialect", uses)
     process.add_json(parser)
 

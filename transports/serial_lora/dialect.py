@@ -51,12 +51,9 @@ class PayloadRefused:
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """Bytes that are no message, or a message about a loss; it is only counted."""
+    """Bytes that are no message, or a message about a loss or of others; it is only counted."""
 
-
-@dataclass(frozen=True, slots=True)
-class Foreign:
-    """A message that is whole, and of somebody else; it is only counted."""
+    is_foreign: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +70,7 @@ class Broken:
     reason: str
 
 
-Event = Write | Received | Sent | PayloadRefused | Noise | Foreign | Notice | Broken
+Event = Write | Received | Sent | PayloadRefused | Noise | Notice | Broken
 
 
 class StreamReader(Protocol[M]):

@@ -65,14 +65,13 @@ class Meshcore(Dialect[bytes]):
         self._steps = self._introduce()
         self._step = b"", OK  # the command that waits for its answer, and the code of that
         self._confirmations = 0  # that are due for the payload in flight
-        self._left_at = 0.0  # when that has left, and passed the repeaters
-        self._flight_ends = inf  # when it is over, or its confirmation overdue
+        # When that has left and passed the repeaters; while it is not confirmed, a margin later
+        self._flight_ends = inf
         self._poll_at = inf  # when it is asked for a message again
 
     def airtime_us(self, payload_bytes: int) -> int:
         """The time on air of the companion, in microseconds; that of repeaters is not in it."""
-        cipher = -(-(DATA_HEAD + payload_bytes) // BLOCK) * BLOCK
-        return airtime_us(self._radio, HEAD + cipher)
+        return airtime_us(self._radio, HEAD + BLOCK * -(-(DATA_HEAD + payload_bytes) // BLOCK))
 
     def send(self, payload: bytes, now: float) -> list[Event]:
         settings = self._settings
@@ -81,8 +80,8 @@ class Meshcore(Dialect[bytes]):
         if settings.scope:  # with each datagram: a companion that restarts forgets it
             commands = frame(bytes([SET_SCOPE, 0]) + key_of(settings.scope)) + commands
         self._confirmations = 2 if settings.scope else 1
-        self._left_at = now + self._air_s(payload) * (1 + HOP_AIRTIMES * settings.hops)
-        self._flight_ends = self._left_at + settings.answer_margin_s
+        passed_s = self._air_s(payload) * (1 + HOP_AIRTIMES * settings.hops)
+        self._flight_ends = now + passed_s + settings.answer_margin_s
         return self._due(self._launch(payload, commands, now))
 
     def handle_timeout(self, now: float) -> list[Event]:
@@ -94,7 +93,7 @@ class Meshcore(Dialect[bytes]):
         self._tries += 1  # since the last answer
         if is_over or self._tries > self.tries_max:
             return self._restart("the companion did not answer", now)
-        return self._due(self._fetch(now))
+        return self._due(self._ask_for_message(now))
 
     def _set_up(self, now: float) -> list[Event]:
         self._steps = self._introduce()
@@ -108,27 +107,24 @@ class Meshcore(Dialect[bytes]):
             firmware = name.rstrip(NULL).decode(errors="replace")
             what = "install 1.16, or with 1.15 set datagram_bytes = 163 on all machines"
             return f"the companion's firmware {firmware} is too old: {what}"
-        power, *found = SELF_FORM.unpack_from(
-            (yield bytes([APP_START]).ljust(8, b"\0") + b"ternmesh", SELF)
-        )
+        start = bytes([APP_START]).ljust(8, b"\0") + b"ternmesh"
+        power, *found = SELF_FORM.unpack_from((yield start, SELF))
         khz, hz = round(settings.frequency_hz / 1000), int(radio.bandwidth_khz * 1000)
         wanted = [khz, hz, radio.spreading_factor, radio.coding_rate + 4]
         if found[1:] != wanted[1:] or abs(found[0] - khz) > 1 or power > settings.power_dbm:
             text = "{} kHz, bandwidth {} Hz, SF {}, CR 4/{}, {} dBm"
             theirs, ours = text.format(*found, power), text.format(*wanted, settings.power_dbm)
-            return f"the companion has {theirs}, the settings {ours}: make them equal"
+            return f"the companion has {theirs}, the settings have {ours}: make them equal"
         slot = bytes([settings.channel_slot])
         channel = b"ternmesh" if settings.channel_secret else b"#ternmesh"
         secret = bytes.fromhex(settings.channel_secret) or key_of("ternmesh")
-        for is_written in (False, True):
-            _, name, held = CHANNEL_FORM.unpack_from((yield bytes([GET_CHANNEL]) + slot, CHANNEL))
-            if held == secret:
-                break
-            if is_written or held != NO_SECRET:
-                held_by = name.rstrip(NULL).decode(errors="replace")
-                there = f"slot {slot[0]} of the companion holds the channel {held_by!r}"
-                return f"{there}: choose a free channel_slot, or remove that one with its app"
+        _, name, held = CHANNEL_FORM.unpack_from((yield bytes([GET_CHANNEL]) + slot, CHANNEL))
+        if held == NO_SECRET:
             yield bytes([SET_CHANNEL]) + slot + channel.ljust(32, b"\0") + secret, OK
+        elif held != secret:
+            held_by = name.rstrip(NULL).decode(errors="replace")
+            there = f"slot {slot[0]} of the companion holds the channel {held_by!r}"
+            return f"{there}: choose a free channel_slot, or remove that one with its app"
         return ""
 
     def _next_step(self, answer: bytes | None, now: float) -> list[Event]:
@@ -138,7 +134,7 @@ class Meshcore(Dialect[bytes]):
             self._step = self._step[0], -1  # no more answers
             if end.value:
                 return [events.Broken(end.value)]
-            return self._due([*self._be_ready(), *self._fetch(now)])
+            return self._due([*self._be_ready(), *self._ask_for_message(now)])
         except struct.error:
             return [events.Broken("the companion's answers are too short: is it one of MeshCore?")]
         self._tries = 0
@@ -164,9 +160,9 @@ class Meshcore(Dialect[bytes]):
         """Take what a companion says that is set up."""
         self._tries = 0
         if code == WAITING:
-            return self._fetch(now)
+            return self._ask_for_message(now)
         if code in (*TEXTS, DATAGRAM):
-            return [self._arrived(code, content), *self._fetch(now)]
+            return [self._arrived(code, content), *self._ask_for_message(now)]
         if code == NO_MESSAGE:
             self._poll_at = now + POLL_S
         if code == ERROR and content:
@@ -175,11 +171,10 @@ class Meshcore(Dialect[bytes]):
         if code == OK and self._confirmations:
             self._confirmations -= 1
             if not self._confirmations:
-                self._flight_ends = max(now, self._left_at)
+                self._flight_ends -= self._settings.answer_margin_s
         return []
 
-    def _fetch(self, now: float) -> list[Event]:
-        """Ask for the next message that has arrived."""
+    def _ask_for_message(self, now: float) -> list[Event]:
         self._poll_at = now + ANSWER_S
         return [events.Write(frame(bytes([NEXT_MESSAGE])))]
 
@@ -189,7 +184,7 @@ class Meshcore(Dialect[bytes]):
         payload = content[HEARD_FORM.size :]
         settings = self._settings
         if code in TEXTS or (slot, application) != (settings.channel_slot, settings.application):
-            return events.Foreign()
+            return events.Noise(is_foreign=True)
         return events.Received(payload) if 0 < len(payload) == size else events.Noise()
 
     def _due(self, happened: list[Event]) -> list[Event]:

@@ -23,7 +23,6 @@ from transports.serial_lora.dialect import (
     Broken,
     Dialect,
     Event,
-    Foreign,
     Noise,
     Notice,
     PayloadRefused,
@@ -171,10 +170,9 @@ class ModemLink:
                     self._sent()
                 case PayloadRefused():
                     self._refused(event)
-                case Noise():
-                    self._counters.malformed += 1
-                case Foreign():
-                    self._counters.foreign += 1
+                case Noise(is_foreign):
+                    self._counters.foreign += is_foreign
+                    self._counters.malformed += not is_foreign
                 case Notice(text):
                     self._counters.notice = text
                     if self._notices.allow("", time.monotonic()):

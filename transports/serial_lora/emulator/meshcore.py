@@ -14,7 +14,7 @@ from transports.serial_lora.framing import LengthUnframer
 
 ARRIVED_MAX, SEEN_MAX, SLOTS = 16, 160, 40  # of the firmware
 POWER_DBM, KHZ = 14, 869_525
-FLOOD, SCOPED_FLOOD = b"\x19", b"\x18"  # headers of a datagram; behind the last come region codes
+HEAD = b"\x18" + bytes(5)  # of a datagram: its type, region codes, and an empty path
 CommandUnframer = partial(LengthUnframer, b"<", "little", wire.FRAME_MAX, bytes)
 _DATA = struct.Struct("<HB")  # application, length
 
@@ -26,7 +26,6 @@ class MeshcoreModem(modem.EmulatedModem):
         super().__init__()
         self.channels = {slot: bytes(48) for slot in range(SLOTS)}  # name and secret
         self._radio = wire.with_preamble(radio)
-        self._scope = b""
         self._unframer = CommandUnframer()
         self._seen: deque[bytes] = deque(maxlen=SEEN_MAX)
         self._arrived: deque[bytes] = deque(maxlen=ARRIVED_MAX)  # for the host
@@ -34,11 +33,6 @@ class MeshcoreModem(modem.EmulatedModem):
     @property
     def tuning(self) -> Hashable:
         return "meshcore", self._radio
-
-    def power_up(self) -> list[modem.Action]:
-        self._scope = b""
-        self._arrived.clear()
-        return super().power_up()
 
     def receive_bytes(self, data: bytes) -> list[modem.Action]:
         actions: list[modem.Action] = []
@@ -51,7 +45,7 @@ class MeshcoreModem(modem.EmulatedModem):
         return actions
 
     def hear(self, heard: modem.Reception) -> list[modem.Action]:
-        payload = heard.payload[6 if heard.payload.startswith(SCOPED_FLOOD) else 2 :]
+        payload = heard.payload[len(HEAD) :]
         if payload in self._seen:
             return []
         self._seen.append(payload)
@@ -83,10 +77,10 @@ class MeshcoreModem(modem.EmulatedModem):
         error = 0
         if code == wire.SET_CHANNEL:
             self.channels[data[0]] = data[1:]
-        elif code == wire.SET_SCOPE:
-            self._scope = data[1:]
-        else:
-            error = self._datagram(data) if code == wire.SEND else wire.UNKNOWN
+        elif code == wire.SEND:
+            error = self._datagram(data)
+        elif code != wire.SET_SCOPE:
+            error = wire.UNKNOWN
         return bytes([wire.ERROR, error] if error else [wire.OK])
 
     def _datagram(self, data: bytes) -> int:
@@ -98,11 +92,10 @@ class MeshcoreModem(modem.EmulatedModem):
             return wire.ILLEGAL
         if len(self._queue) >= ARRIVED_MAX:
             return wire.TABLE_FULL
-        head = SCOPED_FLOOD + self._scope[:4] if self._scope else FLOOD
         plain = _DATA.pack(application, len(data) - 4) + data[4:]
         payload = _sealed(self.channels[slot][32:], plain)
         self._seen.append(payload)
-        self._queue.append(head + b"\0" + payload)
+        self._queue.append(HEAD + payload)
         return 0
 
 
