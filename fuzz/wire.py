@@ -18,7 +18,7 @@ from ternmesh.wire.update import Manifest, write_manifest
 MODEL = bytes(range(32))
 DIMENSION = 64
 PLAN = plan.make_plan(
-    DIMENSION, rounds=3, local_steps=1, learning_rate=0.1, frame_mtu=164, up_zeros=0.5
+    DIMENSION, rounds=3, local_steps=1, learning_rate=0.1, frame_mtu=128, up_zeros=0.5
 )
 _OBJECT_MTU = 64  # bytes
 _SIZE_MAX = 4096  # values of a hypervector

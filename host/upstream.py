@@ -31,7 +31,7 @@ from ternmesh.security.membership import HOST
 from ternmesh.types import ModelQ24
 from ternmesh.wire.global_update import GlobalUpdate, read_object, split_certificate
 from ternmesh.wire.proof import Leaf, RoundRows, proved_rows, read_proof
-from ternmesh.wire.update import write_manifest
+from ternmesh.wire.update import AGGREGATOR_FRAME_MIN, write_manifest
 from ternmesh_service.keyring import Keyring, NoKeyring
 from ternmesh_service.member_list import MemberListClient
 from ternmesh_service.notify import ServiceManager
@@ -249,6 +249,7 @@ def opened_upstream(
                 instance=os.urandom(INSTANCE_SIZE),
                 pace=pace_of(transport),
                 frame_max=lambda: frame_max(transport),
+                frame_min=AGGREGATOR_FRAME_MIN,
                 has_aggregator=bool(link.aggregator),
             ),
             stored,

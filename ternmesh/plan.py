@@ -18,10 +18,11 @@ from ternmesh.wire.frame import FRAME_MAX, FRAME_OVERHEAD
 from ternmesh.wire.global_update import object_max
 from ternmesh.wire.update import CHUNK_HEAD_SIZE, MANIFEST_SIZE_MIN
 
-FRAME_MTU_MIN = 164  # the longest manifest in a frame
+FRAME_MTU_MIN = 128  # room for what a board says in a round: a welcome has up to 116 bytes
 FRAME_MTU_MAX = FRAME_MAX
 DIMENSION_MAX = 1 << 24
 SLICES_MAX = 1024
+RECEIPT_OVERHEAD = 29  # bytes of a receipt beside its bitmap, with seal
 PERMILLE = 1000
 PROBE_OVERHEAD = 70  # bytes of a probe beside its code
 MANIFEST_REPEATS_MAX = 3
@@ -229,8 +230,10 @@ def from_numbers(numbers: tuple[int, ...]) -> Plan:
 
 def check_plan(plan: Plan) -> None:
     """WireError for a plan outside the limits of SPEC.md section 5."""
-    spans = -(-plan.dimension // SLICES_MAX), min(plan.dimension, SPAN_MAX)
-    check_limits(plan, up_span=spans, down_span=spans)
+    up_max = min(SLICES_MAX, 8 * max(1, plan.frame_mtu - RECEIPT_OVERHEAD))  # in one receipt
+    up, down = (-(-plan.dimension // slices) for slices in (up_max, SLICES_MAX))
+    longest = min(plan.dimension, SPAN_MAX)
+    check_limits(plan, up_span=(up, longest), down_span=(down, longest))
     if (plan.rounds == 0) != (plan.news_rounds > 0):
         raise WireError("plan", "news_rounds is for runs without an end, which need it")
     with_an_end = ("silence_permille", "silence_rounds", "staleness_rounds")

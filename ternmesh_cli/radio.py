@@ -14,7 +14,7 @@ from ternmesh.link.regions import REGIONS, RadioChannel, SubBand, check, longest
 from ternmesh_cli import process
 from ternmesh_cli.process import add_option, number, real
 from transports.serial_lora.emulator.radios import EmulatedRadios, new_modem
-from transports.serial_lora.settings import DIALECTS
+from transports.serial_lora.settings import DIALECTS, HOPS_MAX
 
 BYTES_MAX = (1 << 24) - 1
 LOSS_MAX = 0.9
@@ -64,8 +64,10 @@ def _add_emulate_arguments(parser: argparse.ArgumentParser) -> None:
     add_option(parser, "--loss", real(0, 1), 0.0, "fraction of frames that each modem loses")
     what = "radio seconds in a second; hosts need the same `speed`"
     add_option(parser, "--speed", real(0.01, SPEED_MAX), 1.0, what)
+    add_option(parser, "--hops", number(0, HOPS_MAX), 0, "repeaters between the first and others")
     what = "where the paths of the modems are made (default: a new folder)"
     parser.add_argument("--folder", type=Path, metavar="DIR", help=what)
+    process.add_uses(parser, "dialect", {"hops": ("meshcore", "meshtastic")})
 
 
 def _estimate(arguments: argparse.Namespace) -> int:
@@ -104,7 +106,7 @@ def _text(
     duty = "no duty cycle" if band.budget_us is None else f"duty cycle {100 * band.duty_cycle:g} %"
     yield (
         f"{size:,} bytes, {region} {band.name} ({duty}), "
-        f"SF{setting.spreading_factor} at {setting.bandwidth_khz} kHz"
+        f"SF{setting.spreading_factor} at {setting.bandwidth_khz:g} kHz"
     )
     yield (
         f"frames     {cost.frames:,} of {cost.frame_bytes} bytes "
@@ -133,7 +135,7 @@ def _emulate(arguments: argparse.Namespace) -> int:
         if folder:
             folder.mkdir(parents=True, exist_ok=True)
         with EmulatedRadios(
-            modems, speed=arguments.speed, loss=arguments.loss, folder=folder
+            modems, speed=arguments.speed, loss=arguments.loss, hops=arguments.hops, folder=folder
         ) as radios:
             print(SIMULATED, file=sys.stderr)
             print("\n".join(radios.paths), flush=True)

@@ -30,7 +30,7 @@ from transports.serial_lora.airtime_budget import AirtimeBudget, AirtimeLog
 from transports.serial_lora.settings import SerialLoraSettings, serial_settings
 
 LINK_MTU_MAX = 1024  # without a radio among them: brokers with a limit take such frames, too
-RELAY_MTU = 253  # of a relay's modem, behind two radio addresses
+RELAY_MTU = 252  # of a relay's modem, behind two radio addresses
 LINK_FRAME_MTU = 1024  # of an update whose object the link cuts: long frames lose least on heads
 LINK_ANNOUNCE_S = 3600.0  # every announce costs airtime
 NETWORK_PROFILE = BearerProfile()

@@ -1,7 +1,7 @@
 """What a modem without a tool of its own is asked on the bench: who it is, and its settings.
 
 Settings are texts under the names that the modem's manual uses. They are read with the parsers of
-`transports.serial_lora`, which sets an RNode or a MeshCore modem itself whenever it opens one.
+`transports.serial_lora`, which sets an RNode itself whenever it opens one.
 """
 
 import time

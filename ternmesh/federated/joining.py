@@ -86,6 +86,7 @@ class NodeSettings:
     instance: bytes  # 8 random bytes that name this process
     pace: TimerSettings = NETWORK_TIMERS  # it fits the timers to the transport
     frame_max: Callable[[], int] = lambda: FRAME_MAX  # bytes that the transport takes now
+    frame_min: int = 0  # bytes of the longest frame that it sends, whatever the plan says
     has_aggregator: bool = False  # its host is one, and proves what counts
 
 
@@ -209,9 +210,9 @@ class Joining:
 
         Raises WireError if the frames of its plan do not fit the transport, and tells the host.
         """
-        if frame_mtu > self._settings.frame_max():
+        if max(frame_mtu, self._settings.frame_min) > self._settings.frame_max():
             self._push(Refusal(message.version, FRAME_SIZE))
-            raise WireError(FRAME_SIZE, "the plan's frames are longer than the bearer's")
+            raise WireError(FRAME_SIZE, "the frames are longer than the bearer's")
         return self._unanswered > 0 or not is_new  # else it is of a run that was given up
 
     def begin_run(self, run: bytes) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 FRAME_MAX = 255
 SPREADING_FACTORS = range(7, 13)
-BANDWIDTHS_KHZ = (125, 250, 500)
+BANDWIDTHS_KHZ = (62.5, 125, 250, 500)
 LOW_RATE_SYMBOL_US = 16_000  # low data rate optimisation is on from this symbol time
 CODING_RATES = range(1, 5)
 
@@ -17,7 +17,7 @@ class LoraSetting:
     """A radio setting: spreading factor 7 to 12, bandwidth in kHz, coding rate 4/(4 + cr)."""
 
     spreading_factor: int = 7
-    bandwidth_khz: int = 125
+    bandwidth_khz: float = 125
     coding_rate: int = 1
     preamble_symbols: int = 8
 
@@ -25,14 +25,16 @@ class LoraSetting:
         if self.spreading_factor not in SPREADING_FACTORS:
             raise ValueError(f"spreading factor {self.spreading_factor}: it must be 7 to 12")
         if self.bandwidth_khz not in BANDWIDTHS_KHZ:
-            raise ValueError(f"bandwidth {self.bandwidth_khz} kHz: it must be 125, 250 or 500")
+            raise ValueError(
+                f"bandwidth {self.bandwidth_khz:g} kHz: it must be 62.5, 125, 250 or 500"
+            )
         if self.coding_rate not in CODING_RATES:
             raise ValueError(f"coding rate {self.coding_rate}: it must be 1 (4/5) to 4 (4/8)")
 
     @property
     def symbol_us(self) -> int:
         """Return the time of one symbol in microseconds; exact: 8 us times a power of two."""
-        return (1 << self.spreading_factor) * 1000 // self.bandwidth_khz
+        return int((1 << self.spreading_factor) * 1000 / self.bandwidth_khz)
 
 
 def airtime_us(setting: LoraSetting, frame_bytes: int) -> int:

@@ -101,12 +101,12 @@ def check(region: Region, channel: RadioChannel) -> SubBand:
         )
     if setting.bandwidth_khz < band.fixed_bandwidth_min_khz:
         raise ChannelError(
-            f"a fixed channel of {setting.bandwidth_khz} kHz is not allowed in {region.name} "
+            f"a fixed channel of {setting.bandwidth_khz:g} kHz is not allowed in {region.name} "
             f"(47 CFR 15.247): use {band.fixed_bandwidth_min_khz} kHz"
         )
     if longest_frame(band, setting) < SHORTEST_FRAME:
         raise ChannelError(
-            f"spreading factor {setting.spreading_factor} at {setting.bandwidth_khz} kHz takes "
+            f"spreading factor {setting.spreading_factor} at {setting.bandwidth_khz:g} kHz takes "
             f"{airtime_us(setting, SHORTEST_FRAME) / 1000:g} ms for the shortest frame, and "
             f"{band.name} in {region.name} allows {frame_limit_us(band) / 1000:g} ms: "
             "use a smaller spreading factor"
@@ -127,7 +127,7 @@ def frame_limit_us(band: SubBand) -> int:
 
 
 def _find(region: Region, channel: RadioChannel) -> SubBand:
-    half = channel.setting.bandwidth_khz * 500
+    half = int(channel.setting.bandwidth_khz * 500)
     low, high = channel.frequency_hz - half, channel.frequency_hz + half
     for band in region.sub_bands:
         if band.low_hz <= low and high <= band.high_hz:

@@ -40,6 +40,7 @@ _CHUNK_HEAD = struct.Struct("<BHHHHB")
 _MEMBERS = struct.Struct(f"<H{ROOT_SIZE}s{ROOT_SIZE}s")
 MANIFEST_SIZE_MIN = _MANIFEST_HEAD.size + SIGNATURE_SIZE  # of a board, without an evaluation
 CHUNK_HEAD_SIZE = _CHUNK_HEAD.size
+AGGREGATOR_FRAME_MIN = 150  # bytes: its longest manifest in a frame
 _HAS_EVALUATION, _HAS_MEMBERS = 0x80, 0x40  # flags after the number of chunks
 
 

@@ -30,6 +30,7 @@ class Radios:
     loss: float = 0.0  # the fraction of frames that each receiver loses
     speed: float = 20.0  # simulated radio seconds per real second
     seed: int = 0
+    hops: int = 0  # repeaters in a row between the host and the boards
 
     @property
     def title(self) -> str:
@@ -90,7 +91,8 @@ def on_radio(radios: Radios, nodes: Sequence[str], fleet: str) -> Iterator[Links
     modems = [new_modem(radios.dialect, i, radio=RADIO) for i, _ in enumerate(roles)]
     addresses = {name: address for address, name in enumerate(nodes, 1)}
     loss = radios.loss
-    with EmulatedRadios(modems, speed=radios.speed, loss=loss, seed=radios.seed) as emulated:
+    speed, seed, hops = radios.speed, radios.seed, radios.hops
+    with EmulatedRadios(modems, speed=speed, loss=loss, seed=seed, hops=hops) as emulated:
         ports = dict(zip(roles, emulated.paths, strict=True))
 
         def table(role: str) -> LinkTable:
@@ -102,6 +104,7 @@ def on_radio(radios: Radios, nodes: Sequence[str], fleet: str) -> Iterator[Links
                 "spreading_factor": RADIO.spreading_factor,
                 "bandwidth_khz": RADIO.bandwidth_khz,
                 "preamble_symbols": RADIO.preamble_symbols,
+                "hops": radios.hops,
                 "speed": radios.speed,
             }
             return {"region": REGION, "fleet": fleet, "serial": serial}

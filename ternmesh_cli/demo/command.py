@@ -36,7 +36,7 @@ from ternmesh_service.page.config import PageConfig, read_token
 from ternmesh_service.status import BoardStatus, HostStatus, from_json
 from ternmesh_store.files import GITIGNORE, make_private_folder
 from transports.mqtt.settings import parse_url
-from transports.serial_lora.settings import DIALECTS
+from transports.serial_lora.settings import DIALECTS, HOPS_MAX
 
 if TYPE_CHECKING:
     from ternmesh_cli.demo.judge import Judged
@@ -78,6 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dialect", choices=DIALECTS, default="reyax", help=what)
     what = "lora: simulated radio seconds per real second"
     add_option(parser, "--speed", real(1, SPEED_MAX), 20.0, what)
+    add_option(parser, "--hops", number(0, HOPS_MAX), 0, "lora: repeaters in a row")
     add_option(parser, "--rounds", number(1, ROUNDS_MAX), 20, "number of rounds")
     what = "random seed of the batches that the boards draw"
     add_option(parser, "--seed", number(0, SEED_MAX), 0, what)
@@ -90,7 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = f"kill the voter that leads at round {KILL_VERSION}, for {AWAY_S:.0f} s"
     parser.add_argument("--kill-leader", action="store_true", help=what)
     add_json(parser, "show no live progress and no page; print one JSON object at the end")
-    radio = dict.fromkeys(("dialect", "speed"), (LORA,))
+    radio = dict.fromkeys(("dialect", "hops", "speed"), (LORA,))
     uses = {"broker": (MQTT, BLE), "loss": (LORA, BLE), "voters": (MQTT,), **radio}
     add_uses(parser, "bearer", uses)
 
@@ -104,7 +105,9 @@ def run(arguments: argparse.Namespace) -> int:
     # SIGTERM acts like Ctrl-C: it ends the demo and the processes of its fleet.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     folder = _prepare(arguments.out)
-    radios = Radios(arguments.dialect, arguments.loss, arguments.speed, arguments.seed)
+    radios = Radios(
+        arguments.dialect, arguments.loss, arguments.speed, arguments.seed, arguments.hops
+    )
     settings = DemoSettings(
         folder=folder.resolve(),
         broker=arguments.broker,

@@ -14,8 +14,8 @@ from tests.firmware_tools.c_library import make
 from transports.ble.protocol import BleProtocol
 from transports.serial_lora.dialect import Received, Write
 from transports.serial_lora.emulator.radios import EmulatedRadios, new_modem
-from transports.serial_lora.meshcore import Meshcore
 from transports.serial_lora.port import SerialPort
+from transports.serial_lora.rnode import Rnode
 from transports.serial_lora.send_queue import Waker
 from transports.serial_lora.settings import SerialLoraSettings
 
@@ -75,7 +75,7 @@ class Bridge:
 class BoardModem:
     """A board's modem that sends and hears payloads as they are."""
 
-    def __init__(self, port: SerialPort, dialect: Meshcore) -> None:
+    def __init__(self, port: SerialPort, dialect: Rnode) -> None:
         self.dialect = dialect
         self.heard: list[Received] = []
         self._port = port
@@ -103,23 +103,17 @@ class Rig:
     """A board's modem, the relay with its own, and the bridge."""
 
     def __init__(self, stack: ExitStack, program, tmp_path, duty_permille: int = 1000) -> None:
-        modems = [new_modem("meshcore", 0), new_modem("meshcore", 1)]
+        modems = [new_modem("rnode", 0), new_modem("rnode", 1)]
         self.radios = stack.enter_context(EmulatedRadios(modems, speed=SPEED))
         self.bridge = Bridge(tmp_path / "bridge")
         stack.callback(self.bridge.close)
-        radio = LoraSetting(7, 125, 1, 16)
+        radio = LoraSetting(7, 125, 1, 24)
         settings = SerialLoraSettings(
-            self.radios.paths[0],
-            "meshcore",
-            "board",
-            {"board": BOARD},
-            radio,
-            FREQUENCY,
-            speed=SPEED,
+            self.radios.paths[0], "rnode", "board", {"board": BOARD}, radio, FREQUENCY, speed=SPEED
         )
         port = SerialPort(settings.port, settings.baud, settings.write_timeout_s, Waker())
         stack.callback(port.close)
-        self.board = BoardModem(port, Meshcore(settings))
+        self.board = BoardModem(port, Rnode(settings))
         numbers = FREQUENCY, 7, 125, 1, 14, duty_permille, BOARD, SPEED
         where = self.radios.paths[1], tmp_path / "bridge"
         self.relay = subprocess.Popen([str(part) for part in (program, *where, *numbers)])
@@ -197,5 +191,5 @@ def test_it_keeps_the_duty_cycle(program, tmp_path) -> None:
         while len(times) < 4:
             found.until(lambda: len(found.board.heard) > len(times))
             times.append(time.monotonic() * SPEED)
-        air_s = airtime_us(LoraSetting(7, 125, 1, 16), len(frame(0)) + 2) / 1e6
+        air_s = airtime_us(LoraSetting(7, 125, 1, 24), len(frame(0)) + 2) / 1e6
         assert times[-1] - times[0] > 2.5 * 10 * air_s

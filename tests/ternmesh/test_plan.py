@@ -18,6 +18,8 @@ from ternmesh.plan import (
     to_numbers,
 )
 from ternmesh.wire import fragments
+from ternmesh.wire.control import Receipt, write_control
+from ternmesh.wire.frame import FRAME_OVERHEAD
 
 PLAN = make_plan(16_934, rounds=20, local_steps=8, learning_rate=0.002)
 
@@ -131,6 +133,16 @@ def test_a_plan_has_limits(field: str, value: int) -> None:  # R5-4
 def test_the_longest_snapshot_fits_the_pieces_of_one_object(frame_mtu: int) -> None:  # R5-3
     size = 4 * global_snapshot_max(frame_mtu) + 2048
     assert -(-size // fragments.fragment_size(frame_mtu)) <= fragments.FRAGMENTS_MAX
+
+
+@pytest.mark.parametrize(("frame_mtu", "chunks"), [(FRAME_MTU_MIN, 792), (156, 1016), (157, 1024)])
+def test_a_receipt_of_all_chunks_fits_a_frame(frame_mtu: int, chunks: int) -> None:  # R5-3
+    receipt = Receipt(0xFFFFFFFF, bytes(4), bytes(-(-chunks // 8)))
+    assert len(write_control(receipt)) + FRAME_OVERHEAD <= frame_mtu
+    plan = replace(PLAN, dimension=64 * chunks, frame_mtu=frame_mtu, up_span=64, down_span=4000)
+    check_plan(plan)
+    with pytest.raises(WireError, match="up_span"):
+        check_plan(replace(plan, dimension=64 * chunks + 1))
 
 
 def test_a_dimension_beyond_its_snapshot_is_refused() -> None:  # R5-3

@@ -55,10 +55,11 @@ def test_whoever_ends_the_demo_ends_its_fleet(tmp_path, number, eventually):
             os.killpg(demo.pid, signal.SIGKILL)
 
 
-def test_the_demo_over_emulated_radios(tmp_path):
+@pytest.mark.parametrize("more", [[], ["--dialect", "meshcore", "--hops", "2"]])
+def test_the_demo_over_emulated_radios(tmp_path, more):
     out = tmp_path / "out"
     command = [sys.executable, "-m", "ternmesh_cli.main", "demo", "--bearer", "lora", "--json"]
-    options = ["--loss", "0.2", "--rounds", "3", "--speed", "100", "--out", str(out)]
+    options = ["--loss", "0.2", "--rounds", "3", "--speed", "100", "--out", str(out), *more]
     done = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)

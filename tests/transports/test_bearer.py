@@ -76,7 +76,7 @@ def test_a_plan_takes_what_fits_the_bearer() -> None:
         dialect: profile_of(replace(serial(dialect=dialect), service="unreliable")).frame_mtu
         for dialect in ("meshcore", "rnode")
     }
-    assert sizes == {"meshcore": 253, "rnode": 252}
+    assert sizes == {"meshcore": 163, "rnode": 252}
     behind = LinkConfig("mqtt://b", radios=True, service="unreliable")
     assert profile_of(behind) == BearerProfile(184, 4096, 1, 3600)
     with pytest.raises(ConfigError, match="for a host on a broker"):

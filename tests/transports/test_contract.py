@@ -3,6 +3,7 @@
 What is special to a transport stands in its own tests.
 """
 
+import itertools
 import random
 import threading
 import time
@@ -152,7 +153,7 @@ def serial(dialect: str) -> Callable[[ExitStack, pytest.FixtureRequest], Fleet]:
         radios = FaultyRadios([new_modem(dialect, i) for i in range(3)], speed=SPEED, seed=7)
         stack.callback(radios.close)
         radios.start()
-        radio = LONG_FAST if dialect == "meshtastic" else LoraSetting(7, 125, 1, 12)
+        radio = LONG_FAST if dialect in ("meshtastic", "meshcore") else LoraSetting(7, 125, 1, 12)
         shared = {"queue_max": 3, "answer_margin_s": 1.0, "speed": SPEED, **FAST}
         shared |= {"radio": radio, "frequency_hz": 869_525_000, "addresses": {"ada": 1, "bob": 2}}
         ends = {
@@ -239,7 +240,7 @@ PLAIN = {
 }
 RELIABLE = {
     f"reliable over {name}": reliable(PLAIN[name])
-    for name in ("loopback", "mqtt 5", "rnode", "ble", "multipath")
+    for name in ("loopback", "mqtt 5", "rnode", "meshcore", "ble", "multipath")
 }
 EVERY = PLAIN | RELIABLE
 
@@ -294,7 +295,8 @@ def test_a_frame_may_be_as_long_as_the_mtu_and_hold_any_bytes(
     ada, mtu = fleet.ends["ada"], fleet.ends["ada"].mtu
     room = mtu - FRAME_OVERHEAD - 1
     contents = [EVERY_BYTE[:room], EVERY_BYTE[-room:], TEASING, b"\r", b""]
-    sent = [frame(i, content, size) for i, content in enumerate(contents) for size in (0, mtu)]
+    each_size = enumerate(itertools.product(contents, (0, mtu)))
+    sent = [frame(i, content, size) for i, (content, size) in each_size]
     for each in sent:
         ada.send(HOST, [each])
         assert fleet.frames(HOST, 1) == [each]

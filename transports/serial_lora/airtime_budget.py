@@ -62,7 +62,7 @@ class AirtimeBudget:
         self.left_us: int | None = None  # of the hour, at the last frame; None without a limit
 
     def may_send(self, airtime_us: int) -> float:
-        """0.0 if the frame's airtime is now reserved on disk, else the seconds to wait, or inf."""
+        """0.0 if the frame's airtime is now reserved on disk, else the seconds to wait."""
         if self._band.budget_us is None:
             return 0.0
         now = self._now()

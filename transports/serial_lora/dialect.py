@@ -51,7 +51,9 @@ class PayloadRefused:
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """Bytes that are no message, or a message about a loss; it is only counted."""
+    """Bytes that are no message, or a message about a loss or of others; it is only counted."""
+
+    is_foreign: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,11 @@ In both, one byte value delimits the frames and never occurs within one.
 
 import zlib
 from abc import ABC, abstractmethod
-from typing import Generic, TypeVar
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Generic, Literal, TypeVar
+
+from ternmesh.errors import WireError
 
 T = TypeVar("T")
 
@@ -136,3 +140,48 @@ class CobsUnframer(Unframer[bytes]):
         payload, crc = content[:-_CRC_BYTES], content[-_CRC_BYTES:]
         sound = zlib.crc32(payload).to_bytes(_CRC_BYTES, "little") == crc
         return payload if payload and sound else None
+
+
+@dataclass
+class LengthUnframer(Generic[T]):
+    """Finds frames of a magic, the length in two bytes and a content, and skips what is between.
+
+    `decode` may raise WireError: then these bytes were no frame, and one may begin inside.
+    """
+
+    magic: bytes
+    order: Literal["little", "big"]
+    size_max: int
+    decode: Callable[[bytes], T]
+    malformed: int = 0
+    _buffer: bytearray = field(default_factory=bytearray)
+
+    def feed(self, data: bytes) -> list[T]:
+        """The contents of the frames that `data` completes."""
+        self._buffer += data
+        buffer, head = self._buffer, len(self.magic) + 2
+        contents: list[T] = []
+        while (start := buffer.find(self.magic)) >= 0:
+            del buffer[:start]
+            size = int.from_bytes(buffer[head - 2 : head], self.order)
+            if len(buffer) < head or len(buffer) < head + size <= head + self.size_max:
+                return contents
+            try:
+                if not 0 < size <= self.size_max:
+                    raise WireError("size", "the frame is empty or too long")
+                contents.append(self.decode(bytes(buffer[head : head + size])))
+                del buffer[: head + size]
+            except WireError:
+                self.malformed += 1
+                del buffer[:1]
+        begun = len(self.magic) > 1 and buffer.endswith(self.magic[:1])
+        del buffer[: len(buffer) - begun]
+        return contents
+
+    def flush(self) -> list[T]:
+        """What follows where the frame that is incomplete was none."""
+        contents = []
+        while self._buffer:
+            del self._buffer[:1]
+            contents += self.feed(b"")
+        return contents

@@ -1,144 +1,194 @@
-"""MeshCore's KISS modem firmware: standard KISS, with SetHardware (6) for all that is about radio.
+"""MeshCore companions: group datagrams, which repeaters flood without looking inside.
 
-From docs/kiss_modem_protocol.md of its repository. One frame may be pending; TxDone follows it.
-Numbers are little-endian. The frames are ours: MeshCore's own nodes ignore them.
+From the sources of the firmware, 1.15 to 1.17, and its docs/companion_protocol.md. A frame to the
+companion is `<`, the length and a command, one from it `>`, the length and an answer; numbers are
+little-endian. A datagram names no sender, and nobody acknowledges it. The mesh takes an equal one
+for an echo: the counters in the seals of our frames make all of them differ.
 """
 
-from collections import deque
+import hashlib
+import struct
+from collections.abc import Generator
+from dataclasses import replace
+from math import inf
 
-from ternmesh.link.airtime import airtime_us
-from transports.serial_lora.dialect import (
-    Broken,
-    Dialect,
-    Event,
-    PayloadRefused,
-    Received,
-    Sent,
-    error_text,
-)
-from transports.serial_lora.framing import KissUnframer, kiss_frame
+from ternmesh.link.airtime import LoraSetting, airtime_us
+from transports.serial_lora import dialect as events
+from transports.serial_lora.dialect import Dialect, Event, error_text
+from transports.serial_lora.framing import LengthUnframer
 from transports.serial_lora.settings import SerialLoraSettings
 
-DATA, SET_HARDWARE = 0x00, 0x06
-SET_RADIO, SET_POWER, GET_RADIO, GET_POWER, GET_AIRTIME = 0x09, 0x0A, 0x0B, 0x0C, 0x0F
-RADIO, POWER, AIRTIME, OK, ERROR, TX_DONE, RX_META = 0x8B, 0x8C, 0x8F, 0xF0, 0xF1, 0xF8, 0xF9
-TX_BUSY = 7
-ERRORS = {
-    1: "too few bytes",
-    2: "a value out of range",
-    3: "it has no such feature",
-    5: "it does not know the command",
-    TX_BUSY: "it is still sending",
-    8: "this board does not support it",
-}
-PAYLOAD_MAX = 255
-ANSWER_S = 2.0
-CSMA_S = 2.0  # it listens before it sends: half a second of key-up delay, and slots of 0.1 s
-BUSY_S = 0.25
-_Step = tuple[int, bytes, int, bytes]  # sub-command, data, right answer, how its data begin
+APP_START, NEXT_MESSAGE, DEVICE_QUERY, GET_CHANNEL = 1, 10, 22, 31
+SET_CHANNEL, SET_SCOPE, SEND = 32, 54, 62
+# Answers, and the one that comes unasked
+OK, ERROR, SELF, NO_MESSAGE, DEVICE, CHANNEL, DATAGRAM, WAITING = 0, 1, 5, 10, 13, 18, 27, 0x83
+TEXTS = (7, 8, 16, 17)  # of people, to the companion or in its channels
+UNKNOWN, NOT_FOUND, TABLE_FULL, ILLEGAL = 1, 2, 3, 6
+ERRORS = {NOT_FOUND: "it has no such channel_slot", TABLE_FULL: "its queue is full"}
+ERRORS |= {UNKNOWN: "it does not know the command", ILLEGAL: "a value out of range"}
+FRAME_MAX = 255  # the firmware's are shorter
+OLDEST, WITH_165_BYTES = 11, 13  # what firmware 1.15 and 1.16 call themselves
+DEVICE_FORM = struct.Struct("<B58x20s2x")  # version and its name
+SELF_FORM = struct.Struct("<xb45xIIBB")  # power, kHz, bandwidth in Hz, spreading factor, rate + 4
+CHANNEL_FORM = struct.Struct("<B32s16s")  # slot, name, secret
+HEARD_FORM = struct.Struct("<3xBxHB")  # slot, application, length
+FLOOD, NO_SECRET, NULL = 0xFF, bytes(16), b"\0"
+# Bytes on the air around the cipher: header, region codes, length of the path, channel, MAC
+HEAD, BLOCK, DATA_HEAD = 1 + 4 + 1 + 1 + 2, 16, 3
+ANSWER_S, POLL_S, FULL_S = 2.0, 30.0, 2.0
+# A repeater waits for up to 2.5 airtimes of a datagram, and hears nothing while it sends it.
+HOP_AIRTIMES = 3.5
 
 
-class Meshcore(Dialect[tuple[int, bytes]]):
-    """A MeshCore modem; its messages are KISS commands with their data."""
+def frame(command: bytes) -> bytes:
+    """A command as it is written."""
+    return b"<" + len(command).to_bytes(2, "little") + command
 
-    payload_max = PAYLOAD_MAX
+
+def key_of(name: str) -> bytes:
+    """The 16 bytes that MeshCore derives from the public name of a channel or a region."""
+    return hashlib.sha256(f"#{name.removeprefix('#')}".encode()).digest()[:16]
+
+
+def with_preamble(radio: LoraSetting) -> LoraSetting:
+    """`radio` with the preamble that the firmware chooses by itself."""
+    return replace(radio, preamble_symbols=32 if radio.spreading_factor <= 8 else 16)
+
+
+class Meshcore(Dialect[bytes]):
+    """A companion; until it is set up it is asked one thing at a time."""
 
     def __init__(self, settings: SerialLoraSettings) -> None:
-        super().__init__(settings, KissUnframer())
-        self._steps: deque[_Step] = deque()
-        self._extra_us = 0  # by which the modem's own estimate of airtime exceeds ours
+        super().__init__(settings, LengthUnframer(b">", "little", FRAME_MAX, bytes))
+        self.payload_max = settings.datagram_bytes
+        self._radio = with_preamble(settings.radio)
+        self._steps = self._introduce()
+        self._step = b"", OK  # the command that waits for its answer, and the code of that
+        self._confirmations = 0  # that are due for the payload in flight
+        # When that has left and passed the repeaters; while it is not confirmed, a margin later
+        self._flight_ends = inf
+        self._poll_at = inf  # when it is asked for a message again
 
     def airtime_us(self, payload_bytes: int) -> int:
-        """The time on air of a payload, in microseconds: ours or the modem's, the longer one."""
-        return super().airtime_us(payload_bytes) + self._extra_us
+        """The time on air of the companion, in microseconds; that of repeaters is not in it."""
+        return airtime_us(self._radio, HEAD + BLOCK * -(-(DATA_HEAD + payload_bytes) // BLOCK))
 
     def send(self, payload: bytes, now: float) -> list[Event]:
-        slack_s = CSMA_S / self._settings.speed + self._settings.answer_margin_s
-        return self._launch(payload, kiss_frame(DATA, payload), now, slack_s)
+        settings = self._settings
+        command = struct.pack("<BBBH", SEND, settings.channel_slot, FLOOD, settings.application)
+        commands = frame(command + payload)
+        if settings.scope:  # with each datagram: a companion that restarts forgets it
+            commands = frame(bytes([SET_SCOPE, 0]) + key_of(settings.scope)) + commands
+        self._confirmations = 2 if settings.scope else 1
+        passed_s = self._air_s(payload) * (1 + HOP_AIRTIMES * settings.hops)
+        self._flight_ends = now + passed_s + settings.answer_margin_s
+        return self._due(self._launch(payload, commands, now))
 
     def handle_timeout(self, now: float) -> list[Event]:
         if not self.ready:
-            return self._next_step(now)
-        return self._restart("the modem did not answer", now)
+            return self._repeat(now)
+        is_over = self._in_flight is not None and self._flight_ends <= now
+        if is_over and not self._confirmations:
+            return self._due(self._settle(events.Sent()))
+        self._tries += 1  # since the last answer
+        if is_over or self._tries > self.tries_max:
+            return self._restart("the companion did not answer", now)
+        return self._due(self._ask_for_message(now))
 
     def _set_up(self, now: float) -> list[Event]:
-        """Set the radio, then ask how long the longest frame takes."""
-        self._steps = deque(_steps(self._settings))
-        return self._next_step(now)
+        self._steps = self._introduce()
+        return self._next_step(None, now)
 
-    def _next_step(self, now: float) -> list[Event]:
-        """Send the command at the front, or end the set-up."""
-        if not self._steps:
-            return self._be_ready()
-        code, data = self._steps[0][:2]
-        command = kiss_frame(SET_HARDWARE, bytes([code]) + data)
-        failure = f"no MeshCore modem answers command {code}"
-        return self._attempt(command, now + ANSWER_S, failure)
+    def _introduce(self) -> Generator[tuple[bytes, int], bytes, str]:
+        """Commands, each with the code of the answer to it, which is sent back; what is wrong."""
+        settings, radio = self._settings, self._radio
+        version, name = DEVICE_FORM.unpack_from((yield bytes([DEVICE_QUERY, 3]), DEVICE))
+        if version < OLDEST or (version < WITH_165_BYTES and self.payload_max > 163):
+            firmware = name.rstrip(NULL).decode(errors="replace")
+            what = "install 1.16, or with 1.15 set datagram_bytes = 163 on all machines"
+            return f"the companion's firmware {firmware} is too old: {what}"
+        start = bytes([APP_START]).ljust(8, b"\0") + b"ternmesh"
+        power, *found = SELF_FORM.unpack_from((yield start, SELF))
+        khz, hz = round(settings.frequency_hz / 1000), int(radio.bandwidth_khz * 1000)
+        wanted = [khz, hz, radio.spreading_factor, radio.coding_rate + 4]
+        if found[1:] != wanted[1:] or abs(found[0] - khz) > 1 or power > settings.power_dbm:
+            text = "{} kHz, bandwidth {} Hz, SF {}, CR 4/{}, {} dBm"
+            theirs, ours = text.format(*found, power), text.format(*wanted, settings.power_dbm)
+            return f"the companion has {theirs}, the settings have {ours}: make them equal"
+        slot = bytes([settings.channel_slot])
+        channel = b"ternmesh" if settings.channel_secret else b"#ternmesh"
+        secret = bytes.fromhex(settings.channel_secret) or key_of("ternmesh")
+        _, name, held = CHANNEL_FORM.unpack_from((yield bytes([GET_CHANNEL]) + slot, CHANNEL))
+        if held == NO_SECRET:
+            yield bytes([SET_CHANNEL]) + slot + channel.ljust(32, b"\0") + secret, OK
+        elif held != secret:
+            held_by = name.rstrip(NULL).decode(errors="replace")
+            there = f"slot {slot[0]} of the companion holds the channel {held_by!r}"
+            return f"{there}: choose a free channel_slot, or remove that one with its app"
+        return ""
 
-    def _message(self, message: tuple[int, bytes], now: float) -> list[Event]:
-        command, content = message
-        if command == DATA and content:
-            return [Received(content)]
-        if command == SET_HARDWARE and content:
-            return self._hardware(content[0], content[1:], now)
-        return []
-
-    def _hardware(self, code: int, data: bytes, now: float) -> list[Event]:
-        if code == TX_DONE:
-            sent = data == b"\x01"
-            return self._settle(Sent() if sent else PayloadRefused("the radio could not send"))
-        if code == ERROR and data:
-            if not (self._steps and self._steps[0][3]):  # else it cannot be asked
-                return self._error(data[0])
-        elif not (self._steps and code == self._steps[0][2]):
-            return []
-        elif code == AIRTIME:
-            self._compare_airtime(data)
-        elif not data.startswith(wanted := self._steps[0][3]):
-            kept = f"the modem keeps {_shown(data)}, although it took {_shown(wanted)}"
-            return [Broken(f"{kept}: choose a value that its model allows")]
-        self._steps.popleft()
+    def _next_step(self, answer: bytes | None, now: float) -> list[Event]:
+        try:
+            self._step = self._steps.send(answer)  # type: ignore[arg-type]  # None begins
+        except StopIteration as end:
+            self._step = self._step[0], -1  # no more answers
+            if end.value:
+                return [events.Broken(end.value)]
+            return self._due([*self._be_ready(), *self._ask_for_message(now)])
+        except struct.error:
+            return [events.Broken("the companion's answers are too short: is it one of MeshCore?")]
         self._tries = 0
         self._heard = b""
-        return self._next_step(now)
+        return self._repeat(now)
 
-    def _error(self, code: int) -> list[Event]:
-        reason = error_text(code, ERRORS)
-        if not self.ready:
-            return [Broken(f"the modem refuses command {self._steps[0][0]}: {reason}")]
-        again_in_s = BUSY_S / self._settings.speed if code == TX_BUSY else None
-        return self._settle(PayloadRefused(reason, again_in_s))
+    def _repeat(self, now: float) -> list[Event]:
+        command, _ = self._step
+        failure = f"no MeshCore companion answers command {command[0]}"
+        return self._attempt(frame(command), now + ANSWER_S, failure)
 
-    def _compare_airtime(self, data: bytes) -> None:
-        """A longer preamble than ours costs the same for each frame, so one frame is enough."""
-        modem_us = int.from_bytes(data[:4], "little") * 1000
-        ours_us = airtime_us(self._radio, PAYLOAD_MAX)
-        if modem_us > ours_us:
-            self._extra_us = min(ours_us, modem_us + 1000 - ours_us)  # It rounds to milliseconds.
+    def _message(self, message: bytes, now: float) -> list[Event]:
+        code, content = message[0], message[1:]
+        if self.ready:
+            return self._due(self._said(code, content, now))
+        command, wanted = self._step
+        if code == ERROR:
+            reason = error_text(content[0] if content else 0, ERRORS)
+            return [events.Broken(f"the companion refuses command {command[0]}: {reason}")]
+        return self._next_step(content, now) if code == wanted else []
 
+    def _said(self, code: int, content: bytes, now: float) -> list[Event]:
+        """Take what a companion says that is set up."""
+        self._tries = 0
+        if code == WAITING:
+            return self._ask_for_message(now)
+        if code in (*TEXTS, DATAGRAM):
+            return [self._arrived(code, content), *self._ask_for_message(now)]
+        if code == NO_MESSAGE:
+            self._poll_at = now + POLL_S
+        if code == ERROR and content:
+            again_in_s = FULL_S / self._settings.speed if content[0] == TABLE_FULL else None
+            return self._settle(events.PayloadRefused(error_text(content[0], ERRORS), again_in_s))
+        if code == OK and self._confirmations:
+            self._confirmations -= 1
+            if not self._confirmations:
+                self._flight_ends -= self._settings.answer_margin_s
+        return []
 
-def radio_bytes(settings: SerialLoraSettings) -> bytes:
-    """Frequency, bandwidth, spreading factor and coding rate, as SetRadio takes them."""
-    radio = settings.radio
-    numbers = settings.frequency_hz.to_bytes(4, "little")
-    numbers += (radio.bandwidth_khz * 1000).to_bytes(4, "little")
-    return numbers + bytes([radio.spreading_factor, radio.coding_rate + 4])
+    def _ask_for_message(self, now: float) -> list[Event]:
+        self._poll_at = now + ANSWER_S
+        return [events.Write(frame(bytes([NEXT_MESSAGE])))]
 
+    def _arrived(self, code: int, content: bytes) -> Event:
+        """Our payload; or what people write, or a datagram of another application or channel."""
+        slot, application, size = HEARD_FORM.unpack_from(content.ljust(HEARD_FORM.size, b"\0"))
+        payload = content[HEARD_FORM.size :]
+        settings = self._settings
+        if code in TEXTS or (slot, application) != (settings.channel_slot, settings.application):
+            return events.Noise(is_foreign=True)
+        return events.Received(payload) if 0 < len(payload) == size else events.Noise()
 
-def _steps(settings: SerialLoraSettings) -> list[_Step]:
-    radio, power = radio_bytes(settings), bytes([settings.power_dbm])
-    return [
-        (SET_RADIO, radio, OK, b""),
-        (SET_POWER, power, OK, b""),
-        (GET_RADIO, b"", RADIO, radio),
-        (GET_POWER, b"", POWER, power),
-        (GET_AIRTIME, bytes([PAYLOAD_MAX]), AIRTIME, b""),
-    ]
-
-
-def _shown(data: bytes) -> str:
-    """The content of Radio or TxPower, in words."""
-    if len(data) < 10:
-        return f"{data[0] if data else 'no'} dBm"
-    hz, bandwidth_hz = int.from_bytes(data[:4], "little"), int.from_bytes(data[4:8], "little")
-    return f"{hz} Hz, bandwidth {bandwidth_hz} Hz, SF {data[8]}, CR 4/{data[9]}"
+    def _due(self, happened: list[Event]) -> list[Event]:
+        """Set what is due next, and pass on what happened."""
+        is_flying = self._in_flight is not None
+        self.deadline = min(self._flight_ends if is_flying else inf, self._poll_at)
+        return happened

@@ -7,6 +7,7 @@ program sends `ToRadio` messages, the node sends `FromRadio` messages. The strea
 import random
 import struct
 from dataclasses import replace
+from functools import partial
 
 from ternmesh import protobuf
 from ternmesh.errors import WireError
@@ -23,6 +24,7 @@ from transports.serial_lora.dialect import (
     Write,
     error_text,
 )
+from transports.serial_lora.framing import LengthUnframer
 from transports.serial_lora.settings import SerialLoraSettings
 
 MAGIC = b"\x94\xc3"
@@ -75,6 +77,8 @@ REGION_2_4_GHZ = 13  # where presets have other bandwidths
 # Spreading factor, bandwidth in kHz and coding rate 1 to 4 of the presets (MeshRadio.h)
 _FAST = [(11, 250, 1), (12, 125, 4), None, (10, 250, 1), (9, 250, 1), (8, 250, 1), (7, 250, 1)]
 PRESETS = dict(enumerate([*_FAST, (11, 125, 4), (7, 500, 1), (11, 500, 4)]))
+# Finds messages, as their protobuf fields, between lines of log text
+MeshtasticUnframer = partial(LengthUnframer, MAGIC, "big", MESSAGE_MAX, protobuf.fields)
 
 
 def frame(message: bytes) -> bytes:
@@ -91,53 +95,6 @@ def packet(packet_id: int, payload: bytes) -> bytes:
         + protobuf.bytes_field(PACKET_DATA, data)
         + protobuf.fixed32_field(PACKET_ID, packet_id)
     )
-
-
-class MeshtasticUnframer:
-    """Finds the messages in a byte stream and skips the log text between them.
-
-    A message is returned as its protobuf fields.
-    """
-
-    def __init__(self) -> None:
-        self.malformed = 0
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> list[dict[int, Value]]:
-        self._buffer += data
-        messages = []
-        while (message := self._next()) is not None:
-            messages.append(message)
-        return messages
-
-    def flush(self) -> list[dict[int, Value]]:
-        messages = []
-        while self._buffer:
-            del self._buffer[:1]
-            messages += self.feed(b"")
-        return messages
-
-    def _next(self) -> dict[int, Value] | None:
-        buffer = self._buffer
-        while True:
-            start = buffer.find(MAGIC)
-            if start < 0:
-                del buffer[: len(buffer) - buffer.endswith(MAGIC[:1])]
-                return None
-            del buffer[:start]
-            size = int.from_bytes(buffer[2:4], "big")
-            if len(buffer) < 4 or len(buffer) < 4 + size <= 4 + MESSAGE_MAX:
-                return None
-            try:
-                if size > MESSAGE_MAX:
-                    raise WireError("size", "the message is too long")
-                message = protobuf.fields(bytes(buffer[4 : 4 + size]))
-            except WireError:
-                self.malformed += 1
-                del buffer[:1]  # These bytes were not a frame; a frame may begin inside.
-                continue
-            del buffer[: 4 + size]
-            return message
 
 
 class Meshtastic(Dialect[dict[int, Value]]):
@@ -238,7 +195,8 @@ class Meshtastic(Dialect[dict[int, Value]]):
             return "the node has no region: `meshtastic --set lora.region EU_868`, or yours"
         if not transmits:
             return "the node's transmitter is off: `meshtastic --set lora.tx_enabled true`"
-        ours = (self._radio.spreading_factor, self._radio.bandwidth_khz, self._radio.coding_rate)
+        radio = self._radio
+        ours = (radio.spreading_factor, int(radio.bandwidth_khz), radio.coding_rate)
         node = PRESETS.get(preset) if has_preset else (factor, bandwidth_khz, rate - 4)
         if node in (None, ours) or region == REGION_2_4_GHZ:
             return ""

@@ -165,7 +165,7 @@ def radio_commands(settings: SerialLoraSettings) -> dict[int, bytes]:
     radio = settings.radio
     return {
         RnodeCommand.FREQUENCY: settings.frequency_hz.to_bytes(4, "big"),
-        RnodeCommand.BANDWIDTH: (radio.bandwidth_khz * 1000).to_bytes(4, "big"),
+        RnodeCommand.BANDWIDTH: int(radio.bandwidth_khz * 1000).to_bytes(4, "big"),
         RnodeCommand.POWER: bytes([settings.power_dbm]),
         RnodeCommand.SPREADING_FACTOR: bytes([radio.spreading_factor]),
         RnodeCommand.CODING_RATE: bytes([radio.coding_rate + 4]),

@@ -12,12 +12,13 @@ from ternmesh.link.airtime import LoraSetting
 from transports.base import ALL, HOST, UnknownPeer, check_node, check_peer
 
 DIALECTS = ("reyax", "ebyte", "meshtastic", "rnode", "meshcore")
-HOST_ADDRESS, ALL_ADDRESS = 0, 255
+HOST_ADDRESS, ALL_ADDRESS, HOPS_MAX = 0, 255, 7
 _BAUD_RATES = {"ebyte": 9600}  # factory settings; all others have 115,200
-TUNED_BY_US = ("reyax", "rnode", "meshcore")  # the others are tuned with their own tools
+NEED_FREQUENCY = ("reyax", "rnode", "meshcore")  # the others hide it, or set it themselves
 _REYAX_NETWORK_ANY_PREAMBLE = 18
 _REYAX_PREAMBLE = 12
 _REYAX, _EBYTE = needs("dialect", "reyax"), needs("dialect", "ebyte")
+_MESHCORE = needs("dialect", "meshcore")
 _ABOVE_0 = limits(1e-3, 1e9)
 _URL = re.compile(r"socket://(?:\[([^]]+)]|([\w.-]+)):(\d{1,5})")
 
@@ -65,6 +66,13 @@ class SerialLoraSettings:
     packet_bytes: int = field(default=240, metadata=_EBYTE | limits(32, 240))
     # How often other radios repeat our frames
     hop_limit: int = field(default=0, metadata=needs("dialect", "meshtastic") | limits(0, 7))
+    # Of MeshCore: where the fleet's channel is kept, with 32 hex digits, else the public #ternmesh
+    channel_slot: int = field(default=7, metadata=_MESHCORE | limits(1, 39))
+    channel_secret: str = field(default="", metadata=_MESHCORE)
+    scope: str = field(default="", metadata=_MESHCORE)  # the region in which repeaters pass it on
+    application: int = field(default=0xFF00, metadata=_MESHCORE | limits(0x0100, 0xFFFF))
+    datagram_bytes: int = field(default=165, metadata=_MESHCORE | limits(130, 165))
+    hops: int = field(default=0, metadata=_MESHCORE | limits(0, HOPS_MAX))  # on the longest way
     # Frames that wait for the modem
     queue_max: int = field(default=64, metadata=limits(1, 10_000))
     # How long a modem may take beyond the airtime to answer
@@ -97,11 +105,17 @@ class SerialLoraSettings:
             raise ValueError("two nodes have the same address: each needs one of its own")
 
     def _check_radio(self) -> None:
-        if self.dialect in TUNED_BY_US and not 137_000_000 <= self.frequency_hz <= 1_020_000_000:
+        if self.dialect in NEED_FREQUENCY and not 137_000_000 <= self.frequency_hz <= 1_020_000_000:
             raise ValueError(
                 f"frequency_hz {self.frequency_hz} must be 137000000 to 1020000000, "
                 "like 869525000 in Europe or 915000000 in the US"
             )
+        if not re.fullmatch("([0-9a-fA-F]{32})?", self.channel_secret):
+            raise ValueError(
+                "channel_secret must be 32 hex digits: `openssl rand -hex 16` makes one"
+            )
+        if self.dialect == "reyax" and self.radio.bandwidth_khz < 125:
+            raise ValueError("a REYAX modem has a bandwidth of 125, 250 or 500 kHz")
         preamble = self.radio.preamble_symbols
         if not 6 <= preamble <= 65_535:
             raise ValueError(f"a preamble of {preamble} symbols: it must be 6 to 65535")

@@ -57,7 +57,6 @@ class SerialLoraCounters:
     airtime_us: int = 0  # of all payloads that were handed to the modem
     airtime_left_us: int | None = None  # of the hour, at the last frame; None without a limit
     lost: int = 0  # frames that waited or were on their way when the modem went away
-    too_long: int = 0  # frames of more airtime than is ever granted
     refused: int = 0  # frames that the modem has not sent
     foreign: int = 0  # payloads for other receivers, or from unknown senders
     malformed: int = 0  # payloads that do not decode, and noise on the line
@@ -151,10 +150,6 @@ class ModemLink:
         if self._budget:
             wait_s = self._budget.may_send(airtime_us)
             self._counters.airtime_left_us = self._budget.left_us
-        if wait_s == inf:  # The modem's own estimate of the airtime exceeds the limit of an hour.
-            self._queue.take()
-            self._counters.too_long += 1
-            return
         if wait_s > 0:
             self._hold_until = now + wait_s
             return
@@ -175,8 +170,9 @@ class ModemLink:
                     self._sent()
                 case PayloadRefused():
                     self._refused(event)
-                case Noise():
-                    self._counters.malformed += 1
+                case Noise(is_foreign):
+                    self._counters.foreign += is_foreign
+                    self._counters.malformed += not is_foreign
                 case Notice(text):
                     self._counters.notice = text
                     if self._notices.allow("", time.monotonic()):

@@ -2,32 +2,24 @@
 
 #include <string.h>
 
-enum { KISS_DATA = 0x00, SET_HARDWARE = 0x06, SET_RADIO = 0x09, SET_POWER = 0x0A };
-enum { MODEM_OK = 0xF0, MODEM_ERROR = 0xF1, TX_DONE = 0xF8 };
-enum { READY = 2, ANSWER_MS = 2000, SENT_MS = 4000, HOST = 0, ALL = 255 };
+/* Commands of RNode firmware; it repeats those of the radio, 1 to 6, as it has set them. */
+enum { RNODE_DATA = 0x00, RNODE_READY = 0x0F, RNODE_RESET = 0x55, RNODE_ERROR = 0x90 };
+enum { READY = 6, ANSWER_MS = 2000, ASKED_MAX = 3, HOST = 0, ALL = 255 };
 
-static void command(const uint8_t *data, size_t size) {
-    uint8_t out[2 * 16 + 4];
-    relay_modem_write(out, tm_kiss_frame(SET_HARDWARE, data, size, out));
+static void command(uint8_t number, uint32_t value, size_t size) {
+    uint8_t data[4], out[2 * sizeof data + 4];
+    for (size_t i = 0; i < size; i++) {
+        data[i] = (uint8_t)(value >> 8 * (size - 1 - i));
+    }
+    relay_modem_write(out, tm_kiss_frame(number, data, size, out));
 }
 
-/* Tune the modem: radio, then power. It forgets both with its power. */
+/* Send the next setting; the last turns the radio on. The modem forgets all with its power. */
 static void set_up(relay *own, uint32_t now) {
     const relay_settings *s = &own->settings;
-    if (own->set_up == 0) {
-        uint32_t bandwidth = s->bandwidth_khz * 1000u;
-        uint8_t data[11] = {SET_RADIO};
-        for (unsigned i = 0; i < 4; i++) {
-            data[1 + i] = (uint8_t)(s->frequency_hz >> 8 * i);
-            data[5 + i] = (uint8_t)(bandwidth >> 8 * i);
-        }
-        data[9] = s->spreading_factor;
-        data[10] = (uint8_t)(s->coding_rate + 4);
-        command(data, sizeof data);
-    } else {
-        const uint8_t data[2] = {SET_POWER, s->power_dbm};
-        command(data, sizeof data);
-    }
+    const uint32_t values[READY] = {s->frequency_hz, s->bandwidth_khz * 1000u, s->power_dbm,
+                                    s->spreading_factor, s->coding_rate + 4u, 1};
+    command((uint8_t)(own->set_up + 1), values[own->set_up], own->set_up < 2 ? 4 : 1);
     own->answer_due_ms = now + ANSWER_MS;
 }
 
@@ -80,43 +72,54 @@ static void receive(relay *own, const uint8_t *payload, size_t size) {
     }
 }
 
-static void hardware(relay *own, uint8_t code, uint32_t now) {
-    if (code == TX_DONE && own->is_sending) {
-        own->is_sending = false;
-        own->down++;
-    } else if (code == MODEM_OK && own->set_up < READY) {
-        own->set_up++;
-        own->answer_due_ms = now;
-    } else if (code == MODEM_ERROR && own->is_sending) {
-        own->is_sending = false; /* it has not left; the link repeats what counts */
-        own->dropped++;
-    }
-}
-
 void relay_modem_byte(relay *own, uint8_t byte, uint32_t now) {
     size_t size = 0;
     if (!tm_kiss_feed(&own->kiss, byte, &size) || size < 2) {
         return;
     }
-    if (own->kiss_buffer[0] == KISS_DATA) {
-        receive(own, own->kiss_buffer + 1, size - 1);
-    } else if (own->kiss_buffer[0] == SET_HARDWARE) {
-        hardware(own, own->kiss_buffer[1], now);
+    const uint8_t *data = own->kiss_buffer + 1;
+    uint8_t number = own->kiss_buffer[0];
+    bool has_left = (int32_t)(now - own->left_ms) >= 0;
+    if (number == RNODE_DATA) {
+        receive(own, data, size - 1);
+    } else if (number == own->set_up + 1 && (number < READY || (number == READY && data[0] == 1))) {
+        own->set_up = number; /* a state of 0: its radio stays off */
+        own->answer_due_ms = now;
+    } else if (number == RNODE_READY && data[0] == 1 && own->is_sending && has_left) {
+        own->is_sending = false;
+        own->down++;
+    } else if (number == RNODE_ERROR && own->is_sending) {
+        own->is_sending = false; /* it has not left; the link repeats what counts */
+        own->dropped++;
+    } else if (number == RNODE_RESET && own->set_up == READY) {
+        own->dropped += own->is_sending;
+        own->is_sending = false;
+        own->set_up = 0;
+        own->answer_due_ms = now;
     }
+}
+
+/* The firmware's preamble lasts 18 symbols and 24 ms at least, and a byte of its own is in front. */
+static uint32_t air_ms(const relay_settings *s, size_t size) {
+    uint32_t symbol_us = (1000u << s->spreading_factor) / s->bandwidth_khz;
+    uint32_t symbols = 24000 / symbol_us + 1;
+    uint16_t preamble = (uint16_t)(symbols < 18 ? 18 : symbols);
+    return tm_airtime_us(s->spreading_factor, s->bandwidth_khz, s->coding_rate, preamble, size + 1) /
+               1000 +
+           1;
 }
 
 static void transmit(relay *own, uint32_t now) {
     static uint8_t out[2 * (2 + RELAY_FRAME_MAX) + 4];
-    const relay_settings *s = &own->settings;
     size_t size = own->sizes[own->first] + 2u;
-    uint32_t air_us = tm_airtime_us(s->spreading_factor, s->bandwidth_khz, s->coding_rate, 16, size);
-    uint32_t air_ms = air_us / 1000 + 1;
-    relay_modem_write(out, tm_kiss_frame(KISS_DATA, own->queue[own->first], size, out));
+    uint32_t air = air_ms(&own->settings, size);
+    relay_modem_write(out, tm_kiss_frame(RNODE_DATA, own->queue[own->first], size, out));
     own->first = (uint8_t)((own->first + 1) % RELAY_QUEUE);
     own->count--;
     own->is_sending = true;
-    own->answer_due_ms = now + air_ms + SENT_MS;
-    own->quiet_until_ms = now + air_ms * 1000 / s->duty_permille;
+    own->asked = 0;
+    own->left_ms = own->answer_due_ms = now + air;
+    own->quiet_until_ms = now + air * 1000 / own->settings.duty_permille;
 }
 
 void relay_work(relay *own, uint32_t now) {
@@ -125,10 +128,15 @@ void relay_work(relay *own, uint32_t now) {
     if (own->set_up < READY && is_due) {
         set_up(own, now);
     }
-    if (own->is_sending && is_due) { /* it may have restarted: tune it again */
-        own->is_sending = false;
-        own->set_up = 0;
-        own->dropped++;
+    if (own->is_sending && is_due) {
+        if (own->asked++ < ASKED_MAX) { /* only some versions say that they are ready */
+            command(RNODE_READY, 0, 1);
+            own->answer_due_ms = now + ANSWER_MS;
+        } else { /* it may have restarted: tune it again */
+            own->is_sending = false;
+            own->set_up = 0;
+            own->dropped++;
+        }
     }
     while (own->count < RELAY_QUEUE &&
            (size = tm_ble_frame(&own->ble, own->frame, sizeof own->frame)) > 0) {

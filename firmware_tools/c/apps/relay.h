@@ -1,6 +1,6 @@
 /* A relay between one board on a LoRa modem and the bridge of that board at a host or gateway.
  *
- * It passes sealed frames on, which it can neither read nor forge. The modem has MeshCore's KISS
+ * It passes sealed frames on, which it can neither read nor forge. The modem has RNode
  * firmware. On the radio the relay stands for the host (radio address 0), on BLE for the board: it is
  * the central of the link. After each transmission it is silent for so long that it keeps the duty
  * cycle in any hour. Only the board layer (relay_posix.c) knows the machine.
@@ -11,7 +11,7 @@
 #include "ternmesh.h"
 
 enum {
-    RELAY_FRAME_MAX = 253, /* bytes that the modem takes, without the 2 of the radio addresses */
+    RELAY_FRAME_MAX = 252, /* bytes that the modem takes, without the 2 of the radio addresses */
     RELAY_QUEUE = 2,       /* frames that wait for the modem */
     RELAY_RING = 512,      /* bytes of frames that wait for the bridge; a power of two */
     RELAY_WINDOW = 3,      /* BLE values out of order */
@@ -37,7 +37,8 @@ typedef struct {
     uint8_t sizes[RELAY_QUEUE], first, count;
     uint8_t set_up; /* commands that the modem has confirmed: all of them at RELAY_READY */
     bool is_sending;
-    uint32_t quiet_until_ms, answer_due_ms;
+    uint8_t asked; /* times, whether it is ready again */
+    uint32_t left_ms, quiet_until_ms, answer_due_ms;
     uint32_t up, down, dropped; /* frames */
 } relay;
 

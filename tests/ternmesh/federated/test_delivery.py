@@ -4,6 +4,7 @@ Node and host repeat nothing that a transport holds which retransmits itself.
 """
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,10 +31,10 @@ def bench(new_bench):
 
 
 def make_node(
-    name: str, dimension: int, *, frame_max: int = 4096, pace: TimerSettings = RADIO
+    name: str, dimension: int, *, frame_max: int = 4096, pace: TimerSettings = RADIO, **sizes: Any
 ) -> NodeProtocol:
     settings = NodeSettings(
-        name, MODEL, name.encode().ljust(8), pace=pace, frame_max=lambda: frame_max
+        name, MODEL, name.encode().ljust(8), pace=pace, frame_max=lambda: frame_max, **sizes
     )
     rng = np.random.default_rng(0)
     return NodeProtocol(settings, new_node_state(dimension), samples=10, rng=rng)
@@ -133,6 +134,8 @@ def test_a_node_refuses_frames_that_its_bearer_does_not_carry(bench) -> None:  #
     assert not bench.host.nodes.named("theo").active
     assert bench.host.nodes.named("theo").refused[FRAME_SIZE] == 1
     assert new_node(bench, "yan", frame_max=bench.plan.frame_mtu).joined
+    short = {"frame_min": bench.plan.frame_mtu + 1, "frame_max": bench.plan.frame_mtu}
+    assert not new_node(bench, "lea", **short).joined, "an aggregator has longer ones"
 
 
 def test_no_other_refusal_of_a_node_is_taken(bench) -> None:  # R4.3-5

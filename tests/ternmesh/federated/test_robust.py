@@ -22,7 +22,7 @@ from ternmesh.plan import make_plan
 from ternmesh.wire.update import read_chunk
 
 MODEL, RUN = bytes(range(32)), bytes(8)
-PLAN = make_plan(3000, rounds=5, local_steps=1, learning_rate=0.1, frame_mtu=164, up_zeros=0.5)
+PLAN = make_plan(3000, rounds=5, local_steps=1, learning_rate=0.1, frame_mtu=128, up_zeros=0.5)
 
 
 SETTINGS = AggregationSettings()

@@ -1,13 +1,13 @@
 """How long bodies may become, and what is cut to fit."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from ternmesh.link import messages as link
-from ternmesh.plan import FRAME_MTU_MIN
+from ternmesh.plan import FRAME_MTU_MIN, Plan
 from ternmesh.wire import control, release
 from ternmesh.wire.frame import FRAME_OVERHEAD
 from ternmesh.wire.global_update import (
@@ -21,16 +21,27 @@ from ternmesh.wire.global_update import (
     write_global_snapshot,
     write_global_update,
 )
-from tests.ternmesh.wire.test_forms import controls, needs
+from ternmesh.wire.update import AGGREGATOR_FRAME_MIN, Manifest, write_manifest
+from tests.ternmesh.wire.test_forms import controls, manifests, needs, of_aggregators
 
 NAME = b"name"
 
 
-@given(controls.filter(lambda message: not isinstance(message, control.Report | control.Settings)))
+LONG = control.Report | control.Settings | control.Receipt  # for the last see R5-3
+PLAN = tuple(item.metadata.get("limits", (0, 0xFFFF))[1] for item in fields(Plan))
+
+
+@given(controls.filter(lambda message: not isinstance(message, LONG)))
 def test_every_message_of_a_round_fits_the_smallest_frame(message: control.Control) -> None:
     if isinstance(message, control.Welcome):
-        message = replace(message, plan=message.plan[:11])
+        message = replace(message, plan=PLAN)
     assert len(control.write_control(message)) + FRAME_OVERHEAD <= FRAME_MTU_MIN
+
+
+@given(manifests, of_aggregators)
+def test_a_manifest_fits_the_frame_that_its_sender_needs(own: Manifest, summed: Manifest) -> None:
+    assert len(write_manifest(own)) + FRAME_OVERHEAD <= 116 < FRAME_MTU_MIN
+    assert len(write_manifest(summed)) + FRAME_OVERHEAD <= AGGREGATOR_FRAME_MIN == 150
 
 
 def test_the_longest_objects_of_a_run_are_within_the_limit() -> None:

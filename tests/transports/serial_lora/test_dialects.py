@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ternmesh import protobuf
 from ternmesh.link.airtime import LoraSetting, airtime_us
-from transports.serial_lora import meshtastic
+from transports.serial_lora import meshcore, meshtastic
 from transports.serial_lora.dialect import (
     Broken,
     Dialect,
@@ -25,6 +25,7 @@ from transports.serial_lora.dialect import (
     Write,
 )
 from transports.serial_lora.ebyte import Ebyte
+from transports.serial_lora.emulator.meshcore import MeshcoreModem
 from transports.serial_lora.emulator.modem import Output, Transmit
 from transports.serial_lora.emulator.radios import new_modem
 from transports.serial_lora.framing import KissUnframer, kiss_frame
@@ -232,41 +233,143 @@ def test_each_packet_of_an_ebyte_modem_has_a_preamble(packet_bytes: int, packets
     assert modem.airtime_us(233) == -(-bits * 1_250_000 // 2400)
 
 
-def hardware(code: int, data: bytes = b"") -> bytes:
-    return kiss_frame(6, bytes([code]) + data)
+def answer(code: int, content: bytes = b"") -> bytes:
+    return b">" + (1 + len(content)).to_bytes(2, "little") + bytes([code]) + content
 
 
-def meshcore_up(airtime_ms: int = 0) -> Meshcore:
-    modem = Meshcore(settings_for("meshcore"))
-    numbers = (868_500_000).to_bytes(4, "little") + (125_000).to_bytes(4, "little") + b"\x09\x05"
-    assert modem.start(0.0) == [Write(hardware(0x09, numbers))]
-    assert modem.receive_bytes(hardware(0xF0), 0.1) == [Write(hardware(0x0A, b"\x0e"))]
-    assert modem.receive_bytes(hardware(0xF0), 0.2) == [Write(hardware(0x0B))]
-    assert modem.receive_bytes(hardware(0x8B, numbers), 0.2) == [Write(hardware(0x0C))]
-    # A firmware that cannot be asked is believed.
-    assert modem.receive_bytes(hardware(0xF1, b"\x05"), 0.2) == [Write(hardware(0x0F, b"\xff"))]
-    answer = hardware(0x8F, airtime_ms.to_bytes(4, "little"))
-    assert modem.receive_bytes(answer, 0.3) == []
-    assert (modem.ready, modem.idle, modem.deadline) == (True, True, None)
+def device(version: int = 13, name: bytes = b"v1.16.0") -> bytes:
+    return answer(13, bytes([version]) + bytes(58) + name.ljust(20, b"\0") + bytes(2))
+
+
+def self_info(power: int = 14, khz: int = 869_618, hz: int = 62_500, rate: int = 8) -> bytes:
+    radio = khz.to_bytes(4, "little") + hz.to_bytes(4, "little") + bytes([8, rate])
+    return answer(5, bytes([1, power]) + bytes(45) + radio + b"owner's node")
+
+
+def channel(name: bytes, secret: str = "00" * 16) -> bytes:
+    return answer(18, b"\7" + name.ljust(32, b"\0") + bytes.fromhex(secret))
+
+
+def written(name: str) -> Write:
+    return Write(bytes.fromhex(COMPANION[name]))
+
+
+# What meshcore 2.3.17 of PyPI writes for the same commands
+COMPANION = {
+    "query": "3c02001603",
+    "channel": "3c02001f07",
+    "set channel": "3c3200200723" + "7465726e6d657368".ljust(62, "0") + "SECRET",
+    "message": "3c01000a",
+    "send": "3c08003e07ff00ff616263",
+    "scope": "3c1200360071e346e3040cb316c99920b25e7fd464",
+}
+SECRET = "5c262284297ffe50bc107fc94857dbe6"  # of the public channel #ternmesh
+COMPANION["set channel"] = COMPANION["set channel"].replace("SECRET", SECRET)
+START = Write(b"<\x10\0\1" + bytes(7) + b"ternmesh")
+NARROW = {"radio": LoraSetting(8, 62.5, 4), "frequency_hz": 869_618_000}
+
+
+def meshcore_up(**options: Any) -> Meshcore:
+    modem = Meshcore(settings_for("meshcore", **NARROW | options))
+    assert modem.start(0.0) == [written("query")]
+    assert modem.receive_bytes(b"boot\r\n" + device(), 0.1) == [START]
+    assert modem.receive_bytes(answer(0x83) + self_info(), 0.1) == [written("channel")]
+    assert modem.receive_bytes(channel(b""), 0.1) == [written("set channel")]
+    assert not modem.ready
+    assert modem.receive_bytes(answer(0), 0.1) == [written("message")]
+    assert modem.receive_bytes(answer(10), 0.1) == []
+    assert (modem.ready, modem.idle, modem.deadline) == (True, True, 0.1 + meshcore.POLL_S)
     return modem
 
 
-def test_meshcore_tells_when_it_has_sent() -> None:
-    modem = meshcore_up()
-    assert modem.send(EVERY_BYTE[1:], 1.0) == [Write(kiss_frame(0, EVERY_BYTE[1:]))]
+def test_a_companion_takes_a_datagram_and_is_left_alone_until_it_has_passed_the_mesh() -> None:
+    modem = meshcore_up(hops=2, scope="de-nw")
+    assert modem.send(b"abc", 1.0) == [Write(written("scope").data + written("send").data)]
+    assert modem.receive_bytes(answer(0), 1.1) == []  # it knows the scope
+    assert modem.receive_bytes(answer(0), 1.1) == []
+    passed = 1.0 + modem.airtime_us(3) / 1e6 * (1 + 2 * 3.5)
     assert not modem.idle
-    stream = kiss_frame(0, b"heard") + hardware(0xF9, b"\x10\xa0") + hardware(0xF8, b"\x01")
-    assert modem.receive_bytes(stream, 2.0) == [Received(b"heard"), Sent()]
-    assert (modem.idle, modem.deadline) == (True, None)
+    assert modem.deadline == pytest.approx(passed)
+    assert modem.handle_timeout(passed) == [Sent()]
+    assert modem.idle
+    modem.send(b"abc", 9.0)
+    full = [PayloadRefused("error 3, its queue is full", meshcore.FULL_S)]
+    assert modem.receive_bytes(answer(1, b"\3"), 9.1) == full
 
 
-def test_meshcores_word_about_airtime_counts_where_it_is_longer() -> None:
-    ours_us = airtime_us(SF9, 255)
-    assert meshcore_up(airtime_ms=1).airtime_us(255) == ours_us
-    longer = meshcore_up(airtime_ms=ours_us // 1000 + 80)
-    assert ours_us + 80_000 <= longer.airtime_us(255) <= ours_us + 81_000
-    assert meshcore_up(airtime_ms=1 << 20).airtime_us(255) == 2 * ours_us
-    assert longer.airtime_us(10) - airtime_us(SF9, 10) == longer.airtime_us(255) - ours_us
+def test_a_companion_is_asked_until_it_has_no_more_messages() -> None:  # R7.3-9
+    modem = meshcore_up()
+
+    def heard(slot: int, application: int, data: bytes, size: int | None = None) -> bytes:
+        head = bytes([0xEC, 0, 0, slot, 2]) + application.to_bytes(2, "little")
+        return answer(27, head + bytes([len(data) if size is None else size]) + data)
+
+    ask = written("message")
+    assert modem.receive_bytes(answer(0x83), 1.0) == [ask]
+    for message, event in (
+        (heard(7, 0xFF00, EVERY_BYTE[:165]), Received(EVERY_BYTE[:165])),
+        (heard(7, 0x0110, b"another application"), Noise(is_foreign=True)),
+        (heard(3, 0xFF00, b"another channel"), Noise(is_foreign=True)),
+        (answer(17, bytes(9) + b"a person writes"), Noise(is_foreign=True)),
+        (heard(7, 0xFF00, b"cut", 4), Noise()),
+        (heard(7, 0xFF00, b""), Noise()),
+        (answer(27, b"\7"), Noise(is_foreign=True)),
+    ):
+        assert modem.receive_bytes(message, 1.0) == [event, ask]
+    assert modem.receive_bytes(answer(10), 1.0) == []
+    assert modem.deadline == 1.0 + meshcore.POLL_S
+    assert modem.handle_timeout(31.0) == [ask], "a hint may be lost"
+
+
+@pytest.mark.parametrize(
+    ("options", "answers", "sentence"),
+    [
+        ({}, [device(10, b"v1.14.1")], "firmware v1.14.1 is too old: install 1.16"),
+        ({}, [device(12, b"v1.15.0")], "firmware v1.15.0 is too old: .*datagram_bytes = 163"),
+        ({"datagram_bytes": 163}, [device(12), self_info(), channel(b"", SECRET)], None),
+        ({}, [device(), self_info(khz=869_617), channel(b"", SECRET)], None),  # a float's rounding
+        (
+            {},
+            [device(), self_info(khz=869_525)],
+            "has 869525 kHz, .* settings have 869618 kHz, .*equal",
+        ),
+        ({}, [device(), self_info(hz=125_000)], "125000 Hz, SF 8, CR 4/8, 14 dBm, the settings"),
+        ({}, [device(), self_info(power=22)], "22 dBm, the settings .*14 dBm: make them equal"),
+        ({}, [device(), self_info(power=2), channel(b"", SECRET)], None),
+        ({}, [device(), self_info(), channel(b"family", "11" * 16)], "holds the channel 'family'"),
+        ({}, [device(), self_info(), answer(1, b"\2")], "refuses command 31: error 2, it has no"),
+        ({}, [device(), answer(5, b"short")], "answers are too short"),
+    ],
+)
+def test_a_companion_that_is_set_otherwise_is_not_used(  # R7.3-12
+    options: dict[str, Any], answers: list[bytes], sentence: str | None
+) -> None:
+    modem = Meshcore(settings_for("meshcore", **NARROW | options))
+    events = modem.start(0.0)
+    for each in answers:
+        events += modem.receive_bytes(each, 0.1)
+    assert modem.ready == (sentence is None)
+    assert sentence is None or re.search(sentence, cast(Broken, events[-1]).reason)
+
+
+def test_a_channel_of_ones_own_has_the_secret_of_the_settings() -> None:
+    modem = Meshcore(settings_for("meshcore", **NARROW, channel_secret="0F" * 16))
+    modem.start(0.0)
+    (write,) = modem.receive_bytes(device() + self_info() + channel(b""), 0.1)[-1:]
+    assert write == Write(b"<2\0\x20\7" + b"ternmesh".ljust(32, b"\0") + b"\x0f" * 16)
+
+
+@pytest.mark.parametrize("factor", [8, 11])
+def test_the_airtime_of_a_datagram_is_that_of_its_packet_with_a_scope(factor) -> None:  # R7.3-10
+    radio = LoraSetting(factor, 62.5, 4)
+    modem, emulated = Meshcore(settings_for("meshcore", radio=radio)), MeshcoreModem(radio)
+    emulated.receive_bytes(bytes.fromhex(COMPANION["set channel"]))
+    for size in range(1, 166):
+        command = bytes([62, 7, 255, 0, 255]) + b"x" * size
+        taken, sent = emulated.receive_bytes(meshcore.frame(command))
+        assert taken == Output(answer(0))
+        assert sent.airtime_us == modem.airtime_us(size)
+        emulated.transmitted()
 
 
 def number(field: int, value: int) -> bytes:
@@ -442,7 +545,7 @@ def test_a_modem_that_restarts_is_set_up_again(dialect, notice, reason, first) -
     [
         ("reyax", "did not answer", "no REYAX modem answers AT"),
         ("rnode", "did not report that it is ready", "no RNode answers"),
-        ("meshcore", "did not answer", "no MeshCore modem answers command 9"),
+        ("meshcore", "did not answer", "no MeshCore companion answers command 22"),
         ("meshtastic", "did not answer", "no Meshtastic node answers on this port"),
     ],
 )
@@ -470,6 +573,8 @@ def test_a_modem_that_falls_silent_is_asked_some_times_and_given_up(
         ("rnode", SF9, 254, airtime_us(LoraSetting(9, 125, 1, 18), 255)),  # 24 ms of preamble
         # DATA of 231 bytes fills a frame: 16 bytes of header, 6 of protobuf, 2 of flags
         ("meshtastic", LoraSetting(11, 250, 1, 16), 231, 2_156_544),
+        # 168 bytes in blocks of 16, and 9 around them; the firmware's preamble
+        ("meshcore", LoraSetting(8, 62.5, 4), 165, airtime_us(LoraSetting(8, 62.5, 4, 32), 185)),
     ],
 )
 def test_airtime_counts_what_the_modem_adds(dialect, radio, payload_bytes, microseconds) -> None:
@@ -516,25 +621,6 @@ def test_a_reyax_modem_that_says_ok_and_keeps_its_band_is_not_used() -> None:
     assert events.count(Write(b"AT+BAND=868500000\r\n")) == 1  # each write wears the flash
 
 
-@pytest.mark.parametrize(
-    ("answers", "does"),
-    [
-        ([hardware(0x8B, b"\xc0\xca\x89\x36" + b"\x48\xe8\x01\0" + b"\x09\x05")], "keeps 9150"),
-        ([hardware(0x8B)], "keeps no dBm, although it took 868500000 Hz, bandwidth 125000 Hz"),
-        ([hardware(0xF1, b"\x05"), hardware(0x8C, b"\x02")], "keeps 2 dBm, although it took 14"),
-        ([], "refuses command 9: error 2, a value out of range"),
-    ],
-)
-def test_a_meshcore_modem_that_is_set_otherwise_is_not_used(answers, does: str) -> None:
-    modem = Meshcore(settings_for("meshcore"))
-    events = modem.start(0.0)
-    accepted = [hardware(0xF0)] * 2 if answers else [hardware(0xF1, b"\x02")]
-    for answer in (*accepted, *answers):
-        events += modem.receive_bytes(answer, 0.1)
-    assert isinstance(events[-1], Broken)
-    assert events[-1].reason.startswith(f"the modem {does}")
-
-
 RESTARTS = {
     "reyax": b"+READY\r\n",
     "rnode": kiss_frame(0x55, b"\xf8"),
@@ -547,7 +633,7 @@ RESTARTS = {
 @pytest.mark.parametrize("dialect", RESTARTS)
 def test_a_modem_that_restarts_again_and_again_is_given_up(dialect: str, patience: int) -> None:
     """The transport then waits ever longer before it begins anew."""
-    tuned = settings_for(dialect, radio=LoraSetting(11, 250, 1, 16))
+    tuned = settings_for(dialect, radio=LoraSetting(11, 250, 1, 16), frequency_hz=869_525_000)
     modem: Dialect[Any] = new_dialect(tuned, random.Random(1))
     emulated = new_modem(dialect, 0)
     now, answered = 0.0, 0
@@ -582,7 +668,7 @@ CHUNKS = st.lists(
         [b"+RCV=", b"+", b"240,", b"\0", b"\xc0", b"\xdb", b"\x94\xc3", b"\x94\xc3\1\xff"]
     )
     | st.builds(kiss_frame, st.sampled_from(list(RnodeCommand)), st.binary(max_size=5))
-    | st.builds(hardware, st.sampled_from([0x8F, 0xF0, 0xF1, 0xF8, 0xF9]), st.binary(max_size=5))
+    | st.builds(answer, st.sampled_from([0, 1, 5, 10, 13, 18, 27, 0x83]), st.binary(max_size=99))
     | st.builds(from_radio, st.sampled_from([2, 3, 5, 8, 11, 16]), st.binary(max_size=12))
     | st.builds(
         lambda field, value: meshtastic.frame(number(field, value)),

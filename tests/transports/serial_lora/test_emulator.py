@@ -10,8 +10,8 @@ from ternmesh.link.airtime import LoraSetting
 from transports.serial_lora.emulator.channel import EmulatedChannel
 from transports.serial_lora.emulator.ebyte import BUFFER_MAX, EbyteModem
 from transports.serial_lora.emulator.meshcore import MeshcoreModem
-from transports.serial_lora.emulator.modem import Output, Pause, Transmit
-from transports.serial_lora.emulator.radios import EmulatedRadios, new_modem
+from transports.serial_lora.emulator.modem import Output, Pause, Reception, Transmit
+from transports.serial_lora.emulator.radios import LONG_FAST, EmulatedRadios, new_modem
 from transports.serial_lora.emulator.reyax import ReyaxModem
 from transports.serial_lora.emulator.rnode import RnodeModem
 from transports.serial_lora.framing import kiss_frame
@@ -91,7 +91,7 @@ def test_an_rnode_whose_radio_is_on_reads_the_frequency_of_its_chip() -> None:
     assert answers(locked.receive_bytes(kiss_frame(6, b"\1"))) == 2 * kiss_frame(6, b"\0")
 
 
-def test_kiss_modems_refuse_as_their_firmware_does() -> None:
+def test_an_rnode_refuses_as_its_firmware_does() -> None:
     rnode = RnodeModem()
     assert answers(rnode.receive_bytes(kiss_frame(6, b"\1"))) == 2 * kiss_frame(6, b"\0")
     for number, value in ((1, b"3000"), (2, bytes(4)), (3, b"x"), (4, b"\7"), (5, b"\5")):
@@ -99,13 +99,66 @@ def test_kiss_modems_refuse_as_their_firmware_does() -> None:
     failed = kiss_frame(0x90, b"\1") + kiss_frame(6, b"\0")
     assert answers(rnode.receive_bytes(kiss_frame(6, b"\1"))) == failed
     assert rnode.tuning is None
-    meshcore = MeshcoreModem()
-    first, second = meshcore.receive_bytes(kiss_frame(0, b"a") + kiss_frame(0, b"b"))
-    assert isinstance(first, Transmit)
-    assert second == Output(kiss_frame(6, b"\xf1\x07"))
-    for wrong, code in ((b"\x09", 1), (b"\x09" + bytes(10), 2), (b"\x77", 5), (b"\x0f", 1)):
-        (answer,) = meshcore.receive_bytes(kiss_frame(6, wrong))
-        assert answer == Output(kiss_frame(6, bytes([0xF1, code])))
+
+
+def to_companion(*commands: bytes) -> bytes:
+    return b"".join(b"<" + len(item).to_bytes(2, "little") + item for item in commands)
+
+
+CHANNEL = b"\x20\7" + b"ours".ljust(32, b"\0") + bytes(range(16))
+DATAGRAM = b"\x3e\7\xff\0\xffhello"
+
+
+@pytest.mark.parametrize(
+    ("commands", "answer"),
+    [
+        ([b"\x1f\x28"], b"\1\6"),  # no such slot
+        ([b"\x4d"], b"\1\1"),  # unknown
+        ([b"\x3e\7\xff\0\0no application"], b"\1\6"),
+        ([b"\x3e\7\xff\0\xff" + bytes(166)], b"\1\6"),
+        ([b"\x3e"], b"\1\6"),
+        ([b"\x0a"], b"\x0a"),
+        ([DATAGRAM + bytes([i]) for i in range(18)], b"\1\3"),  # its queue is full
+    ],
+)
+def test_a_companion_answers_as_its_firmware_does(commands: list[bytes], answer: bytes) -> None:
+    said = answers(MeshcoreModem(LONG_FAST).receive_bytes(to_companion(*commands)))
+    assert said.endswith(b">" + len(answer).to_bytes(2, "little") + answer)
+
+
+def test_a_companion_hears_its_channels_and_each_datagram_once() -> None:
+    sender, owner, other = (MeshcoreModem(LONG_FAST) for _ in range(3))
+    for modem in (sender, owner):
+        modem.receive_bytes(to_companion(CHANNEL))
+    _, sent = sender.receive_bytes(to_companion(DATAGRAM))
+    assert isinstance(sent, Transmit)
+    heard = Reception(sent.payload, -80, -5)
+    assert answers(owner.hear(heard)) == b">\1\0\x83"
+    assert [modem.hear(heard) for modem in (owner, sender, other)] == [[], [], []]
+    message = answers(owner.receive_bytes(to_companion(b"\x0a", b"\x0a")))
+    # What meshcore 2.3.17 of PyPI reads as SNR -5.0, slot 7, application 65280, "hello"
+    assert message == bytes.fromhex("3e0e001bec0000070000ff0568656c6c6f") + b">\1\0\x0a"
+
+
+@pytest.mark.parametrize(
+    ("hops", "loss", "reached"), [(0, 0.0, 1), (1, 0.0, 1), (3, 0.0, 1), (2, 0.3, 0.83)]
+)
+def test_repeaters_pass_on_everything_once(hops: int, loss: float, reached: float) -> None:
+    """Of a pair of repeaters in the first hop one may hear; in the next each may hear both."""
+    channel, counts, ends = EmulatedChannel(random.Random(1), loss, hops), [], []
+    for number in range(400):
+        channel.start(0, "tuning", Transmit(b"%d" % number, SECOND_US), 0.0)
+        heard, senders = 0, []
+        while (over := channel.finish(1e9)) is not None:
+            senders.append(over.sender)
+            heard += channel.reaches(over.sender, 1) and channel.arrives()
+            channel.repeat(over)
+            ends.append(over.end)
+        assert len(senders) == len(set(senders)) <= 1 + 2 * hops
+        counts.append(heard)
+    assert sum(map(bool, counts)) / 400 == pytest.approx(reached, abs=0.07)
+    assert max(counts) == (2 if hops else 1), "the last pair is heard, and nobody else"
+    assert loss or max(ends) <= 1 + 3.6 * hops
 
 
 def test_emulated_radios_clean_up(tmp_path: Path) -> None:

@@ -1,86 +1,110 @@
-"""An emulated modem with MeshCore's KISS firmware: one frame pending, TxDone, GetAirtime."""
+"""An emulated MeshCore companion: channels, and a queue of what arrived. Nothing is enciphered."""
 
+import hashlib
+import hmac
+import struct
+from collections import deque
 from collections.abc import Hashable
+from functools import partial
 
-from ternmesh.link.airtime import LoraSetting, airtime_us
+from ternmesh.link.airtime import LoraSetting
 from transports.serial_lora import meshcore as wire
-from transports.serial_lora.emulator.modem import Action, EmulatedModem, Output, Reception, Transmit
-from transports.serial_lora.framing import KissUnframer, kiss_frame
+from transports.serial_lora.emulator import modem
+from transports.serial_lora.framing import LengthUnframer
 
-PREAMBLE_SYMBOLS = 16
-TOO_SHORT, WRONG, UNKNOWN = 1, 2, 5
+ARRIVED_MAX, SEEN_MAX, SLOTS = 16, 160, 40  # of the firmware
+POWER_DBM, KHZ = 14, 869_525
+HEAD = b"\x18" + bytes(5)  # of a datagram: its type, region codes, and an empty path
+CommandUnframer = partial(LengthUnframer, b"<", "little", wire.FRAME_MAX, bytes)
+_DATA = struct.Struct("<HB")  # application, length
 
 
-class MeshcoreModem(EmulatedModem):
-    """A modem with MeshCore's KISS firmware."""
+class MeshcoreModem(modem.EmulatedModem):
+    """A companion; it hears each datagram once, however many repeaters send it on."""
 
-    def __init__(self) -> None:
+    def __init__(self, radio: LoraSetting) -> None:
         super().__init__()
-        self._unframer = KissUnframer()
-        self._frequency_hz = 869_525_000
-        self._kept = {wire.GET_RADIO: b"", wire.GET_POWER: b"\x16"}  # the answers, as set
-        self._radio = LoraSetting(11, 250, 1, PREAMBLE_SYMBOLS)
+        self.channels = {slot: bytes(48) for slot in range(SLOTS)}  # name and secret
+        self._radio = wire.with_preamble(radio)
+        self._unframer = CommandUnframer()
+        self._seen: deque[bytes] = deque(maxlen=SEEN_MAX)
+        self._arrived: deque[bytes] = deque(maxlen=ARRIVED_MAX)  # for the host
 
     @property
     def tuning(self) -> Hashable:
-        return self._frequency_hz, self._radio
+        return "meshcore", self._radio
 
-    def receive_bytes(self, data: bytes) -> list[Action]:
-        actions: list[Action] = []
-        for command, content in self._unframer.feed(data):
-            if command == wire.DATA and 0 < len(content) <= wire.PAYLOAD_MAX:
-                actions.append(self._send(content))
-            elif command == wire.SET_HARDWARE and content:
-                actions.append(self._hardware(content[0], content[1:]))
+    def receive_bytes(self, data: bytes) -> list[modem.Action]:
+        actions: list[modem.Action] = []
+        for command in self._unframer.feed(data):
+            try:
+                answer = self._answer(command[0], command[1:])
+            except (struct.error, IndexError, KeyError, ValueError):
+                answer = bytes([wire.ERROR, wire.ILLEGAL])
+            actions += [_output(answer), *self._send_next(self._radio)]
         return actions
 
-    def transmitted(self) -> list[Action]:
+    def hear(self, heard: modem.Reception) -> list[modem.Action]:
+        payload = heard.payload[len(HEAD) :]
+        if payload in self._seen:
+            return []
+        self._seen.append(payload)
+        for slot, channel in self.channels.items():
+            if any(channel) and _sealed(channel[32:], payload[3:]) == payload:
+                application, size = _DATA.unpack_from(payload, 3)
+                head = bytes([wire.DATAGRAM, 4 * heard.snr_db & 0xFF, 0, 0, slot, 0])
+                data = payload[3 + _DATA.size :][:size]
+                self._arrived.append(head + _DATA.pack(application, size) + data)
+                return [_output(bytes([wire.WAITING]))]
+        return []
+
+    def transmitted(self) -> list[modem.Action]:
         self._sending = False
-        return [_output(wire.TX_DONE, b"\x01")]
+        return self._send_next(self._radio)
 
-    def hear(self, heard: Reception) -> list[Action]:
-        meta = bytes([4 * heard.snr_db & 0xFF, heard.rssi_dbm & 0xFF])
-        return [Output(kiss_frame(wire.DATA, heard.payload)), _output(wire.RX_META, meta)]
+    def _answer(self, code: int, data: bytes) -> bytes:
+        radio = self._radio
+        if code == wire.DEVICE_QUERY:
+            return bytes([wire.DEVICE]) + wire.DEVICE_FORM.pack(wire.WITH_165_BYTES, b"v1.16.0")
+        if code == wire.APP_START:
+            hz, rate = int(radio.bandwidth_khz * 1000), radio.coding_rate + 4
+            numbers = POWER_DBM, KHZ, hz, radio.spreading_factor, rate
+            return bytes([wire.SELF]) + wire.SELF_FORM.pack(*numbers) + b"emulated"
+        if code == wire.GET_CHANNEL:
+            return bytes([wire.CHANNEL, data[0]]) + self.channels[data[0]]
+        if code == wire.NEXT_MESSAGE:
+            return self._arrived.popleft() if self._arrived else bytes([wire.NO_MESSAGE])
+        error = 0
+        if code == wire.SET_CHANNEL:
+            self.channels[data[0]] = data[1:]
+        elif code == wire.SEND:
+            error = self._datagram(data)
+        elif code != wire.SET_SCOPE:
+            error = wire.UNKNOWN
+        return bytes([wire.ERROR, error] if error else [wire.OK])
 
-    def _send(self, content: bytes) -> Action:
+    def _datagram(self, data: bytes) -> int:
+        """Queue a datagram; an error code, or 0."""
+        slot, _, application = struct.unpack_from("<BBH", data)
         if self.fail_next:
-            return _error(self.fail_next.pop(0))
-        if self._sending:
-            return _error(wire.TX_BUSY)
-        self._sending = True
-        return Transmit(content, airtime_us(self._radio, len(content)), listens=True)
-
-    def _hardware(self, command: int, data: bytes) -> Action:
-        if command == wire.SET_RADIO:
-            return self._set_radio(data)
-        if command == wire.SET_POWER:
-            self._kept[wire.GET_POWER] = data[:1]
-            return _output(wire.OK) if data else _error(TOO_SHORT)
-        if command in self._kept:
-            return _output(command | 0x80, self._kept[command])
-        if command == wire.GET_AIRTIME:
-            if not data:
-                return _error(TOO_SHORT)
-            milliseconds = airtime_us(self._radio, data[0]) // 1000
-            return _output(wire.AIRTIME, milliseconds.to_bytes(4, "little"))
-        return _error(UNKNOWN)
-
-    def _set_radio(self, data: bytes) -> Action:
-        if len(data) < 10:
-            return _error(TOO_SHORT)
-        bandwidth_khz = int.from_bytes(data[4:8], "little") // 1000
-        try:
-            self._radio = LoraSetting(data[8], bandwidth_khz, data[9] - 4, PREAMBLE_SYMBOLS)
-        except ValueError:
-            return _error(WRONG)
-        self._frequency_hz = int.from_bytes(data[:4], "little")
-        self._kept[wire.GET_RADIO] = data[:10]
-        return _output(wire.OK)
+            return self.fail_next.pop(0)
+        if not application or len(data) > 4 + 165:
+            return wire.ILLEGAL
+        if len(self._queue) >= ARRIVED_MAX:
+            return wire.TABLE_FULL
+        plain = _DATA.pack(application, len(data) - 4) + data[4:]
+        payload = _sealed(self.channels[slot][32:], plain)
+        self._seen.append(payload)
+        self._queue.append(HEAD + payload)
+        return 0
 
 
-def _output(code: int, data: bytes = b"") -> Output:
-    return Output(kiss_frame(wire.SET_HARDWARE, bytes([code]) + data))
+def _sealed(secret: bytes, plain: bytes) -> bytes:
+    """A datagram's payload: the hash of its channel, a MAC and whole blocks."""
+    padded = plain.ljust(-(-len(plain) // wire.BLOCK) * wire.BLOCK, b"\0")
+    mac = hmac.digest(secret + bytes(16), padded, "sha256")[:2]
+    return hashlib.sha256(secret).digest()[:1] + mac + padded
 
 
-def _error(code: int) -> Output:
-    return _output(wire.ERROR, bytes([code]))
+def _output(answer: bytes) -> modem.Output:
+    return modem.Output(b">" + len(answer).to_bytes(2, "little") + answer)

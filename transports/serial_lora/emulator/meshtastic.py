@@ -1,15 +1,14 @@
 """An emulated Meshtastic node on its serial port: handshake, queue with credit, log text."""
 
 import struct
-from collections import deque
 from collections.abc import Hashable
 
 from ternmesh import protobuf
 from ternmesh.errors import WireError
-from ternmesh.link.airtime import LoraSetting, airtime_us
+from ternmesh.link.airtime import LoraSetting
 from ternmesh.protobuf import Value
 from transports.serial_lora import meshtastic as wire
-from transports.serial_lora.emulator.modem import Action, EmulatedModem, Output, Reception, Transmit
+from transports.serial_lora.emulator.modem import Action, EmulatedModem, Output, Reception
 
 QUEUE_MAX = 16
 TOO_LARGE = 7
@@ -28,7 +27,6 @@ class MeshtasticModem(EmulatedModem):
         self._radio = radio
         self.region = REGION  # 0: not set, as it is delivered
         self._unframer = wire.MeshtasticUnframer()
-        self._queue: deque[bytes] = deque()
 
     @property
     def tuning(self) -> Hashable:
@@ -37,8 +35,7 @@ class MeshtasticModem(EmulatedModem):
 
     def power_up(self) -> list[Action]:
         self._unframer = wire.MeshtasticUnframer()
-        self._queue.clear()
-        self._sending = False
+        super().power_up()
         boot = Output(LOG % b"an emulated node starts")
         return [boot, _from_radio(protobuf.number_field(wire.FROM_REBOOTED, 1))]
 
@@ -53,7 +50,7 @@ class MeshtasticModem(EmulatedModem):
 
     def transmitted(self) -> list[Action]:
         self._sending = False
-        return [*self._transmit(), self._status()]
+        return [*self._send_next(self._radio), self._status()]
 
     def hear(self, heard: Reception) -> list[Action]:
         to, sender, packet_id = struct.unpack_from("<III", heard.payload)
@@ -71,7 +68,7 @@ class MeshtasticModem(EmulatedModem):
         if nonce := protobuf.number(message, wire.TO_WANT_CONFIG):
             node = protobuf.number_field(wire.MY_NODE, self._node)
             radio = self._radio
-            values = (radio.spreading_factor, radio.bandwidth_khz, radio.coding_rate + 4)
+            values = (radio.spreading_factor, int(radio.bandwidth_khz), radio.coding_rate + 4)
             numbers = (self.region, 1, 0, 0, *values)
             content = b"".join(map(protobuf.number_field, wire.LORA_NUMBERS, numbers))
             lora = protobuf.bytes_field(wire.CONFIG_LORA, content)
@@ -99,7 +96,7 @@ class MeshtasticModem(EmulatedModem):
         if len(self._queue) >= QUEUE_MAX:
             return [self._status(packet_id, 1)]
         self._queue.append(payload)
-        return [*self._transmit(), self._status(packet_id)]
+        return [*self._send_next(self._radio), self._status(packet_id)]
 
     def _refuse(self, packet_id: int, error: int) -> list[Action]:
         """Report as the firmware does: by a routing message, and by the status of the queue."""
@@ -118,13 +115,6 @@ class MeshtasticModem(EmulatedModem):
         status += protobuf.number_field(wire.QUEUE_MAX, QUEUE_MAX)
         status += protobuf.number_field(wire.QUEUE_PACKET, packet_id)
         return _from_radio(protobuf.bytes_field(wire.FROM_QUEUE, status))
-
-    def _transmit(self) -> list[Action]:
-        if self._sending or not self._queue:
-            return []
-        self._sending = True
-        payload = self._queue.popleft()
-        return [Transmit(payload, airtime_us(self._radio, len(payload)), listens=True)]
 
 
 def _from_radio(message: bytes) -> Output:

@@ -4,8 +4,11 @@ Its methods return what the modem does at once.
 """
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass
+
+from ternmesh.link.airtime import LoraSetting, airtime_us
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,7 @@ class EmulatedModem(ABC):
     def __init__(self) -> None:
         self.fail_next: list[int] = []
         self._sending = False
+        self._queue: deque[bytes] = deque()  # of modems that have one
 
     @property
     @abstractmethod
@@ -64,6 +68,7 @@ class EmulatedModem(ABC):
     def power_up(self) -> list[Action]:
         """Begin anew; settings in flash are kept."""
         self._sending = False
+        self._queue.clear()
         return []
 
     @abstractmethod
@@ -81,3 +86,11 @@ class EmulatedModem(ABC):
     def paused(self) -> list[Action]:
         """The pause of the last `Pause` is over."""
         return []
+
+    def _send_next(self, radio: LoraSetting | None) -> list[Action]:
+        """Begin to send what is first in the queue, unless something is on its way."""
+        if self._sending or not self._queue or radio is None:
+            return []
+        self._sending = True
+        payload = self._queue.popleft()
+        return [Transmit(payload, airtime_us(radio, len(payload)), listens=True)]

@@ -36,13 +36,13 @@ def new_modem(
     air_rate_bps: int = 2400,
     binary_safe: bool = True,
 ) -> EmulatedModem:
-    """A modem of this dialect; `radio` is for Meshtastic, which the host cannot tune."""
+    """A modem of this dialect; `radio` is for those that the host does not tune."""
     makers: dict[str, Callable[[], EmulatedModem]] = {
         "reyax": lambda: ReyaxModem(binary_safe),
         "ebyte": lambda: EbyteModem(air_rate_bps),
         "meshtastic": lambda: MeshtasticModem(0x7E500000 + index, radio),
         "rnode": RnodeModem,
-        "meshcore": MeshcoreModem,
+        "meshcore": lambda: MeshcoreModem(radio),
     }
     if dialect not in makers:
         raise ValueError(f"there is no emulated modem for {dialect!r}")
@@ -60,7 +60,9 @@ class EmulatedRadios:
         loss: float = 0.0,
         seed: int = 0,
         folder: Path | None = None,
+        hops: int = 0,
     ) -> None:
+        """`hops`: repeaters in a row between the first modem and all others."""
         if not 0 < len(modems) <= MODEMS_MAX or not 0 <= loss <= 1 or not speed > 0:
             raise ValueError(f"1 to {MODEMS_MAX} modems, a loss of 0 to 1, and a speed above 0")
         self.modems = modems
@@ -68,7 +70,7 @@ class EmulatedRadios:
         self.folder = folder or Path(tempfile.mkdtemp(prefix="ternmesh-radios-"))
         self.paths = [str(self.folder / f"modem-{index}") for index in range(len(modems))]
         self._owns_folder = folder is None
-        self._channel = EmulatedChannel(random.Random(f"{seed} air"), loss)
+        self._channel = EmulatedChannel(random.Random(f"{seed} air"), loss, hops)
         self._lines = [SerialLine(Path(path)) for path in self.paths]
         self._pauses: dict[int, float] = {}  # their ends in radio time, by modem
         self._stop = threading.Event()
@@ -139,11 +141,15 @@ class EmulatedRadios:
             del self._pauses[index]
             self._act(index, self.modems[index].paused())
         while (over := self._channel.finish(now)) is not None:
-            self._act(over.sender, self.modems[over.sender].transmitted())
+            if over.sender >= 0:
+                self._act(over.sender, self.modems[over.sender].transmitted())
+            self._channel.repeat(over)
+            payload = over.transmit.payload
             for index, modem in enumerate(self.modems):
-                listening = index != over.sender and self._lines[index].plugged
+                near = self._channel.reaches(over.sender, index)
+                listening = near and index != over.sender and self._lines[index].plugged
                 if listening and modem.tuning == over.tuning and self._channel.arrives():
-                    self._act(index, modem.hear(Reception(over.payload, *self._channel.quality())))
+                    self._act(index, modem.hear(Reception(payload, *self._channel.quality())))
 
     def _act(self, index: int, actions: list[Action]) -> None:
         for action in actions:

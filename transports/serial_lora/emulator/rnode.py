@@ -1,11 +1,10 @@
 """An emulated RNode: KISS, settings that it confirms, a queue, CMD_READY."""
 
-from collections import deque
 from collections.abc import Hashable
 
-from ternmesh.link.airtime import LoraSetting, airtime_us
+from ternmesh.link.airtime import LoraSetting
 from transports.serial_lora import rnode as wire
-from transports.serial_lora.emulator.modem import Action, EmulatedModem, Output, Reception, Transmit
+from transports.serial_lora.emulator.modem import Action, EmulatedModem, Output, Reception
 from transports.serial_lora.framing import KissUnframer, kiss_frame
 from transports.serial_lora.rnode import RnodeCommand
 
@@ -32,7 +31,6 @@ class RnodeModem(EmulatedModem):
         self._settings: dict[int, bytes] = {}
         self._steps = 0  # of 61.035 Hz, to which the chip is tuned
         self._on = False
-        self._queue: deque[bytes] = deque()
 
     @property
     def tuning(self) -> Hashable:
@@ -41,9 +39,8 @@ class RnodeModem(EmulatedModem):
     def power_up(self) -> list[Action]:
         """Report the reset; settings of a host are not kept."""
         self._settings.clear()
-        self._queue.clear()
         self._on = False
-        self._sending = False
+        super().power_up()
         return [_output(RnodeCommand.RESET, b"\xf8")]
 
     def receive_bytes(self, data: bytes) -> list[Action]:
@@ -54,7 +51,7 @@ class RnodeModem(EmulatedModem):
 
     def transmitted(self) -> list[Action]:
         self._sending = False
-        return [_output(RnodeCommand.READY, wire.ON), *self._transmit()]
+        return [_output(RnodeCommand.READY, wire.ON), *self._send_next(self._radio())]
 
     def hear(self, heard: Reception) -> list[Action]:
         """Output the signal quality, then the frame without the firmware's header."""
@@ -104,20 +101,12 @@ class RnodeModem(EmulatedModem):
             return [_output(RnodeCommand.ERROR, bytes([TX_FAILED]))]
         if len(self._queue) >= QUEUE_MAX:
             return [_output(RnodeCommand.ERROR, bytes([wire.QUEUE_FULL]))]
-        self._queue.append(content)
-        return self._transmit()
-
-    def _transmit(self) -> list[Action]:
-        radio = self._radio()
-        if self._sending or not self._queue or radio is None:
-            return []
-        self._sending = True
-        payload = b"\0" * wire.HEADER + self._queue.popleft()
-        return [Transmit(payload, airtime_us(radio, len(payload)), listens=True)]
+        self._queue.append(b"\0" * wire.HEADER + content)
+        return self._send_next(self._radio())
 
     def _radio(self) -> LoraSetting | None:
         try:
-            bandwidth = int.from_bytes(self._settings[RnodeCommand.BANDWIDTH], "big") // 1000
+            bandwidth = int.from_bytes(self._settings[RnodeCommand.BANDWIDTH], "big") / 1000
             factor = self._settings[RnodeCommand.SPREADING_FACTOR][0]
             rate = self._settings[RnodeCommand.CODING_RATE][0] - 4
             return wire.with_long_preamble(LoraSetting(factor, bandwidth, rate))
