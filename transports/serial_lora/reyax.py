@@ -30,7 +30,7 @@ from transports.serial_lora.settings import SerialLoraSettings
 
 DATA_MAX = 240
 HIDDEN_BYTES = 8
-BANDWIDTH_CODES = {125: 7, 250: 8, 500: 9}
+BANDWIDTH_CODES: dict[float, int] = {125: 7, 250: 8, 500: 9}
 ANSWER_S = 2.0  # for commands that send nothing; some of them write to flash
 QUIET_S = 0.2  # for answers to commands of an earlier process, which are ignored
 SLOW_MAX = 4  # times as long as that is waited for a modem that answers late

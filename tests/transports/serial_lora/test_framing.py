@@ -36,7 +36,7 @@ def from_radio(data: bytes) -> bytes:
 
 
 # By reader: how a payload is written, and as what it is found.
-READERS: dict[type[Any], tuple[Callable[[bytes], bytes], Callable[[bytes], object]]] = {
+READERS: dict[Any, tuple[Callable[[bytes], bytes], Callable[[bytes], object]]] = {
     CobsUnframer: (cobs_frame, lambda data: data),
     KissUnframer: (lambda data: kiss_frame(7, data), lambda data: (7, data)),
     ReyaxParser: (rcv, lambda data: Heard(data, -40.0, 11.0)),
