@@ -114,16 +114,6 @@ class PublishConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnSamplesConfig:
-    """`[own_samples]`: labelled samples of the host, in files as a board's `[data]` has them."""
-
-    path: str | None = field(default=None, metadata=PATH)
-    arrays: Table = field(default_factory=dict)
-    where: Table = field(default_factory=dict)
-    divide_by: float = field(default=1.0, metadata=limits(1e-12, 1e12))
-
-
-@dataclass(frozen=True, slots=True)
 class HostKnowledgeConfig:
     """`[knowledge]`: the probe set of a fleet with `run.groups`, as a board's `[knowledge]` has it.
 
@@ -168,7 +158,6 @@ class HostConfig:
     run: RunConfig = field(default_factory=RunConfig)
     # Of an aggregator: the link to the host above, with the fleet of `link`
     upstream: LinkConfig = field(default_factory=LinkConfig)
-    own_samples: OwnSamplesConfig = field(default_factory=OwnSamplesConfig)
     knowledge: HostKnowledgeConfig = field(default_factory=HostKnowledgeConfig)
     releases: PublishConfig = field(default_factory=PublishConfig)
     security: SecurityConfig = field(default_factory=SecurityConfig)
@@ -250,15 +239,15 @@ def _check_upstream(config: HostConfig) -> None:
         check_link(config.upstream, config.link.aggregator)
     except ConfigError as error:  # it speaks of [link], as a board has it
         raise ConfigError(f"in [upstream]: {error}") from error
-    if config.agreement.voters or config.own_samples.path or config.run.groups:
-        raise ConfigError("an aggregator has no [agreement], no [own_samples] and no run.groups")
+    if config.agreement.voters or config.run.groups:
+        raise ConfigError("an aggregator has no [agreement] and no run.groups")
 
 
 def _check_agreement(config: HostConfig) -> None:
-    if config.own_samples.path or config.run.groups or config.run.aggregation_file:
+    if config.run.groups or config.run.aggregation_file:
         raise ConfigError(
-            "[agreement]: voters make the same update each, so none may have [own_samples], "
-            "run.groups or run.aggregation_file"
+            "[agreement]: voters make the same update each, so none may have run.groups or "
+            "run.aggregation_file"
         )
     voters = make_voters(b"", read_seats(config.agreement), config.agreement.mode)
     if config.security.threshold < voters.witnesses:
@@ -309,8 +298,8 @@ def plan_of(run: RunConfig, dimension: int, bearer: BearerProfile = NETWORK_PROF
         raise ConfigError(f"[run] does not fit: {error}") from error
 
 
-def settings_of(run: RunConfig, root: rules.Root | None = None) -> HostSettings:
-    """The host's settings that are no part of the plan; `root`: the host's own training."""
+def settings_of(run: RunConfig) -> HostSettings:
+    """The host's settings that are no part of the plan."""
     rule = load_rule(run.aggregation, run.aggregation_file)
     return HostSettings(
         run.min_peers,
@@ -324,7 +313,6 @@ def settings_of(run: RunConfig, root: rules.Root | None = None) -> HostSettings:
             run.memory,
             run.probes,
             dict.fromkeys(run.pinned, 1.0) | dict.fromkeys(run.muted, 0.0),
-            root,
             run.guard,
             run.momentum,
         ),

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from host import membership
-from host.config import HostConfig, OwnSamplesConfig, plan_of, settings_of
+from host.config import HostConfig, plan_of, settings_of
 from host.council import Council
 from host.enrolment import EnrolmentService
 from host.knowledge import Teaching
@@ -37,10 +37,8 @@ from ternmesh.federated.events import (
 )
 from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.refusals import RefusalLog
-from ternmesh.federated.rules import Root
 from ternmesh.federated.state import HostSettings
 from ternmesh.model_package import ModelPackage
-from ternmesh.plan import Plan
 from ternmesh.timers import NETWORK_TIMERS, TimerSettings
 from ternmesh.wire.control import FINISHED, GATHERING, OPEN
 from ternmesh.wire.global_update import COUNTED_MAX
@@ -69,9 +67,6 @@ NOT_ALONE = (
 )
 NO_CODE = "in the mode bft a code enrols at one voter alone: use the board's line (`enrol add`)"
 GATHERING_S = 15.0  # after which a host that waits for its first round says so
-
-# Opens the host's own samples for the model package in a folder; ConfigError.
-OpenSamples = Callable[[Path, OwnSamplesConfig, Plan], Root]
 
 _log = logging.getLogger(__name__)
 
@@ -326,16 +321,14 @@ def run_host(
     new_run: bool = False,
     after_end: bool = False,
     insecure: bool = False,
-    open_samples: OpenSamples | None = None,
     make_teaching: Callable[[Path], Teaching | None] | None = None,
     manager: ServiceManager | None = None,
 ) -> None:
     """Host a fleet until `stop` is set, or until the run is over and all nodes had time to see it.
 
-    It begins anew with the model of each release that becomes active. `open_samples` is for
-    `[own_samples]`, which needs onnxruntime (`edge.own_samples`). `make_teaching` makes what this
-    fleet has to do with others, of the folder of its model, and `manager` hears what this fleet
-    does (`host.groups`).
+    It begins anew with the model of each release that becomes active. `make_teaching`
+    makes what this fleet has to do with others, of the folder of its model, and `manager` hears
+    what this fleet does (`host.groups`).
 
     ConfigError, SecurityError or ModelPackageError before anything is changed; later StoreError,
     TransportError or ControlError. `continue_or_begin` explains `new_run` and `after_end`.
@@ -349,8 +342,8 @@ def run_host(
     ...     config = host.HostConfig(str(Path(folder, "state")), "keyword", link)
     ...     host.run_host(config, stop, insecure=True)
     """
-    options: dict[str, Any] = {"insecure": insecure, "open_samples": open_samples}
-    options |= {"make_teaching": make_teaching, "manager": manager or ServiceManager()}
+    options: dict[str, Any] = {"insecure": insecure, "make_teaching": make_teaching}
+    options["manager"] = manager or ServiceManager()
     host_model = partial(_host_model, config, stop, until_finished, **options)
     while host_model(new_run=new_run, after_end=after_end):
         new_run = after_end = False
@@ -363,20 +356,9 @@ def _model_folder(config: HostConfig, releases: Path) -> Path:
     return released if released is not None and len(set(names)) == 1 else model
 
 
-def _own_training(
-    config: HostConfig, model: Path, plan: Plan, open_samples: OpenSamples | None
-) -> Root | None:
-    """Training on the host's own samples, where it has some; ConfigError."""
-    if config.own_samples.path is None:
-        return None
-    if open_samples is None:
-        raise ConfigError("[own_samples] is for hosts that `ternmesh host` starts")
-    return open_samples(model, config.own_samples, plan)
-
-
-def _settings(config: HostConfig, root: Root | None) -> HostSettings:
+def _settings(config: HostConfig) -> HostSettings:
     settings = replace(
-        settings_of(config.run, root),
+        settings_of(config.run),
         has_voters=bool(config.agreement.voters),
         bears_liars=bool(config.agreement.voters) and config.agreement.mode == BFT,
     )
@@ -418,7 +400,6 @@ def _host_model(
     new_run: bool,
     after_end: bool,
     insecure: bool,
-    open_samples: OpenSamples | None,
     make_teaching: Callable[[Path], Teaching | None] | None,
     manager: ServiceManager,
 ) -> bool:
@@ -426,7 +407,7 @@ def _host_model(
     model = _model_folder(config, Path(config.state_dir, FOLDER))
     package = load_model_package(str(model))
     plan = plan_of(config.run, package.dimension, profile_of(config.link))
-    settings = _settings(config, _own_training(config, model, plan, open_samples))
+    settings = _settings(config)
     teaching = make_teaching(model) if make_teaching else None
     state = StateFile(Path(config.state_dir))
     keyring = _keyring(config, state, insecure=insecure)

@@ -10,6 +10,7 @@ import json
 import os
 import random
 import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -203,10 +204,7 @@ class FleetHost:
         return run(*HOST, *words, "--config", self._settings, cwd=ROOT)
 
     def code(self) -> str:
-        found = re.search(r"\S{8,}$", self.ask("enrol", "code").strip())
-        if found is None:
-            raise PackageError("the host gives no code")
-        return found[0]
+        return shlex.quote(str(json.loads(self.ask("enrol", "code", "--json"))["code"]))
 
     def status(self) -> Any:
         return json.loads(self.ask("status", "--json"))

@@ -11,10 +11,8 @@ from ternmesh_service import commands
 from ternmesh_service.control_socket import RETURN, ControlError
 
 if TYPE_CHECKING:
-    from host.config import HostKnowledgeConfig, OwnSamplesConfig
+    from host.config import HostKnowledgeConfig
     from host.knowledge import Predictions
-    from ternmesh.federated.rules import Root
-    from ternmesh.plan import Plan
 
 
 def add_node_arguments(parser: argparse.ArgumentParser) -> None:
@@ -79,15 +77,6 @@ def _add_arguments(parser: argparse.ArgumentParser, kind: str) -> None:
     process.add_insecure(parser)
 
 
-def _open_samples(model: Path, config: "OwnSamplesConfig", plan: "Plan") -> "Root":
-    """The host's own training; ConfigError, also where onnxruntime is not installed."""
-    with installed("edge", "[own_samples] needs onnxruntime", ConfigError):
-        from edge.data.sources import NpzSettings
-        from edge.own_samples import open_own_samples
-    settings = NpzSettings(config.arrays, config.where, config.divide_by)
-    return open_own_samples(model, Path(str(config.path)), settings, plan)
-
-
 def _open_predictions(model: Path, config: "HostKnowledgeConfig") -> "Predictions":
     """What a group's model says of the probe set; ConfigError, also without onnxruntime."""
     with installed("edge", "run.groups needs onnxruntime", ConfigError):
@@ -122,7 +111,6 @@ def _run(arguments: argparse.Namespace) -> int:
                 "new_run": arguments.new_run,
                 "after_end": arguments.after_end,
                 "insecure": arguments.insecure,
-                "open_samples": _open_samples,
             }
             if config.run.groups:
                 run_groups(config, stop, _open_predictions, **options)

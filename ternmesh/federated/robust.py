@@ -52,7 +52,6 @@ HISTORY = 16  # rounds
 ROWS_MAX = 256  # updates that a rule compares; more of them are averaged in groups at random
 MEANS = ("mean", "weighted_mean")
 INSTEAD = "the weighted mean is taken"
-ROOT_SHARE = 0.25  # of the step: the host's own training. With 0.5 honest fleets lose two points
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +112,7 @@ class RobustAggregation:
         self._run = run
         self._norm_max = norm_max(plan)
         self._memory = Memory(plan.dimension, settings.memory) if settings.memory else None
-        self.has_probes = bool(settings.memory) and settings.probes and settings.root is None
+        self.has_probes = bool(settings.memory) and settings.probes
         if not self.has_probes:
             self.reputations.forget_probes()
         self._norms: deque[float] = deque(norms, maxlen=HISTORY)
@@ -130,7 +129,7 @@ class RobustAggregation:
     ) -> Vector:
         """Return the step of a round (float32 [D]); zeros if nobody sent an update.
 
-        The host trains from `adapter` (float32 [D]), if it is given and there are own samples.
+        `adapter` (float32 [D]) is the global one: a run may begin with what another has learned.
         """
         self.remark = ""
         self.influence = {}
@@ -163,14 +162,11 @@ class RobustAggregation:
         places = order(self._model_hash, round_number, self._plan.dimension)
         rows = self._rows(updates, factors, mean, places)
         step = scatter(mean, places)
-        own = self._own_update(round_number, adapter, self._norms[-1])
         if self._settings.name not in MEANS:
             step = self._by_rule(rows, weights, step, round_number)
         elif self._memory is not None:
             deque(rows, maxlen=0)  # they are remembered; the mean needs no matrix of all updates
         self._note_round([item.address for item in updates], silent, round_number + 1)
-        if own is not None:
-            step = step + np.float32(ROOT_SHARE) * (own - step)
         return self._limit_step(self._with_momentum(step))
 
     def probe(self, version: int, seed: bytes) -> tuple[bytes, ...]:
@@ -272,19 +268,6 @@ class RobustAggregation:
                 own = np.where(item.vector.slicing.spread(item.vector.present), own, mean)
             row = scatter(own, places)
             yield row if self._memory is None else self._memory.add(item.address, row)
-
-    def _own_update(
-        self, round_number: int, adapter: Vector | None, norm_max: float
-    ) -> Vector | None:
-        """What the host's own samples suggest, no longer than `norm_max`; None if it fails."""
-        if self._settings.root is None or adapter is None:
-            return None
-        try:
-            own = _checked(self._settings.root(round_number, adapter), adapter.size)
-        except Exception as error:  # noqa: BLE001  (a round must not be lost by it)
-            self.remark = f"the training on the host's samples failed: {error}"
-            return None
-        return own * np.float32(min(1.0, norm_max / max(UNIT, norm(own))))
 
     def _by_rule(
         self, rows: Iterable[Vector], weights: Weights, mean: Vector, round_number: int

@@ -37,9 +37,6 @@ class Context:
 
 Rule = Callable[[Updates, Weights, Context], Vector]
 PreStep = Callable[[Updates, Weights, Context], tuple[Updates, Weights]]
-# Trains on the host's own samples: from the number of the round and the global adapter (float32
-# [D]) to the change of the adapter (float32 [D]). It may raise anything.
-Root = Callable[[int, Vector], Vector]
 
 
 # Rules
@@ -107,7 +104,7 @@ class AggregationSettings:
 
     `memory` is the decay of the nodes' memory; 0: rules get the updates of the round, and nobody
     has a reputation. `probes`: whether global updates carry probes. `fixed`: by the name of a
-    node, the factor of its weight that the owner has set. `root`: the host's own training.
+    node, the factor of its weight that the owner has set.
     `guard`: the rise of the boards' loss, in losses at the beginning, from which on the host goes
     back to an older version; 0 for never. `momentum`: of the steps, where all nodes agree.
     """
@@ -118,7 +115,6 @@ class AggregationSettings:
     memory: float = 0.9
     probes: bool = True
     fixed: Mapping[str, float] = field(default_factory=dict)
-    root: Root | None = None
     guard: float = 0.5
     momentum: float = 0.0
 

@@ -1,5 +1,4 @@
 import shutil
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -7,16 +6,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from host.config import (
-    HostConfig,
-    OwnSamplesConfig,
-    RunConfig,
-    load_rule,
-    plan_of,
-    read_host_config,
-    settings_of,
-)
-from host.service import run_host
+from host.config import HostConfig, RunConfig, load_rule, plan_of, read_host_config, settings_of
 from models.zoo import package_path
 from ternmesh.config import ConfigError
 from ternmesh.errors import ModelPackageError, RuleError
@@ -123,17 +113,6 @@ def test_a_wrong_setting_is_one_sentence_that_names_it(read, tmp_path, old, new,
     assert str(caught.value).startswith(f"{tmp_path / 'host.toml'}: ")
     assert "\n" not in str(caught.value)
     assert "secret" not in str(caught.value)
-
-
-def test_own_samples_go_to_the_aggregation(read, tmp_path):
-    text = GOOD + '[own_samples]\npath = "mine"\ndivide_by = 255\n'
-    config = read(text)
-    assert config.own_samples == OwnSamplesConfig(str(tmp_path / "mine"), divide_by=255.0)
-    root = lambda number, adapter: adapter  # noqa: E731
-    assert settings_of(config.run, root).aggregation.root is root
-    assert settings_of(config.run).aggregation.root is None
-    with pytest.raises(ConfigError, match=r"\[own_samples\] is for hosts that .ternmesh host."):
-        run_host(config, threading.Event(), insecure=True)
 
 
 def test_a_plan_that_no_frame_can_carry_is_a_sentence():

@@ -12,7 +12,6 @@ import pytest
 from bench.loopback import LoopbackHub
 from host.runs import continue_or_begin
 from host.service import HostService
-from ternmesh.codec.scale import to_float
 from ternmesh.config import ConfigError
 from ternmesh.federated.evaluation import Evaluation, write_values
 from ternmesh.federated.events import WorkReady
@@ -21,7 +20,6 @@ from ternmesh.federated.node import NodeProtocol
 from ternmesh.federated.recovery import ASKS_MAX
 from ternmesh.federated.refusals import NORMAL_UP_TO, why
 from ternmesh.federated.reputation import NodeStanding
-from ternmesh.federated.rules import AggregationSettings
 from ternmesh.federated.state import HostSettings, new_node_state
 from ternmesh.plan import make_plan
 from ternmesh.security.authenticator import OPEN, SecurityLayer
@@ -394,21 +392,3 @@ def test_a_first_contact_is_no_refusal(tmp_path, caplog):
         bench.service.protocol.session.refuse("ada", "seal", bench.now)
     bench.service.poll(0.0)
     assert caplog.messages[-1] == f"refused from ada: seal: {why('seal', on_host=True)}"
-
-
-def test_the_hosts_own_training_starts_from_the_global_adapter(bench, monkeypatch):
-    seen = []
-
-    def root(number: int, adapter: np.ndarray) -> np.ndarray:
-        seen.append((number, adapter, to_float(bench.service.protocol.model_q24)))
-        return np.full(DIMENSION, 0.01, np.float32)
-
-    settings = replace(SETTINGS, aggregation=AggregationSettings(root=root))
-    monkeypatch.setitem(globals(), "SETTINGS", settings)
-    bench.boot()
-    for name in NAMES:
-        bench.join(name)
-    bench.live(5)
-    assert [number for number, *_ in seen] == [0, 1, 2]
-    assert all(np.array_equal(adapter, known) for _, adapter, known in seen)
-    assert seen[2][1].any()

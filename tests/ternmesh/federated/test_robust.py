@@ -15,7 +15,7 @@ from ternmesh.federated import robust
 from ternmesh.federated.aggregation import encode_step, encode_update, read_chunks, update_delta_q24
 from ternmesh.federated.evaluation import Evaluation
 from ternmesh.federated.memory import Memory
-from ternmesh.federated.reputation import LOWEST, NodeStanding, Reputations, restored
+from ternmesh.federated.reputation import LOWEST, restored
 from ternmesh.federated.robust import RobustAggregation, Update
 from ternmesh.federated.rules import RULES, AggregationSettings, Context, compose
 from ternmesh.plan import make_plan
@@ -305,67 +305,6 @@ def test_many_updates_are_averaged_in_groups(monkeypatch: pytest.MonkeyPatch) ->
     updates = updates_of(*map(vector_of, range(10)))
     assert np.allclose(own(look).combine(updates, 4), new().combine(updates, 4), atol=1e-6)
     assert seen == [(4, 3000)]
-
-
-def with_root(root: Callable[..., np.ndarray], name: str = "weighted_mean") -> RobustAggregation:
-    settings = AggregationSettings(name, RULES[name], memory=0.0, root=root)
-    return RobustAggregation(PLAN, MODEL, settings, RUN)
-
-
-def test_the_hosts_own_training_is_a_quarter_and_is_no_longer_than_an_update() -> None:
-    seen = []
-
-    def root(round_number: int, adapter: np.ndarray) -> np.ndarray:
-        seen.append((round_number, adapter))
-        return np.float32(factor) * vector_of(9)
-
-    updates, adapter = updates_of(*map(vector_of, range(3))), vector_of(7)
-    plain = new().combine(updates, 4)
-    usual = np.linalg.norm(decoded(vector_of(0)))
-    for factor in (0.1, 100.0):
-        step = with_root(root).combine(updates, 4, (), adapter)
-        own = 4 * step - 3 * plain
-        wanted = min(factor * np.linalg.norm(vector_of(9)), usual)
-        assert np.linalg.norm(own) == pytest.approx(wanted, rel=0.05)
-        assert own @ vector_of(9) > 0.999 * np.linalg.norm(own) * np.linalg.norm(vector_of(9))
-    assert [number for number, _ in seen] == [4, 4]
-    assert seen[0][1] is adapter
-    assert not with_root(root).combine([], 4, (), adapter).any()  # nobody has sent an update
-
-
-def test_a_host_with_own_samples_sends_no_probe_and_forgets_the_old_ones() -> None:
-    for root, is_kept in ((None, True), (lambda *_: vector_of(9), False)):
-        known = Reputations({a: NodeStanding(rounds=9) for a in (1, 2, 3, 4)}, first_loss=1.0)
-        known.probed(3, 8, dict.fromkeys((1, 2, 3, 4), 9.0))
-        assert known.is_excluded(3)
-        before = new(memory=0.9)
-        before.reputations = known
-        settings = AggregationSettings(root=root)
-        aggregation = RobustAggregation(PLAN, MODEL, settings, RUN, before.stored())
-        assert aggregation.reputations.is_excluded(3) == is_kept
-        probes = []
-        for version in range(20, 26):
-            updates = [
-                replace(item, evaluation=Evaluation(1.0))
-                for item in updates_of(*map(vector_of, range(3)))
-            ]
-            aggregation.combine(updates, version, (), vector_of(7))
-            probes.append(aggregation.probe(version + 1, b"newest"))
-        assert any(probes) == is_kept
-
-
-def broken(*_: object) -> np.ndarray:
-    raise OSError("no memory")
-
-
-@pytest.mark.parametrize("root", [broken, lambda *_: np.full(3000, np.nan, np.float32)])
-def test_own_training_that_fails_costs_no_round(root: Callable[..., np.ndarray]) -> None:
-    updates = updates_of(*map(vector_of, range(3)))
-    aggregation = with_root(root)
-    assert np.array_equal(
-        aggregation.combine(updates, 4, (), vector_of(7)), new().combine(updates, 4)
-    )
-    assert aggregation.remark.startswith("the training on the host's samples failed: ")
 
 
 def told(update: Update, effect: float | None, loss: float = 1.0) -> Update:
