@@ -326,6 +326,7 @@ def test_a_companion_is_asked_until_it_has_no_more_messages() -> None:  # R7.3-9
     [
         ({}, [device(10, b"v1.14.1")], "firmware v1.14.1 is too old: install 1.16"),
         ({}, [device(12, b"v1.15.0")], "firmware v1.15.0 is too old: .*datagram_bytes = 163"),
+        ({"datagram_bytes": 163}, [device(10)], "too old"),
         ({"datagram_bytes": 163}, [device(12), self_info(), channel(b"", SECRET)], None),
         ({}, [device(), self_info(khz=869_617), channel(b"", SECRET)], None),  # a float's rounding
         (

@@ -130,6 +130,7 @@ def test_a_companion_hears_its_channels_and_each_datagram_once() -> None:
     sender, owner, other = (MeshcoreModem(LONG_FAST) for _ in range(3))
     for modem in (sender, owner):
         modem.receive_bytes(to_companion(CHANNEL))
+    other.receive_bytes(to_companion(CHANNEL[:-1] + b"!"))
     _, sent = sender.receive_bytes(to_companion(DATAGRAM))
     assert isinstance(sent, Transmit)
     heard = Reception(sent.payload, -80, -5)
@@ -151,13 +152,14 @@ def test_repeaters_pass_on_everything_once(hops: int, loss: float, reached: floa
         heard, senders = 0, []
         while (over := channel.finish(1e9)) is not None:
             senders.append(over.sender)
+            assert len(senders) == len(set(senders)) <= 1 + 2 * hops
             heard += channel.reaches(over.sender, 1) and channel.arrives()
             channel.repeat(over)
             ends.append(over.end)
-        assert len(senders) == len(set(senders)) <= 1 + 2 * hops
         counts.append(heard)
     assert sum(map(bool, counts)) / 400 == pytest.approx(reached, abs=0.07)
     assert max(counts) == (2 if hops else 1), "the last pair is heard, and nobody else"
+    assert max(ends) >= 1 + 2 * hops, "they wait before they send on"
     assert loss or max(ends) <= 1 + 3.6 * hops
 
 

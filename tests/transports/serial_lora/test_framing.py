@@ -2,6 +2,7 @@
 
 import zlib
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -14,6 +15,7 @@ from transports.serial_lora import meshtastic
 from transports.serial_lora.framing import (
     CobsUnframer,
     KissUnframer,
+    LengthUnframer,
     cobs_decode,
     cobs_encode,
     cobs_frame,
@@ -35,17 +37,25 @@ def from_radio(data: bytes) -> bytes:
     return meshtastic.frame(protobuf.bytes_field(2, data))
 
 
+CompanionUnframer = partial(LengthUnframer, b">", "little", 255, bytes)
+
+
+def companion(data: bytes) -> bytes:
+    return b">" + len(data).to_bytes(2, "little") + data
+
+
 # By reader: how a payload is written, and as what it is found.
 READERS: dict[Any, tuple[Callable[[bytes], bytes], Callable[[bytes], object]]] = {
     CobsUnframer: (cobs_frame, lambda data: data),
     KissUnframer: (lambda data: kiss_frame(7, data), lambda data: (7, data)),
     ReyaxParser: (rcv, lambda data: Heard(data, -40.0, 11.0)),
     MeshtasticUnframer: (from_radio, lambda data: {2: data}),
+    CompanionUnframer: (companion, lambda data: data),
 }
 
 
 @pytest.mark.parametrize("reader", READERS)
-@given(PAYLOADS, CUTS, st.binary(max_size=20).filter(lambda noise: not set(noise) & set(b"+\x94")))
+@given(PAYLOADS, CUTS, st.binary(max_size=20).filter(lambda noise: not set(noise) & set(b"+\x94>")))
 def test_messages_survive_any_cut_and_noise_between(reader, payloads, cuts, noise) -> None:
     write, as_found = READERS[reader]
     stream = b"".join(noise + b"\0\xc0" + write(payload) for payload in payloads)
@@ -78,6 +88,7 @@ KISS_TOO_LONG = (len(TOO_LONG) - 1) // KissUnframer.bytes_max
         (KissUnframer, b"\xc0" + TOO_LONG + kiss_frame(7, b"good"), [b"good"], KISS_TOO_LONG),
         (MeshtasticUnframer, b"INFO\r\n" + INNER + b"\x94log" + INNER, [b"in", b"in"], 0),
         (MeshtasticUnframer, b"\x94\xc3\xff\xffmore" + INNER, [b"in"], 1),
+        (CompanionUnframer, b"> 1.17\r\n>\0\0" + companion(b"\x0a"), [b"\x0a"], 2),
         # a message within what only looked like one
         (MeshtasticUnframer, b"\x94\xc3\0" + bytes([len(INNER) + 1]) + INNER + b"\x0b", [b"in"], 1),
     ],

@@ -115,6 +115,13 @@ def test_the_beginning_of_a_message_that_never_comes_holds_up_nothing_for_long(
     assert frames_from(host, 1) == [b"kept"]
 
 
+def test_datagrams_of_another_application_are_foreign_and_no_damage(new_fleet, eventually) -> None:
+    radios, (host, _) = new_fleet("meshcore")
+    radios.garble(0, b">\x0e\0\x1b\xec\0\0\7\0\x10\1\5hello")
+    eventually(lambda: host.status().numbers["foreign"] == 1)
+    assert host.status().numbers["malformed"] == 0
+
+
 def test_what_waits_when_the_modem_goes_is_counted_as_lost(new_fleet, eventually) -> None:
     radios, (_, ada) = new_fleet("reyax", speed=1.0)
     ada.send(HOST, [b"x" * 100] * 5)
