@@ -214,14 +214,6 @@ def measure(*, quick: bool, resume: Path | None = None) -> Result:
     arms = ("star", "drawn", "latency")
     jobs = [Job(f"places {arm}", ("bench.places", arm, "0")) for arm in arms]
     finish(finished, jobs, lambda value: f"p95 of a round {value['p95_s']:.1f} s")
-    regions = REGIONS_QUICK if quick else REGIONS
-    scale = {"region": (MEMBERS,), "top": (regions, MEMBERS)}
-    jobs = [
-        Job(key, ("bench.fleet", str(size), "3", *map(str, more)))
-        for key, (size, *more) in scale.items()
-    ]
-    finish(finished, jobs, lambda value: f"{value['cpu_s']:.2f} s CPU a round")
-    region, top = (finished.values[key] for key in scale)
     one, drawn, near = (finished.values[f"places {arm}"] for arm in arms)
     figures = {
         "points_lost": mean_figure([s["accuracy"] - b["accuracy"] for s, b in pairs], "<=1"),
@@ -236,13 +228,7 @@ def measure(*, quick: bool, resume: Path | None = None) -> Result:
             max(max(one["caught"], default=rounds) for one in liars), "<=10"
         ),
         "liar_points_lost": Figure(max(untrained - one["accuracy"] for one in liars), "<=2"),
-        "cpu_ratio_100000": Figure(1 + top["cpu_s"] / regions / region["cpu_s"], "<=1.3"),
-        "top_round_100000_s": Figure(top["round_s"], "<=1"),
-        "top_mb_100000": Figure(top["peak_mb"], "<=150"),
-        "bytes_down_1000": Figure(region["bytes_down"]),
-        "bytes_down_100000": Figure(
-            top["bytes_down"] - top["bytes_down_own"] + region["bytes_down_own"]
-        ),
+        **_scale(finished, REGIONS_QUICK if quick else REGIONS),
         "places_p95_s": Figure(near["p95_s"]),
         "places_p95_ratio": Figure(near["p95_s"] / one["p95_s"]),
         "places_p95_ratio_by_lot": Figure(drawn["p95_s"] / one["p95_s"]),
@@ -252,6 +238,25 @@ def measure(*, quick: bool, resume: Path | None = None) -> Result:
     }
     notes = (*NOTES, f"the first {FIRST} rounds of a run are audited, {share:.0%} of 50")
     return Result("hierarchy", figures, {}, notes, quick=quick)
+
+
+def _scale(finished: Finished, regions: int) -> dict[str, Figure]:
+    """A region of a fleet of so many, and the host above all of them."""
+    scale = {"region": (MEMBERS,), "top": (regions, MEMBERS)}
+    jobs = [
+        Job(key, ("bench.fleet", str(size), "3", *map(str, more)))
+        for key, (size, *more) in scale.items()
+    ]
+    finish(finished, jobs, lambda value: f"{value['cpu_s']:.2f} s CPU a round")
+    region, top = (finished.values[key] for key in scale)
+    down = top["bytes_down"] - top["bytes_down_own"] + region["bytes_down_own"]
+    return {
+        "cpu_ratio_100000": Figure(1 + top["cpu_s"] / regions / region["cpu_s"], "<=1.3"),
+        "top_round_100000_s": Figure(top["round_s"], "<=1"),
+        "top_mb_100000": Figure(top["peak_mb"], "<=150"),
+        "bytes_down_1000": Figure(region["bytes_down"]),
+        "bytes_down_100000": Figure(down),
+    }
 
 
 if __name__ == "__main__":
