@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.signal import fftconvolve, resample_poly
 
-from edge.data.front import Front, RowStream
-from edge.onnx.session import load_model
+from edge.data.front import Front
+from edge.onnx.session import LoadedModel, load_model
 from experiments.data import DataMissing, find_data
 from models import shelf
 
@@ -29,7 +29,6 @@ KEPT = Path(__file__).parents[1] / "build" / "wake_word"
 RATE, PHONE = 16_000, 8000  # Hz: of the front, and of telephone sound
 LEAD_S, AFTER_S, GAP_S = 2.1, 1.2, 0.4  # before a word, after it, and between two files
 FAINT = 3e-4  # RMS of the noise in a quiet room, of 1
-SCALE = np.float32(1 / 16)  # of rows: the numbers of the embedding are large
 CONDITIONS = ("clean", "noise", "room")
 SPEECH = {  # the folders of languages and music, by what they are called here
     "english": "sounds/en_US_f_Allison",
@@ -83,21 +82,18 @@ def scene(word: Array, rate: int, how: str, rng: np.random.Generator) -> tuple[A
     return _up(sound + level * _pink(len(sound), rng), rate), end * RATE // rate
 
 
-def scene_rows(
-    word: Array, rate: int, how: str, rng: np.random.Generator
-) -> tuple[Array, int]:
-    """Rows from 19 hops before a word's end to 8 after it, and the first that holds its end."""
+def scene_rows(word: Array, rate: int, how: str, rng: np.random.Generator) -> Array:
+    """28 rows of a scene; the one at 19 is the first whose window holds the word's end."""
     sound, end = scene(word, rate, how, rng)
-    last = -(-(end - shelf.WINDOW) // shelf.HOP)
-    first = max(last - 19, 0)
-    cut = sound[first * shelf.HOP : (last + 8) * shelf.HOP + shelf.WINDOW]
-    return rows_of(cut), last - first
+    first = -(-(end - shelf.WINDOW) // shelf.HOP) - 19
+    return rows_of(sound[first * shelf.HOP :][: shelf.WINDOW + 27 * shelf.HOP])
 
 
 def rows_of(sound: Array) -> Array:
     """The rows of a stream at 16 kHz, float32 [hops, 96]."""
-    rows = RowStream(_front()).take(sound.astype(np.float32))
-    return np.asarray(rows, np.float32).reshape(-1, shelf.WIDTH) * SCALE
+    starts = range(0, len(sound) - shelf.WINDOW + 1, shelf.HOP)
+    rows = [_front().row(sound[at : at + shelf.WINDOW]) for at in starts]
+    return np.asarray(rows, np.float32).reshape(-1, shelf.WIDTH)
 
 
 def stream(name: str) -> Array:
@@ -166,7 +162,13 @@ def _up(sound: Array, rate: int) -> Array:
 
 
 @cache
-def _front() -> Front:
+def shelf_model() -> LoadedModel:
+    """The package `wake-word` of the shelf, as a board has it before it learns."""
     if not (folder := KEPT / "model").exists():
         shelf.add("wake-word", folder, ("other", "wake"))
-    return Front(load_model(folder))
+    return load_model(folder)
+
+
+@cache
+def _front() -> Front:
+    return Front(shelf_model())
