@@ -29,9 +29,9 @@ def test_triggers_are_those_of_the_product() -> None:
 def test_logistic_regression_is_a_vector_of_the_tail(tmp_path: Path) -> None:
     write_tail(tmp_path / "tail", rows=ROWS, width=WIDTH, classes=2, name="wake")
     loaded = load_model(tmp_path / "tail")
-    rows = RNG.standard_normal((200, WIDTH)).astype(np.float32)
+    rows = (3 + RNG.standard_normal((200, WIDTH))).astype(np.float32)
     x = windows(rows, np.arange(ROWS - 1, 200))
-    data = Clips({"features": x, "target": (x[:, 3, 5] > 0).astype(np.int64)})
+    data = Clips({"features": x, "target": (x[:, 3, 5] > 3).astype(np.int64)})
     vector = logistic(data)
     right = correct(loaded, vector, data)
     shares = [probabilities(vector, one)[0] for one in x]
