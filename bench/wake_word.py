@@ -61,6 +61,8 @@ NOTES = (
     "reads, brought to 8 kHz; intervals draw detectors and pieces of 10 minutes",
     "fleet: run_fleet with keys; alone and float: as many steps, no codec; recall_3: all rooms "
     "have three recordings; recall_none: a voice without any, from the five other rooms",
+    "other_words: how often a voice that says another phrase, or another single word, is told",
+    "not tried: words with other sound right before them, sound of a real room, 16 kHz",
 )
 
 
@@ -223,8 +225,7 @@ def measure(*, quick: bool) -> Result:
     details = {
         f"arm{name}": {
             "threshold": float(arm.threshold),
-            "detectors, pieces of 10 minutes": arm.per_hour.shape,
-            "other words": arm.other_words,
+            "detectors and pieces of 10 minutes": arm.per_hour.shape,
             **dict(zip(CONDITIONS, arm.found.reshape(-1, 3).mean(0).tolist(), strict=True)),
         }
         for name, arm in arms.items()
@@ -239,6 +240,7 @@ def _figures(arms: dict[str, Arm]) -> dict[str, Figure]:
         recall, accepts = limits.get(name, (None, None))
         figures[f"recall{name}"] = items_figure(arm.found, recall)
         figures[f"false_accepts_per_hour{name}"] = arm.accepts(accepts)
+        figures[f"other_words{name}"] = Figure(arm.other_words)
     gain = arms["_3"].found - arms["_3_alone"].found
     figures["gain_over_alone_3"] = items_figure(gain, ">=0.01")
     command = [sys.executable, "-c", LISTEN, str(shelf_model().folder)]
