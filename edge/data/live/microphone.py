@@ -199,6 +199,7 @@ class MicrophoneSource(LiveSource):
         self._left -= 1
         front, made = self._front, [(one, self._label) for one in self._inputs(clip, past)]
         if front is not None:
+            made += [(one, self._label) for one in self._inputs(clip, self._spoken(clip, past))]
             made += [
                 (copy, name) for one, name in made for copy in changed(one, front.rate, self._rng)
             ]
@@ -224,6 +225,14 @@ class MicrophoneSource(LiveSource):
         late = range(ENDS if quiet else 1)
         ends = [len(past) - quiet + min(quiet, at * hop) for at in late]
         return [model_input(past[max(0, end - length) : end], rate, front) for end in ends]
+
+    def _spoken(self, clip: Sound, past: Sound) -> Sound:
+        """The same with speech right before the word, or the quiet there is learned with it.
+
+        It is the word played backwards: a voice that says nothing.
+        """
+        begin = len(past) - QUIET * self._gate.block - len(clip)
+        return np.concatenate([np.resize(clip, begin)[::-1], past[begin:]])
 
     def _partly(self, front: FrontSpec, clip: Sound, past: Sound) -> list[Sound]:
         """The begin of a word, and then the room: by itself it is not the word."""

@@ -162,7 +162,10 @@ def test_recordings_are_checked_and_labelled(loaded: LoadedModel, new_buffer: Ne
     assert hear([0.6] * 8) == ("up", 0, "")
     assert board.buffer.waiting == 2
     labels = Counter(board.buffer.classes.values())
-    assert labels == {1: 2 * 4 * 3, 0: 2 * 2}, "ends, noise, a room; its begin is another sound"
+    # ends, speech before it, noise and a room; its begin is another sound
+    assert labels == {1: 2 * 4 * 2 * 3, 0: 2 * 2}
+    spoken = source._spoken(np.arange(3, dtype=np.float32), past)
+    assert spoken[: 3000 - QUIET * source._gate.block - 3][-4:].tolist() == [0, 2, 1, 0]
     quiet = QUIET * source._gate.block
     for at, heard_at in enumerate(source._inputs(np.zeros(8, np.float32), past)):
         end = 3000 - quiet + 2 * at

@@ -64,6 +64,6 @@ def test_another_front_or_no_label_for_it_has_none(words: LoadedModel) -> None:
 
 def test_what_is_shipped_is_speech_in_rows() -> None:
     with np.load(speech_path()) as archive:
-        assert (archive["rows"].shape, archive["rows"].dtype) == ((8000, 96), np.int8)
+        assert (archive["rows"].shape, archive["rows"].dtype) == ((10_000, 96), np.int8)
         assert 0.5 < archive["rows"].std() * archive["scale"] < 2.0, "as the shelf divides them"
         assert len(str(archive["front"])) == 64
