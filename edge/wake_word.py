@@ -27,7 +27,7 @@ from ternmesh import __version__
 from ternmesh.config import ConfigError
 from ternmesh.extras import installed
 from ternmesh.timers import RateLimiter
-from ternmesh_service.control_socket import DATA, ControlError, ask
+from ternmesh_service.control_socket import DATA, ControlError, NobodyAnswers, ask
 from ternmesh_service.fair_listener import FairListener
 from transports.base import MissingExtra
 
@@ -44,6 +44,7 @@ PART_MAX = 1 << 17  # bytes of its data, and of its sound: 4 s of 16 bits at 16 
 IDLE_S = 60.0  # for a whole event and the answers to it
 WARN_S = 60.0  # between two lines of the log about clients that are left
 REPORT_EVERY_S = 5.0
+REPORT_S = 60.0  # of sound in which nothing was spotted, for a report
 _WIDTHS = {1: ("u1", 128.0, 128.0), 2: ("<i2", 0.0, 32_768.0), 4: ("<i4", 0.0, 2.0**31)}
 _AUTHOR = Attribution("ternmesh", "")
 
@@ -160,7 +161,9 @@ class WakeWordService:
 
     async def _report(self) -> None:
         """Give the board what it does not know yet; what it does not take now stays."""
-        if self._board is None or self._predictor.package.front is None or not self._heard_s:
+        if self._board is None or self._predictor.package.front is None:
+            return
+        if not self._spotted and self._heard_s < REPORT_S:  # each report is a write on a card
             return
         spotted, seconds = [*self._spotted], self._heard_s
         self._spotted.clear()
@@ -175,12 +178,17 @@ class WakeWordService:
         try:
             request = {DATA: "heard", "seconds": seconds, "clips": clips}
             await asyncio.to_thread(ask, self._board, request)
-        except ControlError as error:
-            if self._refusals.allow("", time.monotonic()):
-                _log.warning("the board gets no sound for people to label: %s", error)
+        except NobodyAnswers as error:
             self._spotted.extendleft(reversed(spotted))
-        else:
-            self._heard_s -= seconds
+            self._say(error)
+            return
+        except ControlError as error:  # it may have it, or cannot use it: not a second time
+            self._say(error)
+        self._heard_s -= seconds
+
+    def _say(self, error: ControlError) -> None:
+        if self._refusals.allow("", time.monotonic()):
+            _log.warning("the board gets no sound for people to label: %s", error)
 
 
 def _as_int16(sound: Sound) -> bytes:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge.data.heard import HEARD, NEAR, OTHER, ROOM
+from edge.data.heard import HEARD, NEAR
 from edge.data.live.microphone import EnergyGate
 from edge.data.logmel import Resampler, Sound, clip_length, model_input
 from edge.data.sources import input_specs
@@ -26,10 +26,10 @@ NOTHING = np.zeros(0, np.float32)
 
 @dataclass(frozen=True, slots=True)
 class Spotted:
-    """A word that was heard, or nearly heard, or another sound of the room."""
+    """A word that was heard, or nearly heard."""
 
-    kind: str  # HEARD, NEAR or ROOM
-    word: str  # empty for ROOM
+    kind: str  # HEARD or NEAR
+    word: str
     share: float  # the probability of the word
     sound: Sound  # what the model was given, in the rate of its front; empty without one
 
@@ -60,7 +60,7 @@ class Trigger:
         """The word that is heard now, or the close miss that is over."""
         self._scores.append(score)
         score = sum(self._scores) / len(self._scores)
-        if score < self._near:
+        if not score >= self._near:  # also for NaN
             best, was_heard = self._best, self._is_heard
             self._best, self._is_heard = None, False
             return None if was_heard else best
@@ -96,10 +96,7 @@ class WordStream:
         self._clip = np.zeros(front.length, np.float32)  # the newest sound
         self._rows: deque[Sound] = deque(maxlen=front.rows)
         self._triggers = {labels.index(word): Trigger(word, threshold) for word in words}
-        self._gate = EnergyGate(front.rate, front.length)
-        self._keeps_room = OTHER in labels
         self._hops = 0
-        self._quiet_hops = front.rows  # since a word was heard, or nearly
 
     def take(self, sound: Sound) -> list[Spotted]:
         """What ends in `sound`; ModelError."""
@@ -108,15 +105,11 @@ class WordStream:
         while len(self._held) >= self._hop:
             piece, self._held = np.split(self._held, [self._hop])
             found += self._hear(piece)
-            clips = self._gate.take(piece)
-            if clips and self._keeps_room and self._quiet_hops >= 2 * self._front.rows:
-                found.append(Spotted(ROOM, "", 0.0, self._clip))
         return found
 
     def _hear(self, piece: Sound) -> list[Spotted]:
         """Score the clip that ends with this piece, which is a hop long."""
         self._hops += 1
-        self._quiet_hops += 1
         self._clip = np.concatenate([self._clip[len(piece) :], piece])
         self._rows.append(self._predictor.front.row(self._clip[-self._front.window :]))
         if len(self._rows) < self._front.rows:
@@ -128,10 +121,7 @@ class WordStream:
             trigger.take(float(shares[at]), self._clip, now_s)
             for at, trigger in self._triggers.items()
         ]
-        found = [event for event in events if event is not None]
-        if found:
-            self._quiet_hops = 0
-        return found
+        return [event for event in events if event is not None]
 
 
 class ClipStream:

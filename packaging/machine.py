@@ -141,8 +141,10 @@ def prove_machine(suite: str) -> dict[str, Any]:
         figures |= trial(machine, host, folder, deb, log)
         figures |= memory(machine, "training_mib", "VmHWM")
         figures["doctor"] = machine.run(f"{TERNMESH} doctor --config {SETTINGS} 2>&1 || true")
-        sample = machine.run(f"{TERNMESH} predict --config {SETTINGS} /root/clip.npz 2>&1")
-        figures["prediction"] = sample.splitlines()[0]
+        machine.run(f"printf '\\n[predict]\\nenabled = true\\n' >> {SETTINGS}")
+        machine.run("systemctl restart ternmesh-node")
+        predict = f"{TERNMESH} predict --config {SETTINGS} /root/clip.npz"
+        figures["prediction"] = machine.until(predict, START_S).splitlines()[0]
         host.stop()
         time.sleep(REST_S)
         figures |= memory(machine, "idle_mib", "VmRSS") | memory(machine, "idle_pss_mib", "Pss")

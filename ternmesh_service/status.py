@@ -274,15 +274,17 @@ class WordsStatus:
         return self.right / known if known else None
 
     @property
-    def false_per_hour(self) -> float:
-        return self.false / self.hours if self.hours else 0.0
+    def false_per_hour(self) -> float | None:
+        """None before people have answered."""
+        return self.false / self.hours if self.hours and self.right + self.false else None
 
     def sentence(self) -> str:
         recall = "no recall yet" if self.recall is None else f"recall {self.recall:.0%}"
+        rate = "" if self.false_per_hour is None else f" ({self.false_per_hour:.2f} an hour)"
         return (
             f"{self.heard} words heard in {self.hours:.1f} h; of those that people have answered "
-            f"{self.right} are right, {self.false} false ({self.false_per_hour:.2f} an hour), "
-            f"{self.missed} were missed ({recall})"
+            f"{self.right} are right, {self.false} false{rate}, {self.missed} were missed "
+            f"({recall})"
         )
 
 

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from ternmesh_service.notify import no_beat
 from ternmesh_store.files import PRIVATE, make_private_folder, unfinished_file
 
 CACHE = "rows"  # in a state folder: the rows of files, by what they were made of
+RECENT_MAX = 32  # rows
 SAID_EVERY = 1000  # samples, between two lines of the log
 
 Row = NDArray[np.float32]
@@ -45,6 +47,8 @@ class Front:
         self._graph = FrontGraph(loaded.folder, loaded.package, threads)
         self._cache = cache
         self._beat = beat
+        # The samples of a recording share windows.
+        self._recent = lru_cache(RECENT_MAX)(self._row_of)
         self._used: set[Path] = set()  # files of the cache
 
     def row(self, window: Row) -> Row:
@@ -63,16 +67,18 @@ class Front:
         if self.spec is None:
             return dict(inputs)
         [samples], rows = inputs.values(), self._package.batch_inputs[0]
-        made = [[*map(self.row, self._windows(one))] for one in samples]
+        made = [self._rows_of(one) for one in samples]
         return {rows.name: np.array(made, np.float32).reshape(len(samples), *rows.shape[1:])}
 
-    def _windows(self, sample: Array) -> Iterator[Array]:
-        assert self.spec is not None
+    def _row_of(self, window: bytes) -> Row:
+        return self.row(np.frombuffer(window, np.float32))
+
+    def _rows_of(self, sample: Array) -> list[Row]:
         spec = self.spec
-        if not spec.window:
-            yield sample
-        for at in range(spec.rows if spec.window else 0):
-            yield sample[at * spec.hop : at * spec.hop + spec.window]
+        if spec is None or not spec.window:
+            return [self.row(sample)]
+        windows = (sample[at * spec.hop :][: spec.window] for at in range(spec.rows))
+        return [self._recent(np.float32(window).tobytes()) for window in windows]
 
     def enter(self, sample: Sample) -> Sample:
         """The sample with rows as its inputs, and its own ones as `raw`; DataError, ModelError."""

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from edge.config import NodeConfig
 from edge.data.buffer import KEY_MAX, RATED_MAX, ReplayBuffer
 from edge.data.feed import Feed
-from edge.data.live.microphone import MicrophoneSource
 from edge.data.sources import Label, class_count, class_names, label_arrays
 from edge.errors import DataError, EdgeError, ModelError
 from edge.evaluation import softmax
@@ -99,9 +98,10 @@ def answer_data(
                 feed.given += feed.words.take(request)
                 return {DATA: len(feed.given)}
             case "record":
-                if feed is None or not isinstance(feed.source, MicrophoneSource):
+                record = getattr(feed and feed.source, "record", None)  # of a microphone
+                if record is None:
                     raise DataError('this needs a board with [data] source = "microphone"')
-                feed.source.record(request.get("label"), request.get("count", 0))
+                record(request.get("label"), request.get("count", 0))
                 return {DATA: True}
             case "list":
                 return {DATA: _groups(buffer)}
@@ -122,7 +122,11 @@ def answer_data(
                 if not (key := request["key"] or next(map(buffer.key, newest), "")):
                     raise DataError("no sample waits for a label")
                 label = Label(key, label_arrays(buffer.package, request["label"]))
-                return {DATA: key if buffer.label(label) else None}
+                row = buffer.find(key)
+                before = {key: label_of(buffer, row)}
+                is_labelled = buffer.label(label)
+                _judge(feed, before if is_labelled else {}, label_of(buffer, row))
+                return {DATA: key if is_labelled else None}
             case "forget":
                 return {DATA: _forget(buffer, **request["which"])}
             case other:

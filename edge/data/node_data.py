@@ -13,7 +13,6 @@ from edge.data.front import Front
 from edge.data.gate import SetAside, aside_status
 from edge.data.heard import HeardWords
 from edge.data.live.options import BUILT_IN
-from edge.data.logmel import hears
 from edge.data.probe_set import ProbeSet, open_probe_set
 from edge.data.sources import (
     HELD_OUT,
@@ -147,7 +146,7 @@ def _open_samples(
     if (speech := shipped_speech(package)) is not None:
         training = Rehearsal(training, speech, SHARE)
     outside, words = package.outside(), None
-    if outside.front is not None and hears(outside):
+    if outside.front is not None and outside.front.rate:
         words = HeardWords(outside, buffer.values)
     feed = Feed(source, buffer, data.poll_s, front, words)
     return NodeData(training, held_out, files, damaged, feed)

@@ -10,6 +10,7 @@ import hashlib
 import struct
 from collections.abc import Generator
 from dataclasses import replace
+from hmac import compare_digest
 from math import inf
 
 from ternmesh.link.airtime import LoraSetting, airtime_us
@@ -121,7 +122,7 @@ class Meshcore(Dialect[bytes]):
         _, name, held = CHANNEL_FORM.unpack_from((yield bytes([GET_CHANNEL]) + slot, CHANNEL))
         if held == NO_SECRET:
             yield bytes([SET_CHANNEL]) + slot + channel.ljust(32, b"\0") + secret, OK
-        elif held != secret:
+        elif not compare_digest(held, secret):
             held_by = name.rstrip(NULL).decode(errors="replace")
             there = f"slot {slot[0]} of the companion holds the channel {held_by!r}"
             return f"{there}: choose a free channel_slot, or remove that one with its app"

@@ -10,7 +10,7 @@ import numpy as np
 
 from edge.data.heard import OTHER
 from edge.data.live.base import LiveSource, sole_input
-from edge.data.live.options import MicrophoneOptions
+from edge.data.live.options import RECORDINGS, MicrophoneOptions
 from edge.data.logmel import (
     BEFORE,
     FRAMES,
@@ -35,6 +35,7 @@ BEGIN, END = 4.0, 2.0  # times the noise floor: the levels at which a clip begin
 RISE = 1.01  # of the noise floor in a block, at most: fourfold in 3 s
 QUIET, LOUD_MIN = 15, 3  # blocks: that end a clip; loud in a clip
 ENDS = 4  # hops after a word's end at which a front hears it
+RECORD_S = 60.0  # without a recording, nobody records any more
 BEGIN_SHARE = 0.4  # of a word, that is not the word
 RECORDINGS_MAX = 100  # at a time
 CLIPPED, FAINT = 0.99, 0.02  # of full scale: peaks of a recording that is too loud, or too quiet
@@ -105,6 +106,7 @@ class MicrophoneSource(LiveSource):
         self._package = package
         self._label: str | None = None  # of the recordings that somebody makes now
         self._left = 0  # of them
+        self._since: float | None = None  # when the last one was made, or they began
         self._said = ""  # of the last one
         self._level = 0.0  # the peak of the newest sound
         self._recorded = 0  # samples of recordings that `poll` has not given yet
@@ -118,7 +120,7 @@ class MicrophoneSource(LiveSource):
                 f"{label!r:.50}, {count!r:.50}: write one of {', '.join(names)}, and a number up "
                 f"to {RECORDINGS_MAX}"
             )
-        self._label, self._left, self._said = str(label), count, ""
+        self._label, self._left, self._said, self._since = str(label), count, "", None
 
     def status(self) -> LiveStatus:
         recording = RecordingStatus(
@@ -175,12 +177,19 @@ class MicrophoneSource(LiveSource):
                 "and `arecord -L` for the names of devices"
             )
         self._heard_at = now
+        self._expire(now)
         data = self._half + data
         end = len(data) - len(data) % 2
         self._half = data[end:]
         sound = np.frombuffer(data[:end], "<i2").astype(np.float32) / np.float32(32_768)
         self._level = float(np.abs(sound).max(initial=0.0))
         return [item for clip, past in self._cut(sound) for item in self._items(clip, past)]
+
+    def _expire(self, now: float) -> None:
+        """End recordings that nobody goes on with."""
+        self._since = now if self._since is None else self._since
+        if self._left and now > self._since + RECORD_S:
+            self._left, self._said = 0, "nothing was said for a minute: begin again"
 
     def _cut(self, sound: Sound) -> Iterator[tuple[Sound, Sound]]:
         """Clips of the gate, each with the newest sound when it was cut."""
@@ -192,19 +201,21 @@ class MicrophoneSource(LiveSource):
     def _items(self, clip: Sound, past: Sound) -> list[Sample | Label]:
         """The sample of a clip; while somebody records, some with a label, or none if it is bad."""
         if self._label is None or not self._left:
+            if self._options.keep == RECORDINGS:
+                return []
             return [Sample(self._key(), {self._input: self._inputs(clip, past)[0]})]
         self._said = self._wrong(clip)
         if self._said:
             return []
         self._left -= 1
-        front, made = self._front, [(one, self._label) for one in self._inputs(clip, past)]
+        self._since = None
+        front, heard = self._front, [past]
         if front is not None:
-            made += [(one, self._label) for one in self._inputs(clip, self._spoken(clip, past))]
-            made += [
-                (copy, name) for one, name in made for copy in changed(one, front.rate, self._rng)
-            ]
-            if OTHER in self._package.labels and self._label != OTHER:
-                made += [(one, OTHER) for one in self._partly(front, clip, past)]
+            heard.append(self._spoken(clip, past))
+            heard += [one for of in heard for one in changed(of, self._options.rate, self._rng)]
+        made = [(one, self._label) for of in heard for one in self._inputs(clip, of)]
+        if front is not None and OTHER in self._package.labels and self._label != OTHER:
+            made += [(one, OTHER) for of in heard for one in self._partly(front, clip, of)]
         items: list[Sample | Label] = []
         for one, name in made:
             sample = Sample(self._key(), {self._input: one})

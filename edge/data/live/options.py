@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from ternmesh.config import ConfigError, Table, limits, read_table
+from ternmesh.config import ConfigError, Table, choices, limits, read_table
 
+RECORDINGS = "recordings"
 PATHS = ("path", "ca_file")  # options that start from the folder of the configuration
 
 
@@ -23,6 +24,8 @@ class MicrophoneOptions(LiveOptions):
 
     device: str = "default"
     rate: int = field(default=16_000, metadata=limits(8000, 192_000))
+    # All sounds, which wait for labels, or those alone that somebody records at the page
+    keep: str = field(default="all", metadata=choices("all", RECORDINGS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,7 +34,9 @@ function showRecorder() {
   const { label, left, said, level } = recorder, known = about?.labels ?? [];
   byId("level").value = level;
   say(byId("recorded"), !label ? `Say the word ${RECORDINGS} times, with silence between.`
-    : left ? `${label}: ${left} to go. ${said}` : `${label}: done.`);
+    : left ? `${label}: ${left} to go. ${said}` : said || `${label}: done.`);
+  byId("record-stop").hidden = !left;
+  byId("record-stop").onclick = () => ask("record", { label, count: 0 });
   const choices = byId("record-labels");
   if (choices.childElementCount !== known.length) choices.replaceChildren(...known.map((name) =>
     make("button", { onclick: () => ask("record", { label: name, count: RECORDINGS }).catch((error) => toast(error.message)) }, name)));
