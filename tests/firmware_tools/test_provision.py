@@ -38,7 +38,7 @@ def fleet_text(dialect: str = "ebyte", **radio: object) -> str:
 
 
 def fleet(**radio: object):
-    return read_radio_fleet(fleet_text(**radio))
+    return read_radio_fleet(fleet_text("ebyte", **radio))
 
 
 class EbyteInConfiguration(EbyteModem):

@@ -203,7 +203,7 @@ def test_a_modem_that_sends_no_frame_is_spoken_of(
             ada.open()
             eventually(lambda: ada.connected)
             ada.send(HOST, [b"one", b"two"])
-            eventually(lambda: ada.status().numbers["refused"] == 2)
+            eventually(lambda: ada.status().numbers["refused"] == 2 and ada.connected)
             status = ada.status()
     (alarm,) = alarms(replace(board_status(), transport=status))
     assert (alarm.level, alarm.text.partition(": ")[2][:24]) == (BAD, "2 frames were not sent: ")
