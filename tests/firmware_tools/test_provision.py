@@ -96,6 +96,9 @@ def test_a_modem_is_found_and_set_up_whatever_rate_it_is_to_have(radios) -> None
     radios.replug(0)  # what it has kept without power
     assert set_up(radios, baud_rate=115_200).result == "unchanged"
     now = probe(radios.paths[0]).settings
+    assert now["network_id"] == "18", (
+        "all modems of a fleet have it, also those of earlier versions"
+    )
     assert now.items() >= fleet(baud_rate=115_200).wanted("board-1").items()
 
 
