@@ -16,18 +16,13 @@ Settings = dict[str, str]
 BAUD = 9600  # of the configuration mode, whatever the modem has otherwise
 WRITE_TIMEOUT_S = 2.0
 ROUND_S = 0.05  # the longest that one read waits
-SHORT_S = 0.6  # for an answer to a probe
-FLASH_S = 3.0  # for an answer that follows a write to flash
+ANSWER_S, FLASH_S = 2.0, 3.0  # for an answer; the latter for one that follows a write to flash
 
 
 class EbyteProvisioner:
-    """Its port is open for us alone (other programs that lock ports keep off); PortError.
-
-    `answer_s`: how long an answer may take that follows no write to flash.
-    """
+    """Its port is open for us alone (other programs that lock ports keep off); PortError."""
 
     def __init__(self, path: str, lines: Lines = BOTH_ON) -> None:
-        self.answer_s = SHORT_S
         self._path = path
         self._reader = registers.RegisterReader()
         self._waker = Waker()
@@ -46,7 +41,7 @@ class EbyteProvisioner:
 
     def read(self) -> Settings:
         """Its settings; NoAnswer where there is no such modem."""
-        answer = self._ask(registers.READ_ALL, "C1 00 07", self.answer_s)
+        answer = self._ask(registers.READ_ALL, "C1 00 07", ANSWER_S)
         if not answer:
             raise self._refusal("to show its registers")
         return registers.named(answer)
@@ -54,8 +49,7 @@ class EbyteProvisioner:
     def write(self, changes: Mapping[str, str]) -> None:
         """Change settings; FirmwareError where the modem refuses them."""
         wanted = registers.packed(self.read() | dict(changes))
-        timeout_s = max(FLASH_S, self.answer_s)
-        if self._ask(registers.WRITE_ALL + wanted, "C0 00 07", timeout_s) != wanted:
+        if self._ask(registers.WRITE_ALL + wanted, "C0 00 07", FLASH_S) != wanted:
             raise self._refusal(f"registers {wanted.hex()}")
 
     def _ask(self, command: bytes, what: str, timeout_s: float) -> bytes:

@@ -68,7 +68,6 @@ def opened(port: str, lines: Lines = BOTH_ON) -> Iterator[tuple[EbyteProvisioner
             except NoAnswer:
                 if is_last:
                     raise
-            modem.answer_s *= 2
         yield modem, settings
 
 

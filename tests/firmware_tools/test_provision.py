@@ -103,7 +103,7 @@ def test_a_modem_is_found_and_set_up_whatever_rate_it_is_to_have(radios) -> None
 
 
 def test_a_modem_that_restarts_when_its_port_is_opened_is_found(monkeypatch, modem, radios) -> None:
-    """And one that answers slowly: the port is opened once."""
+    """The port is opened once."""
     monkeypatch.setattr("firmware_tools.radios.provision.BOOT_S", 2.0)
     boots_slowly(modem, 1.5 * radios.speed)
     opened: list[str] = []
@@ -115,13 +115,13 @@ def test_a_modem_that_restarts_when_its_port_is_opened_is_found(monkeypatch, mod
     assert opened == radios.paths
 
 
-def test_a_modem_that_answers_slowly_is_found(monkeypatch, radios) -> None:
-    monkeypatch.setattr("firmware_tools.radios.provision.BOOT_S", 2.0)
+def test_a_modem_that_answers_slowly_is_set_up(radios) -> None:
     radios.lines[0].late_s = 0.8
-    assert probe(radios.paths[0]).dialect == "ebyte"
+    assert set_up(radios).result == "changed"
 
 
-def test_a_modem_that_nobody_knows_ends_with_a_sentence(modem, radios) -> None:
+def test_a_modem_that_nobody_knows_ends_with_a_sentence(monkeypatch, modem, radios) -> None:
+    monkeypatch.setattr("firmware_tools.radios.ebyte.ANSWER_S", 0.2)
     modem.baud = 1200
     sentence = "no EBYTE modem answers C1 00 07 at 9600 baud.*M1 to high"
     with pytest.raises(NoAnswer, match=sentence):

@@ -27,12 +27,10 @@ WAIT_S = 1.0
 LONG_FAST = LoraSetting(11, 250, 1, 16)  # Meshtastic's factory setting
 
 
-def new_modem(
-    dialect: str, index: int, *, radio: LoraSetting = LONG_FAST, air_rate_bps: int = 2400
-) -> EmulatedModem:
+def new_modem(dialect: str, index: int, *, radio: LoraSetting = LONG_FAST) -> EmulatedModem:
     """A modem of this dialect; `radio` is for those that the host does not tune."""
     makers: dict[str, Callable[[], EmulatedModem]] = {
-        "ebyte": lambda: EbyteModem(air_rate_bps),
+        "ebyte": EbyteModem,
         "meshtastic": lambda: MeshtasticModem(0x7E500000 + index, radio),
         "rnode": RnodeModem,
         "meshcore": lambda: MeshcoreModem(radio),
