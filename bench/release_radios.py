@@ -50,7 +50,7 @@ from transports.base import HOST
 from transports.driver import Driver
 from transports.factory import make_transport, pace_of, profile_of
 from transports.link_config import LinkConfig
-from transports.serial_lora.coding import PrefixCoding
+from transports.serial_lora.coding import PREFIX
 from transports.serial_lora.emulator.radios import EmulatedRadios, new_modem
 
 FLEET, VERSION, MEMORY = "bench", 2, Path("/dev/shm")
@@ -61,7 +61,7 @@ LOSS, SPEED = 0.2, 100.0
 DIMENSION, TRAINING_S, DEADLINE_S = 2000, 900.0, 3600.0
 PATIENCE_S, TURN_S = 600.0, 0.002
 COMPARED_S = 240.0  # how long rounds are counted, and the run without a release
-RADIO = LoraSetting(7, 125, 1, 12)
+RADIO = LoraSetting(7)
 LIMITS = 100.0, 60.0  # the largest loss, and the longest seconds of a step
 Table = dict[str, Any]
 
@@ -147,8 +147,7 @@ class End:
 
     def count(self, body: bytes, overhead: int) -> None:
         """Note a body of the release that goes on the air."""
-        prefix = PrefixCoding(1).size(100) - 100
-        self.bytes_sent[body[0]] += len(body) + overhead + prefix
+        self.bytes_sent[body[0]] += len(body) + overhead + PREFIX
 
 
 class HostEnd(End):
@@ -321,7 +320,7 @@ def _held(board: BoardEnd) -> float:
 def _link(port: str, names: Sequence[str]) -> LinkConfig:
     serial = {
         "port": port, "dialect": "rnode", "frequency_hz": 869_525_000, "speed": SPEED,
-        "spreading_factor": 7, "preamble_symbols": RADIO.preamble_symbols,
+        "spreading_factor": 7,
         "addresses": {name: address for address, name in enumerate(names, 1)},
     }  # fmt: skip
     return LinkConfig(region="EU868", fleet=FLEET, serial=serial)

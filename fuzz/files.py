@@ -78,7 +78,7 @@ _CONFIGS: Mapping[str, tuple[Callable[[Path], object], Sequence[bytes]]] = {
         read_host_config,
         [
             _HOST + _BROKER + b"[run]\nrounds = 6\nup_bytes = 900\nsilence = 0.1\n",
-            _HOST + _RADIO % b"reyax" + b"[link.also.near.ble]\n" + _BRIDGES,
+            _HOST + _RADIO % b"rnode" + b"[link.also.near.ble]\n" + _BRIDGES,
         ],
     ),
     "gateway_config": (

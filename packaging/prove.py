@@ -119,7 +119,7 @@ def _boot(root: Path, command: Sequence[str], log: Log) -> dict[str, Any]:
 
         enrol(ternmesh, root, settings, broker.url)
         text = (root / EXAMPLES / "gateway.toml").read_text()
-        text = text.replace("/dev/serial0", "/run/modems/modem-0")
+        text = text.replace("/dev/ttyUSB0", "/run/modems/modem-0")
         (settings / "gateway.toml").write_text(re.sub(r"mqtt://[^\"]+", broker.url, text))
         for line, adds, at in (("host", "host", "gateway"), ("gateway", "add", "host")):
             mine = ternmesh("enrol", "identity", "--config", f"/etc/ternmesh/{line}.toml")

@@ -59,8 +59,8 @@ def _add_estimate_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_emulate_arguments(parser: argparse.ArgumentParser) -> None:
     add_option(parser, "--modems", number(1, MODEMS_MAX), 3, "how many")
-    what = "the modems' command language (default: reyax)"
-    parser.add_argument("--dialect", choices=DIALECTS, default="reyax", help=what)
+    what = "the modems' command language (default: rnode)"
+    parser.add_argument("--dialect", choices=DIALECTS, default="rnode", help=what)
     add_option(parser, "--loss", real(0, 1), 0.0, "fraction of frames that each modem loses")
     what = "radio seconds in a second; hosts need the same `speed`"
     add_option(parser, "--speed", real(0.01, SPEED_MAX), 1.0, what)

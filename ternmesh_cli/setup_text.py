@@ -49,7 +49,7 @@ BOARD = (
     ),
     _FLEET,
     SetupQuestion("link", "broker (mqtt://ADDRESS:1883), or radio's port (/dev/ttyUSB0)"),
-    SetupQuestion("dialect", f"of the radio: {', '.join(DIALECTS)}", "reyax", of_radio=True),
+    SetupQuestion("dialect", f"of the radio: {', '.join(DIALECTS)}", "rnode", of_radio=True),
     SetupQuestion("region", f"radio law: {', '.join(REGIONS)}", of_radio=True),
     SetupQuestion("frequency", "middle of the channel in MHz, like 869.525", of_radio=True),
     SetupQuestion("address", "of this board on the air, 1 to 254", of_radio=True),

@@ -16,6 +16,7 @@ READ_ALL = bytes([0xC1, 0, REGISTERS])
 WRITE_ALL = bytes([0xC0, 0, REGISTERS])  # all registers follow
 FAILED = b"\xff\xff\xff"
 BAUDS = (1200, 2400, 4800, 9600, 19_200, 38_400, 57_600, 115_200)
+NETWORK_ID = 18  # of all fleets
 BANDWIDTH_KHZ = 500  # the most that it uses, at its highest air rates; it does not tell
 _AIR_RATES = (300, 1200, 2400, 4800, 9600, 19_200, 38_400, 62_500)
 _PACKETS = (240, 128, 64, 32)

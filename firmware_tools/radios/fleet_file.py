@@ -1,11 +1,12 @@
 """The file that says how the radios of a fleet are set up: one for all modems.
 
 region = "EU868"
+ebyte_model = "E22-900T22"
 
 [radio]                     # as in [link.serial] of a host or node, without port and addresses
-dialect = "reyax"
-frequency_hz = 869525000
-spreading_factor = 7
+dialect = "ebyte"
+frequency_hz = 867125000
+air_rate_bps = 9600
 
 [addresses]                 # the boards; the host has 0
 board-1 = 1
@@ -14,8 +15,8 @@ board-1 = 1
 from dataclasses import dataclass, field, replace
 
 from firmware_tools.errors import FirmwareError
+from firmware_tools.radios.ebyte import Settings, wanted_settings
 from firmware_tools.radios.ebyte_registers import BANDWIDTH_KHZ, MODELS
-from firmware_tools.radios.modems import BY_DIALECT, Modem, Settings
 from ternmesh.config import ConfigError, Table, choices, read_config
 from ternmesh.link.regions import REGIONS, RadioChannel, check
 from transports.base import HOST
@@ -40,16 +41,12 @@ class RadioFleet:
     ends: dict[str, SerialLoraSettings]  # by name; `host` is one of them
     ebyte_model: str
 
-    @property
-    def modem(self) -> type[Modem]:
-        return BY_DIALECT[self.ends[HOST].dialect]
-
     def wanted(self, name: str) -> Settings:
         """The settings of one modem; ConfigError for a name that is not in the file."""
         if name not in self.ends:
             allowed = ", ".join(self.ends)
             raise ConfigError(f"{name} is not in [addresses]: it must be one of {allowed}")
-        return self.modem.wanted(self.ends[name], self.ebyte_model)
+        return wanted_settings(self.ends[name], self.ebyte_model)
 
 
 def read_radio_fleet(text: str) -> RadioFleet:
@@ -65,17 +62,15 @@ def read_radio_fleet(text: str) -> RadioFleet:
     own, region = ends[HOST], REGIONS[file.region]
     if not own.frequency_hz:
         raise ConfigError("radio.frequency_hz is missing: the middle of the channel, in Hz")
-    if own.dialect not in BY_DIALECT:
+    if own.dialect != "ebyte":
         raise ConfigError(
             f"radio.dialect is {own.dialect!r}, whose modems need no file: docs/firmware.md says "
             "who sets them"
         )
-    radio = own.radio
-    if own.dialect == "ebyte":
-        if not file.ebyte_model:
-            allowed = ", ".join(MODELS)
-            raise ConfigError(f"ebyte_model is missing: it must be one of {allowed}")
-        radio = replace(radio, bandwidth_khz=BANDWIDTH_KHZ)
+    if not file.ebyte_model:
+        allowed = ", ".join(MODELS)
+        raise ConfigError(f"ebyte_model is missing: it must be one of {allowed}")
+    radio = replace(own.radio, bandwidth_khz=BANDWIDTH_KHZ)
     check(region, RadioChannel(own.frequency_hz, radio, own.power_dbm))
     fleet = RadioFleet(ends, file.ebyte_model)
     try:

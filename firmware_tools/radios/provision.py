@@ -5,17 +5,16 @@ outcome says why it has neither.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from firmware_tools.errors import FirmwareError, NoAnswer
+from firmware_tools.radios.ebyte import BAUD, EbyteProvisioner, Settings
 from firmware_tools.radios.fleet_file import RadioFleet
-from firmware_tools.radios.modems import BY_DIALECT, SHORT_S, Line, Modem, Settings
 from ternmesh.errors import TernmeshError
 from transports.base import TransportError
-from transports.serial_lora.port import BOTH_ON, PortError
-from transports.serial_lora.settings import SerialLoraSettings
+from transports.serial_lora.port import BOTH_ON, Lines, PortError
 
 BOOT_S = 8.0  # for a board to restart
 FAILURES = (TernmeshError, TransportError, OSError, ValueError)  # of one modem
@@ -27,10 +26,10 @@ class Found:
     """A modem at a port."""
 
     port: str
-    baud: int
-    dialect: str
-    identity: str
-    settings: Settings = field(default_factory=dict)
+    settings: Settings
+    baud: int = BAUD
+    dialect: str = "ebyte"
+    identity: str = "EBYTE E22 in configuration mode"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,48 +52,29 @@ class Outcome:
 
 
 @contextmanager
-def opened(
-    port: str, kinds: Sequence[type[Modem]], end: SerialLoraSettings | None = None
-) -> Iterator[tuple[Modem, Found]]:
-    """The modem at a port, which no other program can use meanwhile.
+def opened(port: str, lines: Lines = BOTH_ON) -> Iterator[tuple[EbyteProvisioner, Settings]]:
+    """The modem at a port, which no other program can use meanwhile, and its settings.
 
-    The rate in `end` is tried before those at which such modems usually are. PortError where the
-    port cannot be opened, NoAnswer where there is none of these kinds.
+    PortError where the port cannot be opened, NoAnswer where there is no such modem.
     """
-    own = () if end is None else (end.baud,)
-    rates = dict.fromkeys((*own, *(baud for kind in kinds for baud in kind.bauds)))
-    tries = [(rate, kind) for rate in rates for kind in kinds if rate in (*kind.bauds, *own)]
-    lines = BOTH_ON if end is None else (end.dtr, end.rts)
-    with Line(port, tries[0][0], lines) as line:
+    with EbyteProvisioner(port, lines) as modem:
         # Many boards restart when their port is opened: it stays open, and they get time.
         ends_at = time.monotonic() + BOOT_S
-        answer_s, reason, is_last = SHORT_S, "", False
-        while not is_last:
+        while True:
             is_last = time.monotonic() >= ends_at
-            for baud, kind in tries:
-                line.set_baud(baud)
-                modem = kind(line, answer_s)
-                try:
-                    identity = modem.identify()
-                    found = Found(port, baud, kind.dialect, identity, modem.read())
-                except NoAnswer as error:
-                    reason = reason or str(error)
-                    continue
-                yield modem, found
-                return
-            answer_s *= 2
-    names = ", ".join(kind.dialect for kind in kinds)
-    reason = f": {reason}" if len(kinds) == 1 else ""
-    raise NoAnswer(
-        f"{port}: no modem of a known dialect answers ({names}){reason}; check its power and "
-        "wires; an EBYTE must be in configuration mode (M1 high, M0 low)"
-    )
+            try:
+                settings = modem.read()
+                break
+            except NoAnswer:
+                if is_last:
+                    raise
+        yield modem, settings
 
 
 def probe(port: str) -> Found:
-    """Which modem is at a port, and its settings; PortError, FirmwareError."""
-    with opened(port, tuple(BY_DIALECT.values())) as (_, found):
-        return found
+    """The modem at a port, and its settings; PortError, FirmwareError."""
+    with opened(port) as (_, settings):
+        return Found(port, settings)
 
 
 def differences(have: Settings, wanted: Settings) -> Changes:
@@ -111,8 +91,9 @@ def provision(port: str, name: str, fleet: RadioFleet, *, is_dry: bool) -> Outco
     outcome = Outcome(port, name, "failed")
     try:
         wanted = fleet.wanted(name)
-        with opened(port, [fleet.modem], fleet.ends[name]) as (modem, before):
-            outcome = replace(outcome, changes=differences(before.settings, wanted))
+        end = fleet.ends[name]
+        with opened(port, (end.dtr, end.rts)) as (modem, before):
+            outcome = replace(outcome, changes=differences(before, wanted))
             if not outcome.changes:
                 return replace(outcome, result="unchanged")
             if is_dry:
@@ -128,18 +109,18 @@ def provision(port: str, name: str, fleet: RadioFleet, *, is_dry: bool) -> Outco
         return replace(outcome, reason=str(error))
 
 
-def _change(modem: Modem, changes: Changes, wanted: Settings) -> None:
+def _change(modem: EbyteProvisioner, changes: Changes, wanted: Settings) -> None:
     """Write, then read whether the modem shows what was written; FirmwareError, PortError."""
     modem.write({name: wanted[name] for name in changes})
     if left := differences(modem.read(), wanted):
         raise FirmwareError(f"the modem has not kept {', '.join(left)}")
 
 
-def _taken_back(modem: Modem, before: Found, failed: Outcome) -> Outcome:
+def _taken_back(modem: EbyteProvisioner, before: Settings, failed: Outcome) -> Outcome:
     """Give the modem what it had before a change that failed, and say whether that worked."""
     try:
-        if left := differences(modem.read(), before.settings):
-            _change(modem, left, before.settings)
+        if left := differences(modem.read(), before):
+            _change(modem, left, before)
         ending = "it has again what it had before"
     except FAILURES as second:
         ending = f"what it had could not be brought back ({second}): provision it again"

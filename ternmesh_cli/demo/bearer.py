@@ -13,7 +13,7 @@ LORA = "lora"
 BLE = "ble"
 REGION = "EU868"
 FREQUENCY_HZ = 869_525_000  # 10 % of each hour, 500 mW
-RADIO = LoraSetting(7, 125, 1, 12)
+RADIO = LoraSetting(7)
 # The link cuts objects into frames, so large chunks have the least overhead. Announcements are rare
 # because a radio sends one frame at a time: at 20 times the speed, 15 s are 5 min of radio time.
 RADIO_RUN: Mapping[str, Any] = {"frame_mtu": 1024, "announce_s": 15, "deadline_s": 3600.0}
@@ -26,7 +26,7 @@ LinkTable = Mapping[str, object]
 class Radios:
     """Emulated radio modems."""
 
-    dialect: str = "reyax"
+    dialect: str = "rnode"
     loss: float = 0.0  # the fraction of frames that each receiver loses
     speed: float = 20.0  # simulated radio seconds per real second
     seed: int = 0
@@ -103,7 +103,6 @@ def on_radio(radios: Radios, nodes: Sequence[str], fleet: str) -> Iterator[Links
                 "frequency_hz": FREQUENCY_HZ,
                 "spreading_factor": RADIO.spreading_factor,
                 "bandwidth_khz": RADIO.bandwidth_khz,
-                "preamble_symbols": RADIO.preamble_symbols,
                 "hops": radios.hops,
                 "speed": radios.speed,
             }

@@ -74,8 +74,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bearer", choices=(MQTT, LORA, BLE), default=MQTT, help=what)
     what = "fraction of frames (lora) or of attribute values (ble) that are lost"
     add_option(parser, "--loss", real(0, 0.9), 0.0, what)
-    what = "lora: command set of the emulated modems (default: reyax)"
-    parser.add_argument("--dialect", choices=DIALECTS, default="reyax", help=what)
+    what = "lora: command set of the emulated modems (default: rnode)"
+    parser.add_argument("--dialect", choices=DIALECTS, default="rnode", help=what)
     what = "lora: simulated radio seconds per real second"
     add_option(parser, "--speed", real(1, SPEED_MAX), 20.0, what)
     add_option(parser, "--hops", number(0, HOPS_MAX), 0, "lora: repeaters in a row")

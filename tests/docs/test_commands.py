@@ -89,7 +89,7 @@ ELSEWHERE = {
 PARSED = {
     "./run demo": "tests/ternmesh_cli/test_demo.py",
     "./run host --config host.toml --return-to": "tests/ternmesh_cli/test_programs.py",
-    "./run firmware verify": "ends with 1: test_provision.py",
+    "./run firmware": "needs modems in configuration mode: test_provision.py",
     "./run export --config host.toml --out begun": "tests/ternmesh_cli/test_export.py",
     "./run import": "tests/edge/data/live/test_history.py",
     "./run adapt": "tests/ternmesh_cli/test_adapt.py",
@@ -292,8 +292,8 @@ class Walk:
     def _filled(self, text: str) -> str:
         for old, new in self.texts.items():
             text = text.replace(old, new)
-        while self.modems and '"/dev/serial0"' in text:
-            text = text.replace('"/dev/serial0"', f'"{self.modems.pop()}"\nspeed = 50.0', 1)
+        while self.modems and '"/dev/ttyUSB0"' in text:
+            text = text.replace('"/dev/ttyUSB0"', f'"{self.modems.pop()}"\nspeed = 50.0', 1)
         return re.sub(r"mqtt://[\d.]+:1883", self.url, text)
 
     def _note(self, command: str, out: str) -> None:

@@ -1,13 +1,14 @@
 """Radio modems are set up from one file: emulated ones, on real pseudo-terminals."""
 
 import json
-import threading
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from firmware_tools.errors import FirmwareError, NoAnswer
+from firmware_tools.radios.ebyte import EbyteProvisioner
 from firmware_tools.radios.ebyte_registers import (
     FAILED,
     MODELS,
@@ -19,7 +20,6 @@ from firmware_tools.radios.ebyte_registers import (
     power_code,
 )
 from firmware_tools.radios.fleet_file import read_radio_fleet
-from firmware_tools.radios.modems import BY_DIALECT, Line
 from firmware_tools.radios.provision import probe, provision
 from ternmesh.config import ConfigError
 from ternmesh_cli import main
@@ -27,22 +27,18 @@ from tests.faulty_radios import FaultyRadios
 from tests.transports.serial_lora.test_transport import boots_slowly, restarts_when_opened
 from transports.serial_lora.emulator.ebyte import EbyteModem
 from transports.serial_lora.emulator.modem import Action, Output
-from transports.serial_lora.emulator.radios import new_modem
-
-DIALECTS = tuple(BY_DIALECT)
 
 
-def fleet_text(dialect: str = "reyax", **radio: object) -> str:
+def fleet_text(dialect: str = "ebyte", **radio: object) -> str:
     lines = ['region = "EU868"', 'ebyte_model = "E22-900T22"', "[radio]", f'dialect = "{dialect}"']
-    frequency = 867_125_000 if dialect == "ebyte" else 869_525_000
-    settings = {"frequency_hz": frequency, "spreading_factor": 8, **radio}
-    lines += [f"{name} = {json.dumps(value)}" for name, value in settings.items() if value]
+    settings = {"frequency_hz": 867_125_000, "spreading_factor": 8, **radio}
+    lines += [f"{name} = {json.dumps(value)}" for name, value in settings.items()]
     lines += ["[addresses]", *(f"board-{n} = {n}" for n in range(1, 4))]
     return "\n".join(lines)
 
 
-def fleet(dialect: str = "reyax", **radio: object):
-    return read_radio_fleet(fleet_text(dialect, **radio))
+def fleet(**radio: object):
+    return read_radio_fleet(fleet_text("ebyte", **radio))
 
 
 class EbyteInConfiguration(EbyteModem):
@@ -52,6 +48,7 @@ class EbyteInConfiguration(EbyteModem):
         super().__init__()
         self.baud = 9600
         self.registers = bytearray.fromhex("0000006200120300")[:7]  # as it comes from the factory
+        self.fixed_channel = b""
 
     def receive_bytes(self, data: bytes) -> list[Action]:
         """Read or write registers; a command comes in one piece."""
@@ -61,17 +58,15 @@ class EbyteInConfiguration(EbyteModem):
         at = slice(first[0], first[0] + count[0])
         if data[0] == 0xC0 and len(data) == 3 + count[0] and not self.fail_next:
             self.registers[at] = data[3:]
-        elif data[0] != 0xC1 or len(data) != 3:
+            self.registers[5:6] = self.fixed_channel or self.registers[5:6]
+            return [Output(b"\xc1" + data[1:])]
+        if data[0] != 0xC1 or len(data) != 3:
             return [Output(b"\xff\xff\xff")]
         return [Output(b"\xc1" + first + count + bytes(self.registers[at]))]
 
 
-def new(dialect: str, index: int = 0):
-    return EbyteInConfiguration() if dialect == "ebyte" else new_modem(dialect, index)
-
-
-def set_up(radios: FaultyRadios, index: int, dialect: str = "reyax", **radio: object):
-    return provision(radios.paths[index], "board-1", fleet(dialect, **radio), is_dry=False)
+def set_up(radios: FaultyRadios, **radio: object):
+    return provision(radios.paths[0], "board-1", fleet(**radio), is_dry=False)
 
 
 @pytest.fixture(autouse=True)
@@ -81,78 +76,77 @@ def no_board_restarts(monkeypatch) -> None:
 
 
 @pytest.fixture
-def radios():
-    with FaultyRadios([new(dialect) for dialect in DIALECTS], speed=50) as found:
+def modem() -> EbyteInConfiguration:
+    return EbyteInConfiguration()
+
+
+@pytest.fixture
+def radios(modem):
+    with FaultyRadios([modem], speed=50) as found:
         yield found
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
-def test_a_modem_of_each_dialect_is_found_and_set_up(radios, tmp_path, dialect) -> None:
-    index = DIALECTS.index(dialect)
-    found = probe(radios.paths[index])
-    assert found.dialect == dialect
-    radios.garble(index, b"\xff\xc0\x94\xc3\x00+RCV=\r\n" * 3)
-    outcome = set_up(radios, index, dialect)
+def test_a_modem_is_found_and_set_up_whatever_rate_it_is_to_have(radios) -> None:
+    assert probe(radios.paths[0]).settings["channel"] == "18"
+    radios.garble(0, b"\xff\xc0\x94\xc3\x00" * 3)
+    outcome = set_up(radios, baud_rate=115_200)
     assert outcome.result == "changed", outcome
-    own = fleet(dialect)
-    radios.unplug(index)
-    radios.replug(index)  # what it has kept without power
-    assert set_up(radios, index, dialect).result == "unchanged"
-    now = probe(radios.paths[index]).settings
-    assert now.items() >= own.wanted("board-1").items()
+    assert outcome.changes["baud_rate"] == ("9600", "115200")
+    radios.unplug(0)
+    radios.replug(0)  # what it has kept without power
+    assert set_up(radios, baud_rate=115_200).result == "unchanged"
+    now = probe(radios.paths[0]).settings
+    assert now["network_id"] == "18", (
+        "all modems of a fleet have it, also those of earlier versions"
+    )
+    assert now.items() >= fleet(baud_rate=115_200).wanted("board-1").items()
 
 
-def test_a_modem_at_another_baud_rate_is_found_and_gets_that_of_the_file(radios, tmp_path) -> None:
-    radios.modems[0].baud = 9600
-    assert probe(radios.paths[0]).baud == 9600
-    radios.modems[0].settings["IPR"] = "9600"
-    outcome = set_up(radios, 0)
-    assert outcome.changes["IPR"] == ("9600", "115200"), outcome
-    assert outcome.is_right
-    assert (radios.modems[0].baud, probe(radios.paths[0]).baud) == (115_200, 115_200)
-
-
-@pytest.mark.parametrize("dialect", DIALECTS)
-def test_a_modem_that_restarts_when_its_port_is_opened_is_found(
-    monkeypatch, radios, dialect
-) -> None:
-    """And one that answers slowly: the port is opened once."""
+def test_a_modem_that_restarts_when_its_port_is_opened_is_found(monkeypatch, modem, radios) -> None:
+    """The port is opened once."""
     monkeypatch.setattr("firmware_tools.radios.provision.BOOT_S", 2.0)
-    index = DIALECTS.index(dialect)
-    boots_slowly(radios.modems[index], 1.5 * radios.speed)
+    boots_slowly(modem, 1.5 * radios.speed)
     opened: list[str] = []
     monkeypatch.setattr(
-        "firmware_tools.radios.modems.SerialPort", restarts_when_opened(radios, opened)
+        "firmware_tools.radios.ebyte.SerialPort", restarts_when_opened(radios, opened)
     )
-    outcome = set_up(radios, index, dialect)
+    outcome = set_up(radios)
     assert outcome.result == "changed", outcome
-    assert opened == [radios.paths[index]]
+    assert opened == radios.paths
 
 
-def test_a_modem_that_answers_slowly_is_found(monkeypatch, radios) -> None:
-    monkeypatch.setattr("firmware_tools.radios.provision.BOOT_S", 2.0)
+def test_a_modem_that_answers_slowly_is_set_up(radios) -> None:
     radios.lines[0].late_s = 0.8
-    assert probe(radios.paths[0]).dialect == "reyax"
+    assert set_up(radios).result == "changed"
 
 
-def test_a_modem_that_nobody_knows_ends_with_a_sentence(radios) -> None:
-    radios.modems[0].baud = 1200
-    with pytest.raises(NoAnswer, match="no modem of a known dialect answers"):
+def test_a_modem_that_nobody_knows_ends_with_a_sentence(monkeypatch, modem, radios) -> None:
+    monkeypatch.setattr("firmware_tools.radios.ebyte.ANSWER_S", 0.2)
+    modem.baud = 1200
+    sentence = "no EBYTE modem answers C1 00 07 at 9600 baud.*M1 to high"
+    with pytest.raises(NoAnswer, match=sentence):
         probe(radios.paths[0])
     outcome = provision(radios.paths[0], "host", fleet(), is_dry=False)
-    assert "does not answer AT at 115200 baud" in outcome.reason
+    assert re.search(sentence, outcome.reason)
 
 
-def test_a_setting_that_the_modem_refuses_is_named_and_the_others_are_taken_back(
-    radios, tmp_path
+def test_a_setting_that_the_modem_does_not_keep_is_named_and_the_others_are_taken_back(
+    modem, radios
 ) -> None:
     before = probe(radios.paths[0]).settings
-    radios.modems[0].refuses = "CRFOP"
-    outcome = set_up(radios, 0)
+    modem.fixed_channel = b"\x12"
+    outcome = set_up(radios, frequency_hz=866_125_000, air_rate_bps=9600)
     assert outcome.result == "failed"
-    assert "refuses AT+CRFOP=14" in outcome.reason
+    assert "has not kept channel" in outcome.reason
     assert "it has again what it had before" in outcome.reason
     assert probe(radios.paths[0]).settings == before
+
+
+def test_a_modem_that_refuses_is_not_taken_for_set_up(modem, radios) -> None:
+    modem.fail_next = [1]
+    outcome = set_up(radios)
+    assert outcome.result == "failed"
+    assert "refuses registers" in outcome.reason
 
 
 # The file
@@ -161,14 +155,15 @@ def test_a_setting_that_the_modem_refuses_is_named_and_the_others_are_taken_back
 @pytest.mark.parametrize(
     ("dialect", "old", "new", "sentence"),
     [
-        ("reyax", "869525000", "869300000", "keeps for alarms"),
-        ("reyax", "EU868", "Mars", "region is 'Mars'"),
-        ("reyax", "spreading_factor = 8", "spreading_factor = 13", "spreading factor 13"),
-        ("reyax", '"reyax"', '"semaphore"', "dialect is 'semaphore': it must be one of"),
-        ("reyax", '"reyax"', '"reyax"\nport = "/dev/x"', "radio.port does not belong"),
-        ("reyax", "869525000", "868300000\npower_dbm = 20", "20 dBm is too strong"),
-        ("reyax", "board-2 = 2", "board-2 = 1", "two nodes have the same address"),
-        ("reyax", "frequency_hz = 869525000", "", "frequency_hz"),
+        ("ebyte", "867125000", "869125000", "keeps for alarms"),
+        ("ebyte", "EU868", "Mars", "region is 'Mars'"),
+        ("ebyte", "spreading_factor = 8", "spreading_factor = 13", "spreading factor 13"),
+        ("ebyte", '"ebyte"', '"reyax"', "dialect is 'reyax': it must be one of rnode, ebyte, mesh"),
+        ("ebyte", '"ebyte"', '"ebyte"\nport = "/dev/x"', "radio.port does not belong"),
+        ("ebyte", "867125000", "867125000\npower_dbm = 20", "20 dBm is too strong"),
+        ("ebyte", "board-2 = 2", "board-2 = 1", "two nodes have the same address"),
+        ("ebyte", "frequency_hz = 867125000", "", "frequency_hz is missing"),
+        ("ebyte", 'ebyte_model = "E22-900T22"', "", "ebyte_model is missing"),
         ("meshtastic", "", "", "whose modems need no file"),
         ("ebyte", "867125000", "868125000", "not inside one sub-band"),
         ("ebyte", "E22-900T22", "E22-400T22", "cannot send at"),
@@ -187,23 +182,6 @@ def test_any_text_is_a_file_or_refused(text: str) -> None:
         read_radio_fleet(text)
     except ConfigError:
         return
-
-
-def test_frames_on_the_air_are_no_answers(radios, tmp_path) -> None:
-    done = threading.Event()
-
-    def noise() -> None:
-        while not done.wait(0.02):
-            radios.garble(0, b"+ERR=12\r\n")
-            radios.garble(0, b"+RCV=5,3,abc,-80,7\r\n")
-
-    thread = threading.Thread(target=noise)
-    thread.start()
-    try:
-        assert set_up(radios, 0).is_right
-    finally:
-        done.set()
-        thread.join()
 
 
 @given(st.binary(min_size=REGISTERS, max_size=REGISTERS))
@@ -243,8 +221,8 @@ def test_the_command_sets_up_a_fleet_and_says_what_is_wrong(radios, tmp_path, ca
     path.write_text(fleet_text())
     ours = str(path), "--port", f"board-1={radios.paths[0]}"
     assert main.main(["firmware", "verify", *ours]) == 1
-    assert "BAND           915000000 -> 869525000" in capsys.readouterr().out
-    with Line(radios.paths[0], 115_200):
+    assert "channel        18 -> 17" in capsys.readouterr().out
+    with EbyteProvisioner(radios.paths[0]):
         assert main.main(["firmware", "provision", *ours]) == 1
         assert "another program has it" in capsys.readouterr().out
     assert main.main(["firmware", "provision", *ours, "--json"]) == 0
@@ -254,7 +232,7 @@ def test_the_command_sets_up_a_fleet_and_says_what_is_wrong(radios, tmp_path, ca
     assert "1 of 1 modems are right" in capsys.readouterr().out
     assert main.main(["firmware", "probe", radios.paths[0], str(tmp_path / "none"), "--json"]) == 0
     found, missing = json.loads(capsys.readouterr().out)
-    assert found["settings"]["ADDRESS"] == "1"
+    assert found["settings"]["channel"] == "17"
     assert "no such device" in missing["reason"]
     assert main.main(["firmware", "probe"]) == 2
     assert main.main(["firmware", "verify", *ours, "--port", f"host={radios.paths[0]}"]) == 2

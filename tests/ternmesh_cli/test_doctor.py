@@ -91,7 +91,7 @@ def test_all_fine_is_0(enrolled, mosquitto, capsys):
 def test_a_port_that_is_there(node: Node) -> None:
     ours, theirs = pty.openpty()
     port = os.ttyname(theirs)
-    table = f'port = "{port}"\ndialect = "reyax"\naddresses = {{ ada = 1 }}\n'
+    table = f'port = "{port}"\ndialect = "rnode"\naddresses = {{ ada = 1 }}\n'
     settings = node(f'region = "EU868"\n[link.serial]\n{table}frequency_hz = 869525000')
     assert found(settings, "port") == (OK, f"{port} is there")
     os.close(ours)
@@ -312,7 +312,7 @@ def test_a_running_board_is_not_sent_to_doctor_by_doctor(node: Node) -> None:
     down = replace(UNOPENED, last_error="no route")
     source = source_status(last_failure="FileNotFoundError: nothing.csv")
     status = board_status(source=source, transport=down)
-    radio = 'region = "EU868"\n[link.serial]\nport = "/dev/nope"\ndialect = "reyax"\n'
+    radio = 'region = "EU868"\n[link.serial]\nport = "/dev/nope"\ndialect = "rnode"\n'
     path = node(f"{radio}addresses = {{ ada = 1 }}\nfrequency_hz = 869525000")
     subject = replace(doctor.look(path, time.time()), status=status)
     found = doctor.diagnose(subject, (doctor_checks.program,))

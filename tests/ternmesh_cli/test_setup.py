@@ -242,7 +242,7 @@ def test_a_microphone_is_a_source() -> None:
 @given(name=ANY, link=ANY, data=ANY, model=ANY, fleet=ANY)
 def test_any_answers_are_settings_as_given_or_an_error(name, link, data, model, fleet):
     answers = {"name": name, "link": link, "data": data, "model": model, "fleet": fleet}
-    radio = {"dialect": "reyax", "region": "EU868", "frequency": "1", "address": "1"}
+    radio = {"dialect": "rnode", "region": "EU868", "frequency": "1", "address": "1"}
     try:
         kept = setup.find_answers(setup_text.BOARD, answers | (radio if link[0] == "/" else {}))
     except ConfigError:

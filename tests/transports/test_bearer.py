@@ -28,7 +28,7 @@ from transports.serial_lora.transport import SerialLoraTransport
 
 SERIAL = {
     "port": "/dev/ttyUSB0",
-    "dialect": "reyax",
+    "dialect": "rnode",
     "frequency_hz": 869_525_000,
     "spreading_factor": 7,
     "addresses": {"theo": 1, "nora": 2},
@@ -101,7 +101,7 @@ def test_frames_that_are_too_short_for_keys_are_a_sentence(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("frequency_hz", [863_500_000, 869_000_000])
 @pytest.mark.parametrize(("factor", "bandwidth"), [(11, 125), (12, 250), (12, 125), (7, 125)])
-@pytest.mark.parametrize("dialect", ["reyax", "rnode", "meshcore", "meshtastic"])
+@pytest.mark.parametrize("dialect", ["rnode", "meshcore", "meshtastic"])
 def test_no_frame_is_made_that_the_law_never_lets_go(
     tmp_path: Path, dialect: str, factor: int, bandwidth: int, frequency_hz: int
 ) -> None:

@@ -402,7 +402,7 @@ def test_what_was_taken_arrives_whole_and_once_though_the_bearer_breaks(
     assert reports == [(HOST, "HELD")] * 2 + [(HOST, "DELIVERED")] * 2
 
 
-@pytest.mark.parametrize("name", ["mqtt 5", "reyax", "ble"])
+@pytest.mark.parametrize("name", ["mqtt 5", "rnode", "ble"])
 def test_status_tells_when_the_thread_last_turned_so_that_a_hang_can_be_seen(
     new_fleet, eventually, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

@@ -12,7 +12,7 @@ from transports.link_config import LinkConfig
 
 RADIO: dict[str, Any] = {
     "port": "/dev/ttyUSB0",
-    "dialect": "reyax",
+    "dialect": "rnode",
     "frequency_hz": 869_525_000,
     "spreading_factor": 7,
     "addresses": {"theo": 1, "nora": 2},

@@ -69,11 +69,6 @@ class SerialPort:
         self._data.register(waker, select.POLLIN)
         self._room.register(self._device, select.POLLOUT)
 
-    def set_baud(self, baud: int) -> None:
-        """Change the rate and leave the port open: many modems restart when it is opened."""
-        if isinstance(self._device, serial.Serial):
-            self._device.baudrate = baud
-
     def read(self, timeout_s: float) -> bytes:
         """The bytes that arrived, empty after `timeout_s` or a wake; PortError where it is gone."""
         device = self._device.fileno()

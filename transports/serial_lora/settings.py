@@ -11,14 +11,11 @@ from ternmesh.config import ConfigError, Table, choices, is_whole, limits, needs
 from ternmesh.link.airtime import LoraSetting
 from transports.base import ALL, HOST, UnknownPeer, check_node, check_peer
 
-DIALECTS = ("reyax", "ebyte", "meshtastic", "rnode", "meshcore")
+DIALECTS = ("rnode", "ebyte", "meshtastic", "meshcore")
 HOST_ADDRESS, ALL_ADDRESS, HOPS_MAX = 0, 255, 7
 _BAUD_RATES = {"ebyte": 9600}  # factory settings; all others have 115,200
-NEED_FREQUENCY = ("reyax", "rnode", "meshcore")  # the others hide it, or set it themselves
-_REYAX_NETWORK_ANY_PREAMBLE = 18
-_REYAX_PREAMBLE = 12
-_REYAX, _EBYTE = needs("dialect", "reyax"), needs("dialect", "ebyte")
-_MESHCORE = needs("dialect", "meshcore")
+NEED_FREQUENCY = ("rnode", "meshcore")  # the others hide it, or set it themselves
+_EBYTE, _MESHCORE = needs("dialect", "ebyte"), needs("dialect", "meshcore")
 _ABOVE_0 = limits(1e-3, 1e9)
 _URL = re.compile(r"socket://(?:\[([^]]+)]|([\w.-]+)):(\d{1,5})")
 
@@ -49,19 +46,14 @@ class SerialLoraSettings:
     dialect: str = field(metadata=choices(*DIALECTS))
     role: str
     addresses: Table  # numbers by name
-    radio: LoraSetting = field(default_factory=lambda: LoraSetting(9, 125, 1, _REYAX_PREAMBLE))
-    frequency_hz: int = 0  # reyax, rnode and meshcore need it
+    radio: LoraSetting = field(default=LoraSetting(9))
+    frequency_hz: int = 0  # rnode and meshcore need it
     # 25 mW, the most that Europe allows in most of its bands
     power_dbm: int = field(default=14, metadata=limits(0, 22))
     # 0: the factory setting of the dialect
     baud_rate: int = field(default=0, metadata=limits(0, 4_000_000))
     dtr: bool = True  # the control lines of the port: some boards restart, or stay off, by them
     rts: bool = True
-    network_id: int = field(
-        default=_REYAX_NETWORK_ANY_PREAMBLE,
-        metadata=_REYAX | limits(0, _REYAX_NETWORK_ANY_PREAMBLE),
-    )
-    binary: bool = field(default=False, metadata=_REYAX)  # whether payloads may hold any byte
     air_rate_bps: int = field(default=2400, metadata=_EBYTE | limits(300, 62_500))
     packet_bytes: int = field(default=240, metadata=_EBYTE | limits(32, 240))
     # How often other radios repeat our frames
@@ -114,17 +106,9 @@ class SerialLoraSettings:
             raise ValueError(
                 "channel_secret must be 32 hex digits: `openssl rand -hex 16` makes one"
             )
-        if self.dialect == "reyax" and self.radio.bandwidth_khz < 125:
-            raise ValueError("a REYAX modem has a bandwidth of 125, 250 or 500 kHz")
         preamble = self.radio.preamble_symbols
         if not 6 <= preamble <= 65_535:
             raise ValueError(f"a preamble of {preamble} symbols: it must be 6 to 65535")
-        has_own_preamble = self.network_id == _REYAX_NETWORK_ANY_PREAMBLE
-        if self.dialect == "reyax" and not has_own_preamble and preamble != _REYAX_PREAMBLE:
-            raise ValueError(
-                f"a REYAX modem has a preamble of {_REYAX_PREAMBLE} symbols, not {preamble}, "
-                f"unless network_id is {_REYAX_NETWORK_ANY_PREAMBLE}"
-            )
 
     @property
     def baud(self) -> int:

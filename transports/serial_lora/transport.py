@@ -18,7 +18,7 @@ from ternmesh.errors import WireError
 from ternmesh.timers import RateLimiter, backoff_s
 from transports.base import Arrival, Inbox, NotConnected, Spare, TransportStatus, check_sizes
 from transports.serial_lora.airtime_budget import AirtimeBudget
-from transports.serial_lora.coding import PrefixCoding, RadioMessage, ReyaxCoding
+from transports.serial_lora.coding import PREFIX, RadioMessage, read_payload, write_payload
 from transports.serial_lora.dialect import (
     Broken,
     Dialect,
@@ -34,7 +34,6 @@ from transports.serial_lora.ebyte import Ebyte
 from transports.serial_lora.meshcore import Meshcore
 from transports.serial_lora.meshtastic import Meshtastic
 from transports.serial_lora.port import PortError, SerialPort
-from transports.serial_lora.reyax import Reyax
 from transports.serial_lora.rnode import Rnode
 from transports.serial_lora.send_queue import QueuedFrame, SendQueue, Waker
 from transports.serial_lora.settings import SerialLoraSettings
@@ -71,7 +70,6 @@ class ModemLink:
         self,
         settings: SerialLoraSettings,
         dialect: Dialect[Any],
-        coding: PrefixCoding,
         queue: SendQueue,
         counters: SerialLoraCounters,
         budget: AirtimeBudget | None,
@@ -81,7 +79,6 @@ class ModemLink:
         self.ready_s = 0.0  # how long the modem was set up
         self.turned_at = time.monotonic()  # when the thread last worked on it
         self._settings = settings
-        self._coding = coding
         self._queue = queue
         self._counters = counters
         self._budget = budget
@@ -144,7 +141,8 @@ class ModemLink:
         item = self._queue.first()
         if item is None or not self.dialect.idle or now < self._hold_until:
             return
-        payload = self._coding.encode(item.to, item.frame)
+        message = RadioMessage(item.to, self._settings.own_address, item.frame)
+        payload = write_payload(message)
         airtime_us = self.dialect.airtime_us(len(payload))
         wait_s = 0.0
         if self._budget:
@@ -182,7 +180,7 @@ class ModemLink:
 
     def _receive(self, payload: bytes, event: Received) -> None:
         try:
-            message = self._coding.decode(payload)
+            message = read_payload(payload)
         except WireError:
             self._counters.malformed += 1
             return
@@ -215,7 +213,6 @@ class ModemLink:
 
 
 _DIALECTS: dict[str, Callable[[SerialLoraSettings], Dialect[Any]]] = {
-    "reyax": Reyax,
     "ebyte": Ebyte,
     "rnode": Rnode,
     "meshcore": Meshcore,
@@ -249,7 +246,6 @@ class SerialLoraTransport:
         self._rng = random.Random()
         self._inbox = Inbox()
         self._queue = SendQueue(settings.queue_max)
-        self._coding = _new_coding(settings)
         self._dialect = new_dialect(settings, self._rng)
         self._link: ModemLink | None = None
         self._signal: dict[str, dict[str, float | None]] = {}  # of each peer's last frame
@@ -261,7 +257,7 @@ class SerialLoraTransport:
     @cached_property
     def mtu(self) -> int:
         """The longest frame in bytes, 0 where none may leave; it is constant."""
-        longest = self._coding.frame_max(self._dialect.payload_max)
+        longest = self._dialect.payload_max - PREFIX
         if self._frame_us_max is None:
             return longest
         sizes = range(longest, 0, -1)
@@ -275,7 +271,7 @@ class SerialLoraTransport:
 
     def airtime_us(self, frame_bytes: int) -> int:
         """The time on air of a frame, in microseconds."""
-        return self._dialect.airtime_us(self._coding.size(frame_bytes))
+        return self._dialect.airtime_us(PREFIX + frame_bytes)
 
     def spare(self) -> Spare | None:
         """See `transports.base.SpareTransport`."""
@@ -306,7 +302,7 @@ class SerialLoraTransport:
         check_sizes(frames, self.mtu)
         self._queue.offer([QueuedFrame(to, bytes(frame)) for frame in frames])
         self._waker.wake()
-        return sum(self._coding.size(len(frame)) for frame in frames)
+        return sum(PREFIX + len(frame) for frame in frames)
 
     def receive(self, timeout_s: float) -> Arrival | None:
         return self._inbox.get(timeout_s)
@@ -353,13 +349,7 @@ class SerialLoraTransport:
         while not self._stop.is_set():
             self._dialect = new_dialect(settings, self._rng)
             self._link = link = ModemLink(
-                settings,
-                self._dialect,
-                self._coding,
-                self._queue,
-                self.counters,
-                self._budget,
-                self._take,
+                settings, self._dialect, self._queue, self.counters, self._budget, self._take
             )
             try:
                 if port is None:
@@ -402,9 +392,3 @@ class SerialLoraTransport:
         if received.rssi_dbm is not None:
             self._signal[peer] = {"rssi_dbm": received.rssi_dbm, "snr_db": received.snr_db}
         self._inbox.put(Arrival(peer, (message.frame,), len(received.payload)))
-
-
-def _new_coding(settings: SerialLoraSettings) -> PrefixCoding:
-    if settings.dialect != "reyax":
-        return PrefixCoding(settings.own_address)
-    return ReyaxCoding(settings.own_address, is_binary=settings.binary)

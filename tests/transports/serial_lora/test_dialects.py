@@ -1,7 +1,5 @@
 """The dialects without any port: what they write, and what they make of answers."""
 
-import itertools
-import operator
 import random
 import re
 from collections import deque
@@ -31,118 +29,17 @@ from transports.serial_lora.emulator.radios import new_modem
 from transports.serial_lora.framing import KissUnframer, kiss_frame
 from transports.serial_lora.meshcore import Meshcore
 from transports.serial_lora.meshtastic import Meshtastic
-from transports.serial_lora.reyax import ANSWER_S, ERRORS, Heard, Reyax, ReyaxParser, TextLine
 from transports.serial_lora.rnode import Rnode, RnodeCommand
 from transports.serial_lora.settings import DIALECTS, SerialLoraSettings
 from transports.serial_lora.transport import new_dialect
 
-SF9 = LoraSetting(9, 125, 1, 12)
+SF9 = LoraSetting(9)
 EVERY_BYTE = bytes(range(256))
 
 
 def settings_for(dialect: str, **options: Any) -> SerialLoraSettings:
     fixed: dict[str, Any] = {"radio": SF9, "frequency_hz": 868_500_000, "addresses": {"ada": 1}}
     return SerialLoraSettings("/dev/null", dialect, "ada", **(fixed | options))
-
-
-def reyax_up(**options: Any) -> Reyax:
-    """A modem that had all the settings already."""
-    modem = Reyax(settings_for("reyax", **options))
-    assert modem.start(0.0) == [Write(b"\r\n")]
-    assert modem.handle_timeout(0.2) == [Write(b"AT\r\n")]
-    events = modem.receive_bytes(b"+OK\r\n", 0.2)
-    kept = {
-        b"NETWORKID": b"18",
-        b"ADDRESS": b"1",
-        b"BAND": b"868500000",
-        b"PARAMETER": b"9,7,1,12",
-        b"CRFOP": b"14",
-    }
-    for name, value in kept.items():
-        assert events == [Write(b"AT+%b?\r\n" % name)]
-        assert not modem.ready
-        events = modem.receive_bytes(b"+%b=%b\r\n" % (name, value), 0.2)
-    assert (events, modem.ready, modem.idle, modem.deadline) == ([], True, True, None)
-    return modem
-
-
-def test_reyax_waits_for_a_late_answer_before_it_asks_again() -> None:
-    modem = Reyax(settings_for("reyax"))
-    modem.start(0.0)
-    assert modem.handle_timeout(1.0) == [Write(b"AT\r\n")]
-    modem.handle_timeout(4.0)  # no answer
-    assert modem.deadline == 4.0 + 2 * ANSWER_S
-    assert modem.receive_bytes(b"+OK\r\n+ERR=2\r\n", 5.0) == [], "they answer no later command"
-    assert modem.handle_timeout(8.0) == [Write(b"AT\r\n")]
-    assert modem.deadline == 8.0 + 2 * ANSWER_S
-
-
-def test_reyax_writes_to_flash_only_what_differs() -> None:
-    modem = Reyax(settings_for("reyax", network_id=4))
-    modem.start(0.0)
-    modem.handle_timeout(0.2)
-    modem.receive_bytes(b"+OK\r\n", 0.2)
-    # A modem that cannot be asked is told: its error 4 is not network 4.
-    assert modem.receive_bytes(b"+ERR=4\r\n", 0.2) == [Write(b"AT+NETWORKID=4\r\n")]
-    # What was written is read back, where the modem can be asked.
-    assert modem.receive_bytes(b"+OK\r\n", 0.2) == [Write(b"AT+NETWORKID?\r\n")]
-    assert modem.receive_bytes(b"+ERR=4\r\n", 0.2) == [Write(b"AT+ADDRESS?\r\n")]
-    assert modem.receive_bytes(b"+ADDRESS= 1\r\n", 0.2) == [Write(b"AT+BAND?\r\n")]
-    assert modem.receive_bytes(b"+BAND=5\r\n", 0.2) == [Write(b"AT+BAND=868500000\r\n")]
-    reason = "the modem refuses AT+BAND=868500000: error 4, it does not know the command"
-    assert modem.receive_bytes(b"+ERR=4\r\n", 0.2) == [Broken(reason)]
-
-
-@given(st.lists(st.sampled_from([b"\r", b"\n", b"\r\n"]), min_size=3, max_size=3), st.data())
-def test_reyax_lines_end_as_adapters_write_them(ends: list[bytes], data) -> None:
-    content = b"\r\n+OK\r,\n"
-    heard = b"+RCV=1,%d,%b,-99,-7" % (len(content), content)
-    stream = b"".join(map(operator.add, (b"+OK", heard, b"+BAND=868500000"), ends)) + b"+OK\r\n"
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=5)))
-    parser = ReyaxParser()
-    found = []
-    for first, last in itertools.pairwise([0, *cuts, len(stream)]):
-        found += parser.feed(stream[first:last])
-    band = TextLine("BAND", "868500000")
-    assert found == [TextLine("OK"), Heard(content, -99.0, -7.0), band, TextLine("OK")]
-    assert parser.malformed == 0
-
-
-def test_reyax_sends_by_length_and_waits_for_the_answer() -> None:
-    modem = reyax_up()
-    payload = b"a,b\r\n\0+OK\r\n"
-    assert modem.send(payload, 10.0) == [Write(b"AT+SEND=0,11,a,b\r\n\0+OK\r\n\r\n")]
-    airtime_s = airtime_us(SF9, 11 + 8) / 1e6  # The manual: 8 bytes more on the air.
-    assert modem.deadline == pytest.approx(10.0 + airtime_s + 4.0)
-    assert not modem.idle
-    # A frame may arrive between command and answer.
-    events = modem.receive_bytes(b"+RCV=0,3,a,b,-99,-7\r\n+OK\r\n", 10.1)
-    assert events == [Received(b"a,b", -99.0, -7.0), Sent()]
-    assert (modem.idle, modem.deadline) == (True, None)
-    assert modem.receive_bytes(b"+OK\r\n", 10.2) == []  # A second answer is nobody's.
-
-
-@pytest.mark.parametrize("code", ERRORS)
-def test_reyax_error_codes(code: int) -> None:
-    modem = reyax_up()
-    modem.send(b"hello", 10.0)
-    first, *then = modem.receive_bytes(b"+ERR=%d\r\n" % code, 10.0)
-    if code in (12, 18, 19):  # about a frame that arrived: the one in flight is still in flight
-        assert (first, then, modem.idle) == (Noise(), [], False)
-        assert modem.receive_bytes(b"+OK\r\n", 10.1) == [Sent()]
-        return
-    assert isinstance(first, PayloadRefused)
-    assert first.reason == f"error {code}, {ERRORS[code]}"
-    if code in (1, 2, 4, 5):  # The command was garbled: again, once the modem listens.
-        assert (first.again_in_s, then, modem.idle) == (0.0, [Write(b"\r\n")], False)
-        assert modem.receive_bytes(b"+ERR=2\r\n+ERR=4\r\n", 10.1) == []
-        assert modem.handle_timeout(10.3) == [Write(b"AT\r\n")]
-        assert (modem.ready, modem.receive_bytes(b"+OK\r\n", 10.3)) == (True, [])
-    elif code == 17:
-        assert first.again_in_s == pytest.approx(airtime_us(SF9, 13) / 1e6)
-    else:
-        assert first.again_in_s is None
-    assert modem.idle
 
 
 def test_ebyte_waits_until_the_frame_must_have_left() -> None:  # R7.3-7
@@ -519,7 +416,6 @@ def test_meshtastic_hears_only_our_port_and_not_itself() -> None:
 
 
 UP: dict[str, Callable[[], Dialect[Any]]] = {
-    "reyax": reyax_up,
     "rnode": rnode_up,
     "meshcore": meshcore_up,
     "meshtastic": meshtastic_up,
@@ -529,7 +425,6 @@ UP: dict[str, Callable[[], Dialect[Any]]] = {
 @pytest.mark.parametrize(
     ("dialect", "notice", "reason", "first"),
     [
-        ("reyax", b"+READY\r\n", "the modem has restarted", b"\r\n"),
         ("rnode", kiss_frame(0x55, b"\xf8"), "the modem has restarted", kiss_frame(8, b"\x73")),
         ("meshtastic", meshtastic.frame(number(8, 1)), "the node has restarted", b"\xc3" * 32),
     ],
@@ -544,7 +439,6 @@ def test_a_modem_that_restarts_is_set_up_again(dialect, notice, reason, first) -
 @pytest.mark.parametrize(
     ("dialect", "refused", "broken"),
     [
-        ("reyax", "did not answer", "no REYAX modem answers AT"),
         ("rnode", "did not report that it is ready", "no RNode answers"),
         ("meshcore", "did not answer", "no MeshCore companion answers command 22"),
         ("meshtastic", "did not answer", "no Meshtastic node answers on this port"),
@@ -561,16 +455,11 @@ def test_a_modem_that_falls_silent_is_asked_some_times_and_given_up(
     assert events[-1] == Broken(f"{broken}: check wiring, port, dialect and baud_rate")
     (outcome,) = (event for event in events if isinstance(event, PayloadRefused))
     assert outcome.reason.endswith(refused)
-    written = b"".join(event.data for event in events if isinstance(event, Write))
-    if dialect == "reyax":
-        assert written.count(b"AT\r\n") == Reyax.tries_max
-        assert len(written) > 240  # it ends even a command that waits for the rest of its data
 
 
 @pytest.mark.parametrize(
     ("dialect", "radio", "payload_bytes", "microseconds"),
     [
-        ("reyax", SF9, 240, 1_246_208),  # of the manual
         ("rnode", SF9, 254, airtime_us(LoraSetting(9, 125, 1, 18), 255)),  # 24 ms of preamble
         # DATA of 231 bytes fills a frame: 16 bytes of header, 6 of protobuf, 2 of flags
         ("meshtastic", LoraSetting(11, 250, 1, 16), 231, 2_156_544),
@@ -606,24 +495,7 @@ def test_what_answers_instead_of_the_modem_is_shown(dialect: str, what: str) -> 
     assert cast(Broken, events[0]).reason.endswith(said)
 
 
-def test_a_reyax_modem_that_says_ok_and_keeps_its_band_is_not_used() -> None:
-    modem = Reyax(settings_for("reyax"))
-    events = modem.start(0.0) + modem.handle_timeout(0.2)
-    settings_ = {"NETWORKID": "18", "ADDRESS": "1", "BAND": "915000000"}
-    for now in range(1, 20):
-        if isinstance(events[-1], Broken):
-            break
-        command = cast(Write, events[-1]).data.decode().strip()
-        name = command.removeprefix("AT+").removesuffix("?")
-        answer = f"+{name}={settings_[name]}\r\n" if command.endswith("?") else "+OK\r\n"
-        events += modem.receive_bytes(answer.encode(), float(now))
-    kept = "the modem keeps BAND=915000000 after AT+BAND=868500000"
-    assert events[-1] == Broken(f"{kept}: choose a value that its model allows")
-    assert events.count(Write(b"AT+BAND=868500000\r\n")) == 1  # each write wears the flash
-
-
 RESTARTS = {
-    "reyax": b"+READY\r\n",
     "rnode": kiss_frame(0x55, b"\xf8"),
     "meshcore": b"",  # it says nothing, and answers no frame
     "meshtastic": meshtastic.frame(number(8, 1)),
@@ -663,11 +535,8 @@ def test_a_modem_that_restarts_again_and_again_is_given_up(dialect: str, patienc
 
 CHUNKS = st.lists(
     st.binary(max_size=40)
-    | st.sampled_from([b"+OK\r\n", b"+ERR=5\r\n", b"+READY\r\n", b"+RCV=1,3,abc,-1,1\r\n"])
     # what the readers take for beginnings
-    | st.sampled_from(
-        [b"+RCV=", b"+", b"240,", b"\0", b"\xc0", b"\xdb", b"\x94\xc3", b"\x94\xc3\1\xff"]
-    )
+    | st.sampled_from([b"\0", b"\xc0", b"\xdb", b"\x94\xc3", b"\x94\xc3\1\xff"])
     | st.builds(kiss_frame, st.sampled_from(list(RnodeCommand)), st.binary(max_size=5))
     | st.builds(answer, st.sampled_from([0, 1, 5, 10, 13, 18, 27, 0x83]), st.binary(max_size=99))
     | st.builds(from_radio, st.sampled_from([2, 3, 5, 8, 11, 16]), st.binary(max_size=12))

@@ -12,7 +12,6 @@ from transports.serial_lora.emulator.ebyte import BUFFER_MAX, EbyteModem
 from transports.serial_lora.emulator.meshcore import MeshcoreModem
 from transports.serial_lora.emulator.modem import Output, Pause, Reception, Transmit
 from transports.serial_lora.emulator.radios import LONG_FAST, EmulatedRadios, new_modem
-from transports.serial_lora.emulator.reyax import ReyaxModem
 from transports.serial_lora.emulator.rnode import RnodeModem
 from transports.serial_lora.framing import kiss_frame
 from transports.serial_lora.rnode import radio_commands
@@ -34,31 +33,6 @@ def test_a_channel_loses_its_share_with_a_seed() -> None:
 
 def answers(actions: Sequence[object]) -> bytes:
     return b"".join(action.data for action in actions if isinstance(action, Output))
-
-
-@pytest.mark.parametrize(
-    ("command", "answer"),
-    [
-        (b"AT\r\n", b"+OK\r\n"),
-        (b"hello\r\n", b"+ERR=2\r\n"),
-        (b"AT+NONSENSE\r\n", b"+ERR=4\r\n"),
-        (b"AT+CPIN?\r\n", b"+ERR=4\r\n"),
-        (b"x" * 400, b"+ERR=1\r\n"),
-        (b"AT+PARAMETER?\r\n", b"+PARAMETER=9,7,1,12\r\n"),
-        (b"AT+PARAMETER=13,7,1,12\r\n", b"+ERR=15\r\n"),
-        (b"AT+PARAMETER=7,9,1,12\r\nAT+PARAMETER?\r\n", b"+OK\r\n+PARAMETER=7,9,1,12\r\n"),
-        (b"AT+SEND=0,5,four\r\n", b"+ERR=5\r\n"),
-        (b"AT+SEND=0,3,four\r\n", b"+ERR=5\r\n"),
-        (b"AT+SEND=0,241," + b"x" * 241 + b"\r\n", b"+ERR=13\r\n"),
-        (b"AT+SEND=0,0,\r\n", b"+ERR=5\r\n"),
-        (b"AT+SEND=0,1,x\r\nAT+SEND=0,1,y\r\n", b"+ERR=17\r\n"),
-        (b"AT+RESET\r\n", b"+RESET\r\n+READY\r\n"),
-    ],
-)
-def test_reyax_answers_of_the_manual(command: bytes, answer: bytes) -> None:
-    modem = ReyaxModem(binary_safe=b"four" not in command)
-    assert answers(modem.power_up()) == b"+READY\r\n"
-    assert answers(modem.receive_bytes(command)) == answer
 
 
 def test_ebyte_cuts_and_glues() -> None:
@@ -164,17 +138,17 @@ def test_repeaters_pass_on_everything_once(hops: int, loss: float, reached: floa
 
 
 def test_emulated_radios_clean_up(tmp_path: Path) -> None:
-    radios = EmulatedRadios([new_modem("reyax", 0)])
+    radios = EmulatedRadios([new_modem("rnode", 0)])
     radios.start()
     path = Path(radios.paths[0])
     assert path.is_symlink()
     radios.close()
     radios.close()
     assert not path.parent.exists()
-    with EmulatedRadios([new_modem("reyax", 0)], folder=tmp_path):
+    with EmulatedRadios([new_modem("rnode", 0)], folder=tmp_path):
         assert [item.name for item in tmp_path.iterdir()] == ["modem-0"]
     assert list(tmp_path.iterdir()) == []
-    broken = EmulatedRadios([new_modem("reyax", 0)], folder=tmp_path / "missing")
+    broken = EmulatedRadios([new_modem("rnode", 0)], folder=tmp_path / "missing")
     with pytest.raises(FileNotFoundError):
         broken.start()
     broken.close()

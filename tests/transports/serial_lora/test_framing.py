@@ -22,15 +22,10 @@ from transports.serial_lora.framing import (
     kiss_frame,
 )
 from transports.serial_lora.meshtastic import MeshtasticUnframer
-from transports.serial_lora.reyax import Heard, ReyaxParser, TextLine
 
 EVERY_BYTE = bytes(range(256))
 PAYLOADS = st.lists(st.binary(min_size=1, max_size=230), max_size=5)
 CUTS = st.lists(st.integers(0, 2000))
-
-
-def rcv(data: bytes) -> bytes:
-    return b"+RCV=7,%d,%b,-40,11\r\n" % (len(data), data)
 
 
 def from_radio(data: bytes) -> bytes:
@@ -48,14 +43,13 @@ def companion(data: bytes) -> bytes:
 READERS: dict[Any, tuple[Callable[[bytes], bytes], Callable[[bytes], object]]] = {
     CobsUnframer: (cobs_frame, lambda data: data),
     KissUnframer: (lambda data: kiss_frame(7, data), lambda data: (7, data)),
-    ReyaxParser: (rcv, lambda data: Heard(data, -40.0, 11.0)),
     MeshtasticUnframer: (from_radio, lambda data: {2: data}),
     CompanionUnframer: (companion, lambda data: data),
 }
 
 
 @pytest.mark.parametrize("reader", READERS)
-@given(PAYLOADS, CUTS, st.binary(max_size=20).filter(lambda noise: not set(noise) & set(b"+\x94>")))
+@given(PAYLOADS, CUTS, st.binary(max_size=20).filter(lambda noise: not set(noise) & set(b"\x94>")))
 def test_messages_survive_any_cut_and_noise_between(reader, payloads, cuts, noise) -> None:
     write, as_found = READERS[reader]
     stream = b"".join(noise + b"\0\xc0" + write(payload) for payload in payloads)
@@ -100,33 +94,7 @@ def test_what_is_damaged_is_counted_and_costs_no_other(reader, stream, payloads,
 
 
 @pytest.mark.parametrize(
-    "broken",
-    [
-        b"+RCV=7,5,abc,-40,11\r\n",  # longer than it says
-        b"+RCV=7,2,abc,-40,11\r\n",
-        b"+RCV=7,241," + b"x" * 241 + b",-40,11\r\n",
-        b"+RCV=7,x,abc,-40,11\r\n",
-        b"+RCV=7,3,abc,-40\r\n",
-        b"+RCV=7,3,abc,-40,eleven\r\n",
-        b"+R",
-        b"+ERR=",
-        b"\xff\xfe+\0",
-    ],
-)
-def test_a_broken_reyax_line_costs_no_other(broken: bytes) -> None:
-    parser = ReyaxParser()
-    found = parser.feed(broken + rcv(b"a,b,-1,2\r\n+OK\r\n")) + parser.feed(b"+BAND=868500000\r\n")
-    assert found == [Heard(b"a,b,-1,2\r\n+OK\r\n", -40.0, 11.0), TextLine("BAND", "868500000")]
-    assert parser.malformed > 0
-
-
-@pytest.mark.parametrize(
-    ("reader", "stream", "found"),
-    [
-        (ReyaxParser, b"+RCV=7,240,ab+OK\r\n" + rcv(b"x"), [TextLine("OK"), Heard(b"x", -40, 11)]),
-        (ReyaxParser, b"+RCV=7,240,+RCV=7,239,+OK\r\n", [TextLine("OK")]),
-        (MeshtasticUnframer, b"\x94\xc3\x01\x00" + INNER, [{2: b"in"}]),
-    ],
+    ("reader", "stream", "found"), [(MeshtasticUnframer, b"\x94\xc3\x01\x00" + INNER, [{2: b"in"}])]
 )
 def test_a_false_length_holds_messages_back_until_it_is_given_up(reader, stream, found) -> None:
     parser = reader()

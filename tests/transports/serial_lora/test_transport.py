@@ -24,6 +24,7 @@ from transports.base import HOST
 from transports.serial_lora import meshtastic, transport
 from transports.serial_lora.emulator.modem import Action, EmulatedModem, Output, Pause
 from transports.serial_lora.emulator.radios import LONG_FAST, new_modem
+from transports.serial_lora.framing import kiss_frame
 from transports.serial_lora.port import PortError, SerialPort
 from transports.serial_lora.send_queue import Waker
 from transports.serial_lora.settings import DIALECTS, SerialLoraSettings
@@ -32,7 +33,7 @@ from transports.serial_lora.transport import SerialLoraTransport
 SPEED = 400.0
 WAIT_S = 10.0
 ROLES = (HOST, "ada", "bob")
-EVERY_BYTE = bytes(range(150)) + b"+OK\r\n,\r\n"
+RNODE_DATA, MESHTASTIC_PACKET = b"\xc0\0", b"\x0a"  # the latter behind 4 bytes
 Fleet = tuple[FaultyRadios, list[SerialLoraTransport]]
 NewFleet = Callable[..., Fleet]
 
@@ -44,10 +45,9 @@ def new_fleet(eventually) -> Iterator[NewFleet]:
     opened: list[SerialLoraTransport] = []
 
     def make(dialect: str, ends: int = 2, *, speed: float = SPEED, **options: Any) -> Fleet:
-        for_modem = {key: options.pop(key) for key in ("binary_safe",) if key in options}
         for_air = {key: options.pop(key) for key in ("loss",) if key in options}
         budget = options.pop("budget", None)
-        modems = [new_modem(dialect, index, **for_modem) for index in range(ends)]
+        modems = [new_modem(dialect, index) for index in range(ends)]
         radios = FaultyRadios(modems, speed=speed, seed=7, **for_air)
         started.append(radios)
         radios.start()
@@ -69,7 +69,7 @@ def new_fleet(eventually) -> Iterator[NewFleet]:
 
 
 def settings_for(dialect: str, path: str, role: str, **options: Any) -> SerialLoraSettings:
-    radio = LONG_FAST if dialect in ("meshtastic", "meshcore") else LoraSetting(7, 125, 1, 12)
+    radio = LONG_FAST if dialect in ("meshtastic", "meshcore") else LoraSetting(7)
     fixed: dict[str, Any] = {
         "radio": radio,
         "frequency_hz": 869_525_000,
@@ -100,17 +100,15 @@ def test_lines_that_are_split_glued_and_noisy_cost_nothing(new_fleet, dialect, s
     numbers = host.status().numbers
     assert (host.connected, numbers["reconnects"]) == (True, 0)
     assert numbers["malformed"] > 0 or dialect in ("meshtastic", "meshcore")  # where it is log text
-    assert ("ada" in host.status().signal) is (dialect in ("reyax", "meshtastic", "rnode"))
+    assert ("ada" in host.status().signal) is (dialect in ("meshtastic", "rnode"))
 
 
-@pytest.mark.parametrize("false_head", [b"+RCV=1,240,", b"\x94\xc3\x01\xf0"])
 def test_the_beginning_of_a_message_that_never_comes_holds_up_nothing_for_long(
-    new_fleet, monkeypatch, false_head
+    new_fleet, monkeypatch
 ) -> None:
     monkeypatch.setattr(transport, "STALLED_S", 0.3)
-    dialect = "reyax" if false_head[:1] == b"+" else "meshtastic"
-    radios, (host, ada) = new_fleet(dialect)
-    radios.garble(0, false_head)
+    radios, (host, ada) = new_fleet("meshtastic")
+    radios.garble(0, b"\x94\xc3\x01\xf0")
     ada.send(HOST, [b"kept"])
     assert frames_from(host, 1) == [b"kept"]
 
@@ -123,7 +121,7 @@ def test_datagrams_of_another_application_are_foreign_and_no_damage(new_fleet, e
 
 
 def test_what_waits_when_the_modem_goes_is_counted_as_lost(new_fleet, eventually) -> None:
-    radios, (_, ada) = new_fleet("reyax", speed=1.0)
+    radios, (_, ada) = new_fleet("rnode", speed=1.0)
     ada.send(HOST, [b"x" * 100] * 5)
     eventually(lambda: ada.status().numbers["queued"] == 4)
     radios.unplug(1)
@@ -152,14 +150,11 @@ def test_writes_that_get_stuck_end_and_the_modem_is_used_again(new_fleet, eventu
 @pytest.mark.parametrize(
     ("dialect", "codes", "is_refused"),
     [
-        ("reyax", [17, 17], False),
-        ("reyax", [5, 5], False),
         ("rnode", [4, 4], False),
         ("meshcore", [3, 3], False),
         ("meshtastic", [9], False),  # its duty cycle is used up: after a pause
-        ("reyax", [10], True),
-        ("reyax", [5, 5, 5], True),
         ("rnode", [2], True),
+        ("rnode", [4, 4, 4], True),
         ("meshtastic", [5], True),
         ("meshcore", [6], True),
     ],
@@ -182,7 +177,7 @@ def answers_no_send(modem: EmulatedModem, answer: bytes) -> None:
     receive_bytes = modem.receive_bytes
 
     def receive(data: bytes) -> list[Action]:
-        if data.startswith(b"AT+SEND"):
+        if data.startswith(RNODE_DATA) or data[4:].startswith(MESHTASTIC_PACKET):
             return [Output(answer)] if answer else []
         return receive_bytes(data)
 
@@ -190,31 +185,34 @@ def answers_no_send(modem: EmulatedModem, answer: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "reason"),
-    [(b"", "the modem did not answer"), (b"+ERR=17\r\n", "error 17, the last transmission")],
+    ("dialect", "answer", "reason"),
+    [
+        ("meshtastic", b"", "the node did not answer"),
+        ("rnode", kiss_frame(0x90, b"\2"), "error 2, sending failed"),
+    ],
 )
 def test_a_modem_that_sends_no_frame_is_spoken_of(
-    eventually, caplog, answer: bytes, reason: str
+    eventually, caplog, dialect: str, answer: bytes, reason: str
 ) -> None:
     caplog.set_level(logging.INFO)
-    modem = new_modem("reyax", 0)
+    modem = new_modem(dialect, 0)
     answers_no_send(modem, answer)
     with FaultyRadios([modem], speed=SPEED) as radios:
-        settings = settings_for("reyax", radios.paths[0], "ada", answer_margin_s=0.01)
+        settings = settings_for(dialect, radios.paths[0], "ada", answer_margin_s=0.01)
         with closing(SerialLoraTransport(settings)) as ada:
             ada.open()
             eventually(lambda: ada.connected)
             ada.send(HOST, [b"one", b"two"])
-            eventually(lambda: ada.status().numbers["refused"] == 2)
+            eventually(lambda: ada.status().numbers["refused"] == 2 and ada.connected)
             status = ada.status()
     (alarm,) = alarms(replace(board_status(), transport=status))
     assert (alarm.level, alarm.text.partition(": ")[2][:24]) == (BAD, "2 frames were not sent: ")
     assert alarm.text.endswith("; not one was sent")
     assert f"{radios.paths[0]} has not sent a frame: {reason}" in caplog.text
-    assert f"{radios.paths[0]}: the reyax modem is connected" in caplog.text
+    assert f"{radios.paths[0]}: the {dialect} modem is connected" in caplog.text
 
 
-@pytest.mark.parametrize("dialect", ["meshtastic", "reyax"])
+@pytest.mark.parametrize("dialect", ["meshtastic", "rnode"])
 def test_a_port_that_is_open_is_not_called_closed(eventually, dialect: str) -> None:
     """While its modem is set up, which takes half a minute where it is none."""
     modem = new_modem(dialect, 0)
@@ -266,18 +264,8 @@ def test_no_frame_leaves_without_its_airtime(new_fleet, eventually, dialect) -> 
     eventually(lambda: purse.closed >= 1)
 
 
-@pytest.mark.parametrize("binary", [True, False])
-def test_reyax_modems_that_do_not_carry_every_byte_get_text(new_fleet, binary) -> None:
-    _, (host, ada) = new_fleet("reyax", binary_safe=binary, binary=binary)
-    for i in range(8):
-        frame = bytes([i, 0, 13, 10, 255]) * 20
-        assert ada.send(HOST, [frame]) == (103 if binary else 128)
-        host.send("ada", [frame])
-        assert (frames_from(host, 1), frames_from(ada, 1)) == ([frame], [frame])
-
-
 def test_a_port_is_opened_once_only(new_fleet, eventually) -> None:
-    _, (host, _) = new_fleet("reyax")
+    _, (host, _) = new_fleet("rnode")
     rival = SerialLoraTransport(host.settings)
     rival.open()
     try:
@@ -288,7 +276,7 @@ def test_a_port_is_opened_once_only(new_fleet, eventually) -> None:
 
 
 def test_closing_a_port_does_not_reset_the_modem(tmp_path) -> None:
-    with FaultyRadios([new_modem("reyax", 0)], folder=tmp_path) as radios, closing(Waker()) as w:
+    with FaultyRadios([new_modem("rnode", 0)], folder=tmp_path) as radios, closing(Waker()) as w:
         # Not as our terminal: with it would go whoever leads the session, when it is unplugged.
         handle = os.open(radios.paths[0], os.O_RDONLY | os.O_NOCTTY)
         with open(handle, "rb", buffering=0) as device:
@@ -300,7 +288,6 @@ def test_closing_a_port_does_not_reset_the_modem(tmp_path) -> None:
 
 
 QUICK = {  # how soon a dialect asks again, and gives up
-    "reyax": {"reyax.ANSWER_S": 0.05, "reyax.QUIET_S": 0.02},
     "rnode": {"rnode.ANSWER_S": 0.05},
     "meshcore": {"meshcore.ANSWER_S": 0.05},
     "meshtastic": {"meshtastic.HANDSHAKE_S": 0.05, "meshtastic.WAKE_S": 0.02},
@@ -367,7 +354,7 @@ def test_a_modem_that_answers_later_than_it_should_is_set_up(
     monkeypatch, eventually, dialect
 ) -> None:
     for name in QUICK[dialect]:
-        wait_s = 0.03 if name.endswith(("QUIET_S", "WAKE_S")) else 0.3
+        wait_s = 0.03 if name.endswith("WAKE_S") else 0.3
         monkeypatch.setattr(f"transports.serial_lora.{name}", wait_s)
     with FaultyRadios([new_modem(dialect, 0)], speed=SPEED) as radios:
         radios.lines[0].late_s = 0.36

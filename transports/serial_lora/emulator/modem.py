@@ -49,11 +49,8 @@ class Reception:
 class EmulatedModem(ABC):
     """One modem; it has at most one transmission under way.
 
-    `fail_next`: error codes with which the next sends fail. `baud`: the rate of its serial port; 0:
-    it takes every rate.
+    `fail_next`: error codes with which the next sends fail.
     """
-
-    baud = 0
 
     def __init__(self) -> None:
         self.fail_next: list[int] = []

@@ -19,7 +19,6 @@ from transports.serial_lora.emulator.line import SerialLine
 from transports.serial_lora.emulator.meshcore import MeshcoreModem
 from transports.serial_lora.emulator.meshtastic import MeshtasticModem
 from transports.serial_lora.emulator.modem import Action, EmulatedModem, Output, Pause, Reception
-from transports.serial_lora.emulator.reyax import ReyaxModem
 from transports.serial_lora.emulator.rnode import RnodeModem
 from transports.serial_lora.send_queue import Waker
 
@@ -28,18 +27,10 @@ WAIT_S = 1.0
 LONG_FAST = LoraSetting(11, 250, 1, 16)  # Meshtastic's factory setting
 
 
-def new_modem(
-    dialect: str,
-    index: int,
-    *,
-    radio: LoraSetting = LONG_FAST,
-    air_rate_bps: int = 2400,
-    binary_safe: bool = True,
-) -> EmulatedModem:
+def new_modem(dialect: str, index: int, *, radio: LoraSetting = LONG_FAST) -> EmulatedModem:
     """A modem of this dialect; `radio` is for those that the host does not tune."""
     makers: dict[str, Callable[[], EmulatedModem]] = {
-        "reyax": lambda: ReyaxModem(binary_safe),
-        "ebyte": lambda: EbyteModem(air_rate_bps),
+        "ebyte": EbyteModem,
         "meshtastic": lambda: MeshtasticModem(0x7E500000 + index, radio),
         "rnode": RnodeModem,
         "meshcore": lambda: MeshcoreModem(radio),
