@@ -254,8 +254,10 @@ def _bearer(name: str, link: LinkConfig, role: str, stores: Stores) -> Bearer:
 
     radio = radio_of(link, role)
     log = stores.airtime("" if name == MAIN else name)
-    budget = AirtimeBudget(log, radio.band, hold_s=HOLD_S, speed=radio.settings.speed)
-    raw = SerialLoraTransport(radio.settings, budget, frame_us_max=frame_limit_us(radio.band))
+    duty = min(radio.band.duty_cycle, radio.settings.duty_max)
+    band = replace(radio.band, duty_cycle=duty)
+    budget = AirtimeBudget(log, band, hold_s=HOLD_S, speed=radio.settings.speed)
+    raw = SerialLoraTransport(radio.settings, budget, frame_us_max=frame_limit_us(band))
     return Bearer(name, raw, frozenset(radio.settings.peers), metered=True)
 
 

@@ -99,6 +99,7 @@ def on_radio(radios: Radios, nodes: Sequence[str], fleet: str) -> Iterator[Links
             serial = {
                 "port": ports[role],
                 "dialect": radios.dialect,
+                "mesh_share": 1.0,  # it is nobody else's
                 "addresses": addresses,
                 "frequency_hz": FREQUENCY_HZ,
                 "spreading_factor": RADIO.spreading_factor,

@@ -54,6 +54,25 @@ def test_the_law_of_a_channel_is_found() -> None:
     assert radio_of(free, "host").band.budget_us is None
 
 
+@pytest.mark.parametrize(
+    ("changes", "duty"),
+    [
+        ({"dialect": "meshcore", "hops": 3}, 0.01 / 4),
+        ({"dialect": "meshtastic"}, 0.01 / 4),  # its nodes repeat three times
+        ({"dialect": "meshtastic", "hop_limit": 1, "mesh_share": 0.1}, 0.05),
+        ({"dialect": "meshcore", "mesh_share": 1.0}, 0.1),  # the channel is its owner's: the law
+        ({"dialect": "rnode"}, 0.1),
+    ],
+)
+def test_a_mesh_of_others_is_used_little(tmp_path: Path, changes: Any, duty: float) -> None:
+    made = make_transport(serial(**changes), "theo", StateFile(tmp_path))
+    assert isinstance(made, ReliableTransport)
+    raw = made._inner
+    assert isinstance(raw, SerialLoraTransport)
+    assert raw._budget is not None
+    assert raw._budget.duty == pytest.approx(duty)
+
+
 def test_a_link_is_as_patient_as_its_radio_is_slow_and_gives_up_after_a_week() -> None:
     quick, slow = link_timing(240, 400_000, 3, 1.0), link_timing(240, 9_000_000, 3, 1.0)
     assert (quick.idle_s, slow.idle_s) == pytest.approx((2.4, 54.0))

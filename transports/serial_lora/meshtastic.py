@@ -35,7 +35,7 @@ PAYLOAD_MAX = 231
 PREAMBLE_SYMBOLS = 16  # the firmware uses at least this preamble
 HEADER = 16  # bytes on the air before the Data message
 DATA_OVERHEAD = 8  # port number, length of the payload, flags
-PRIVATE_APP, ROUTING_APP = 256, 5
+ROUTING_APP = 5
 LOWEST_PRIORITY = 1  # ours wait for all others of a mesh
 BROADCAST = 0xFFFFFFFF
 DUTY_CYCLE_LIMIT, RATE_LIMIT = 9, 38
@@ -86,9 +86,9 @@ def frame(message: bytes) -> bytes:
     return MAGIC + len(message).to_bytes(2, "big") + message
 
 
-def packet(packet_id: int, payload: bytes) -> bytes:
+def packet(packet_id: int, port: int, payload: bytes) -> bytes:
     """A MeshPacket of ours to all; further fields may follow it."""
-    data = protobuf.number_field(DATA_PORT, PRIVATE_APP)
+    data = protobuf.number_field(DATA_PORT, port)
     data += protobuf.bytes_field(DATA_PAYLOAD, payload)
     return (
         protobuf.fixed32_field(PACKET_TO, BROADCAST)
@@ -123,7 +123,7 @@ class Meshtastic(Dialect[dict[int, Value]]):
     def send(self, payload: bytes, now: float) -> list[Event]:
         """Broadcast without acknowledgement, because the reliable link detects losses itself."""
         self._packet_id = self._rng.randrange(1, 1 << 32)
-        message = packet(self._packet_id, payload)
+        message = packet(self._packet_id, self._settings.port_number, payload)
         message += protobuf.number_field(PACKET_PRIORITY, LOWEST_PRIORITY)
         if self._settings.hop_limit:
             message += protobuf.number_field(PACKET_HOPS, self._settings.hop_limit)
@@ -245,7 +245,7 @@ class Meshtastic(Dialect[dict[int, Value]]):
                 return self._outcome(error, now)
             return [Noise()]
         is_own = protobuf.number(received, PACKET_FROM) == self._node
-        if port != PRIVATE_APP or not payload or is_own:
+        if port != self._settings.port_number or not payload or is_own:
             return []
         rssi = protobuf.signed(protobuf.number(received, PACKET_RSSI))
         snr_bits = protobuf.number(received, PACKET_SNR).to_bytes(8, "little")[:4]

@@ -36,11 +36,12 @@ from transports.serial_lora.meshtastic import Meshtastic
 from transports.serial_lora.port import PortError, SerialPort
 from transports.serial_lora.rnode import Rnode
 from transports.serial_lora.send_queue import QueuedFrame, SendQueue, Waker
-from transports.serial_lora.settings import SerialLoraSettings
+from transports.serial_lora.settings import MESHES, SerialLoraSettings
 
 WAIT_S = 1.0  # the longest that the thread sleeps; arrivals and sends wake it
 STALLED_S = 2.0  # an incomplete message is given up after so long without bytes
 TRIES_MAX = 3  # offers of one frame to the modem
+UNHEARD = 50  # frames that are sent without hearing any, before that is remarked
 REASONS_MAX = 32  # different refusals that are counted apart
 
 
@@ -250,6 +251,7 @@ class SerialLoraTransport:
         self._link: ModemLink | None = None
         self._signal: dict[str, dict[str, float | None]] = {}  # of each peer's last frame
         self._last_error = "not opened yet"
+        self._sent_at_arrival = 0  # frames
         self._waker: Waker | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="serial-lora", daemon=True)
@@ -321,7 +323,7 @@ class SerialLoraTransport:
             airtime_left_us=self.counters.airtime_left_us,
             signal=dict(self._signal),
             refusals=refusals,
-            remarks=(f"it says: {notice}",) if notice else (),
+            remarks=(*((f"it says: {notice}",) if notice else ()), *self._unheard()),
             numbers={
                 "reconnects": max(0, self.counters.connects - 1),
                 "queued": len(self._queue),
@@ -330,6 +332,13 @@ class SerialLoraTransport:
                 **numbers,
             },
         )
+
+    def _unheard(self) -> tuple[str, ...]:
+        """A remark where much has left and nothing came."""
+        sent = self.counters.frames_out - self._sent_at_arrival
+        if self.settings.dialect not in MESHES or sent < UNHEARD:
+            return ()
+        return (f"{sent} frames have left since one came: a router of the mesh may limit us",)
 
     def _why_not(self) -> str:
         is_anew = self._link is not None and self._link.ready_at is not None
@@ -388,6 +397,7 @@ class SerialLoraTransport:
             self.counters.foreign += 1
             return
         self.counters.frames_in += 1
+        self._sent_at_arrival = self.counters.frames_out
         self.counters.bytes_in += len(received.payload)
         if received.rssi_dbm is not None:
             self._signal[peer] = {"rssi_dbm": received.rssi_dbm, "snr_db": received.snr_db}

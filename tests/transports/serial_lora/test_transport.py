@@ -437,3 +437,19 @@ def test_a_wait_for_bytes_can_be_ended(tmp_path) -> None:
 def test_what_is_no_serial_port_is_called_so(path: str, why: str) -> None:
     with closing(Waker()) as waker, pytest.raises(PortError, match=f"open {path}: this is {why}"):
         SerialPort(path, 9600, 1.0, waker)
+
+
+def test_a_node_whose_number_changes_is_the_same_board_and_silence_is_remarked(
+    new_fleet, eventually, monkeypatch
+) -> None:
+    monkeypatch.setattr(transport, "UNHEARD", 3)
+    radios, (host, ada) = new_fleet("meshtastic")
+    for count in (1, 2):
+        ada.send(HOST, [b"frame"])
+        eventually(lambda count=count: host.counters.frames_in == count)
+        radios.modems[1]._node += 1  # since 2.8 it follows from the node's key
+    assert host.receive(0.0).peer == "ada"
+    assert host.status().remarks == ada.status().remarks == ()
+    ada.send(HOST, [b"frame"])
+    eventually(lambda: host.counters.frames_in == 3)
+    assert "3 frames have left since one came" in ada.status().remarks[0]
