@@ -42,6 +42,9 @@ SPEECH = {  # folders in /usr/share/asterisk
 READ = {  # licences that espeak-ng reads, and its voices
     "GPL-3": "en-us+f2", "MPL-2.0": "en-gb+m3", "Apache-2.0": "en-us+m7", "GFDL-1.3": "en-gb+f4",
 }  # fmt: skip
+SAID = {10: "hello", 11: "house"}  # "digits" that espeak-ng says, at 16 kHz, in a voice for each
+VOICES = ("en-us", "en-gb", "en-us+f2", "en-us+m3", "en-gb+f4", "en-gb+m7")
+WIDE = " wide"  # of a licence's name: at 16 kHz
 MISSING = (
     "apt-get install espeak-ng sox asterisk-core-sounds-{en,es,fr,it,ru}-wav asterisk-prompt-es-co "
     "asterisk-prompt-fr-armelle asterisk-prompt-it-menardi-wav asterisk-moh-opsound-wav"
@@ -61,12 +64,13 @@ def clips(word: Word, speaker: str, what: str) -> Array:
         takes = [(a, b) for a in JUDGED for b in JUDGED]
         if what == "recorded":
             takes = [(take, RECORDED[take - 13]) for take in RECORDED]
+        rate = shelf.RATE if word[0] in SAID else PHONE
         made = []
         for pair in takes:
-            quiet = np.zeros(int(rng.uniform(0.02, 0.15) * PHONE), np.float32)
-            said = [_digits()[speaker, *one] for one in zip(word, pair, strict=False)]
+            quiet = np.zeros(int(rng.uniform(0.02, 0.15) * rate), np.float32)
+            said = [_take(speaker, *one) for one in zip(word, pair, strict=False)]
             sound = np.concatenate([said[0], *([quiet, said[1]] if len(said) > 1 else [])])
-            made += [_scene(sound, how, rng) for how in CONDITIONS]
+            made += [_scene(sound, how, rng, rate) for how in CONDITIONS]
         return np.array(made).reshape(len(takes), len(CONDITIONS), CLIP_ROWS, shelf.WIDTH)
 
     return _kept(f"{''.join(map(str, word))} {speaker} {what}", make)
@@ -80,22 +84,36 @@ def shelf_model() -> LoadedModel:
     return load_model(folder)
 
 
-def _scene(word: Array, how: str, rng: np.random.Generator) -> Array:
+def spoken(text: str, voice: str, *options: str) -> Array:
+    """What espeak-ng says, at 16 kHz."""
+    heard = _sound(_output("espeak-ng", "--stdout", "-v", voice, *options, text))
+    return np.asarray(resample_poly(heard, 320, 441), np.float32)  # from 22,050 Hz
+
+
+def _take(speaker: str, digit: int, take: int) -> Array:
+    if digit not in SAID:
+        return _digits()[speaker, digit, take]
+    speed, pitch = 130 + 37 * take % 60, 35 + 23 * take % 30
+    voice = VOICES[SPEAKERS.index(speaker)]
+    return spoken(SAID[digit], voice, "-s", str(speed), "-p", str(pitch))
+
+
+def _scene(word: Array, how: str, rng: np.random.Generator, rate: int) -> Array:
     """Rows of a word in a quiet room, in noise at 10 dB, or in another room.
 
     That has a tail as loud as the word, 60 dB down after 0.5 s, and a microphone further away.
     """
-    lead, after = (np.zeros(int(PHONE * s), np.float32) for s in (LEAD_S, AFTER_S))
-    sound = np.concatenate([lead[: rng.integers(len(lead) - PHONE // 10, len(lead))], word])
-    end, sound = 2 * len(sound), np.concatenate([sound, after])
+    lead, after = (np.zeros(int(rate * s), np.float32) for s in (LEAD_S, AFTER_S))
+    sound = np.concatenate([lead[: rng.integers(len(lead) - rate // 10, len(lead))], word])
+    end, sound = shelf.RATE // rate * len(sound), np.concatenate([sound, after])
     if how == "room":
-        tail = rng.standard_normal(PHONE // 2) * 10 ** (-3 * np.linspace(0, 1, PHONE // 2))
+        tail = rng.standard_normal(rate // 2) * 10 ** (-3 * np.linspace(0, 1, rate // 2))
         tail /= np.linalg.norm(tail)
         tail[0] = 1
         sound = rng.uniform(0.3, 1) * fftconvolve(sound, tail)[: len(sound)]
     level = FAINT if how != "noise" else 10 ** (-10 / 20) * np.sqrt(np.mean(word**2))
     first = -(-(end - shelf.WINDOW) // shelf.HOP) - LAST
-    whole = _up(sound + level * _pink(len(sound), rng))[first * shelf.HOP :]
+    whole = _up(sound + level * _pink(len(sound), rng), rate)[first * shelf.HOP :]
     return _rows_of(whole[: shelf.WINDOW + (CLIP_ROWS - 1) * shelf.HOP])
 
 
@@ -134,10 +152,10 @@ def _digits() -> dict[tuple[str, int, int], Array]:
 
 
 def _whole(name: str) -> Array:
-    if name in READ:
-        text = Path("/usr/share/common-licenses", name).read_text()
-        spoken = _sound(_output("espeak-ng", "--stdout", "-v", READ[name], text))
-        sound = resample_poly(spoken, 160, 441)  # from 22,050 Hz
+    licence, rate = name.removesuffix(WIDE), shelf.RATE if name.endswith(WIDE) else PHONE
+    if licence in READ:
+        sound = spoken(Path("/usr/share/common-licenses", licence).read_text(), READ[licence])
+        sound = sound if rate == shelf.RATE else resample_poly(sound, PHONE, shelf.RATE)
     else:
         folder = Path(os.environ.get("TERNMESH_SOUNDS", "/"), "usr/share/asterisk", SPEECH[name])
         files = [p for p in sorted(folder.rglob("*.*")) if p.suffix in (".wav", ".gsm")]
@@ -146,7 +164,7 @@ def _whole(name: str) -> Array:
         gap = np.zeros(int(GAP_S * PHONE), np.float32)
         read = (_read(path) for path in files if "silence" not in path.parts)
         sound = np.concatenate([part for one in read for part in (one, gap)])
-    return _up(sound + FAINT * _pink(len(sound), np.random.default_rng(1)))
+    return _up(sound + FAINT * _pink(len(sound), np.random.default_rng(1)), rate)
 
 
 def _read(path: Path) -> Array:
@@ -173,5 +191,5 @@ def _pink(size: int, rng: np.random.Generator) -> Array:
     return np.asarray(noise / noise.std(), np.float32)
 
 
-def _up(sound: NDArray[np.floating]) -> Array:
-    return np.asarray(resample_poly(sound, shelf.RATE // PHONE, 1), np.float32)
+def _up(sound: NDArray[np.floating], rate: int) -> Array:
+    return np.asarray(resample_poly(sound, shelf.RATE // rate, 1), np.float32)

@@ -141,13 +141,14 @@ def prove_machine(suite: str) -> dict[str, Any]:
         figures |= trial(machine, host, folder, deb, log)
         figures |= memory(machine, "training_mib", "VmHWM")
         figures["doctor"] = machine.run(f"{TERNMESH} doctor --config {SETTINGS} 2>&1 || true")
+        host.stop()
+        time.sleep(REST_S)
+        figures |= memory(machine, "idle_mib", "VmRSS") | memory(machine, "idle_pss_mib", "Pss")
         machine.run(f"printf '\\n[predict]\\nenabled = true\\n' >> {SETTINGS}")
         machine.run("systemctl restart ternmesh-node")
         predict = f"{TERNMESH} predict --config {SETTINGS} /root/clip.npz"
         figures["prediction"] = machine.until(predict, START_S).splitlines()[0]
-        host.stop()
-        time.sleep(REST_S)
-        figures |= memory(machine, "idle_mib", "VmRSS") | memory(machine, "idle_pss_mib", "Pss")
+        figures |= memory(machine, "predicting_mib", "VmRSS")
         figures |= host.lost()
         figures["units"] = machine.run("systemctl is-active ternmesh-node; systemctl --failed -q")
         machine.run("systemctl poweroff || true")
@@ -186,13 +187,13 @@ def make_disk(folder: Path, suite: str, deb: Path) -> None:
 
 
 def write_clip(path: Path) -> None:
-    """One spoken digit, as `predict` takes it."""
+    """One spoken digit, as the board's [data] describes its files."""
     import numpy as np
 
     from models.zoo import fsdd_path
 
     with np.load(fsdd_path("dev")) as clips:
-        np.savez(path, features=clips["x"][:1].astype(np.float32) / np.float32(255))
+        np.savez(path, x=clips["x"][:1])
 
 
 class FleetHost:

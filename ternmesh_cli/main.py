@@ -27,6 +27,7 @@ COMMANDS = {
     "enrol": ("manage the members of a fleet and their keys", "enrol", "add_arguments"),
     "export": ("write what was learned as files for other programs", "export", "add_arguments"),
     "firmware": ("set up radio modems", "firmware", "add_arguments"),
+    "forecast": ("simulate what a fleet on radios would learn", "forecast", "add_arguments"),
     "gateway": ("join a radio neighbourhood to a broker", "programs", "add_gateway_arguments"),
     "host": ("host a fleet", "programs", "add_host_arguments"),
     "import": ("import what a sensor has recorded", "samples", "add_import_arguments"),

@@ -3,18 +3,35 @@
 import argparse
 import json
 import sys
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from ternmesh.config import ConfigError
-from ternmesh.link.airtime import BANDWIDTHS_KHZ, CODING_RATES, SPREADING_FACTORS, LoraSetting
+from ternmesh.link.airtime import (
+    BANDWIDTHS_KHZ,
+    CODING_RATES,
+    SPREADING_FACTORS,
+    LoraSetting,
+    airtime_us,
+)
 from ternmesh.link.estimate import Estimate, estimate
-from ternmesh.link.regions import REGIONS, RadioChannel, SubBand, check, longest_frame
+from ternmesh.link.regions import (
+    REGIONS,
+    RadioChannel,
+    SubBand,
+    check,
+    frame_limit_us,
+    longest_frame,
+)
 from ternmesh_cli import process
 from ternmesh_cli.process import add_option, number, real
+from transports.base import HOST
+from transports.factory import Radio
 from transports.serial_lora.emulator.radios import EmulatedRadios, new_modem
-from transports.serial_lora.settings import DIALECTS, HOPS_MAX
+from transports.serial_lora.settings import DIALECTS, HOPS_MAX, MESHES, SerialLoraSettings
+from transports.serial_lora.transport import SerialLoraTransport
 
 BYTES_MAX = (1 << 24) - 1
 LOSS_MAX = 0.9
@@ -25,16 +42,31 @@ SPEED_MAX = 1000.0
 SIMULATED = "These modems are simulated: there is no hardware, and nothing is transmitted."
 
 
+@dataclass(frozen=True, slots=True)
+class RadioPath:
+    """What one end of a fleet may send where."""
+
+    setting: LoraSetting
+    band: SubBand  # with the part of the hour that is left for its own frames
+    hops: int  # repeaters, which send each frame again
+    loss: float  # of a frame, on its whole way
+    frame_max: int  # bytes
+    airtime_us: Callable[[int], int]  # of a frame of so many bytes
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     rows = process.Subcommands(parser)
     summary = "frames, airtime and wall time of an object, before it is sent"
-    _add_estimate_arguments(rows.add("estimate", summary, _estimate))
+    row = rows.add("estimate", summary, _estimate)
+    row.add_argument("--bytes", type=number(1, BYTES_MAX), required=True, help="of the object")
+    add_channel(row)
+    process.add_json(row)
     summary = "radio modems on pseudo-terminals, to try a fleet without radios"
     _add_emulate_arguments(rows.add("emulate", summary, _emulate))
 
 
-def _add_estimate_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--bytes", type=number(1, BYTES_MAX), required=True, help="of the object")
+def add_channel(parser: argparse.ArgumentParser) -> None:
+    """The options that `read_channel` reads."""
     what = "the region whose radio law applies"
     parser.add_argument("--region", choices=tuple(REGIONS), required=True, help=what)
     parser.add_argument(
@@ -50,11 +82,38 @@ def _add_estimate_arguments(parser: argparse.ArgumentParser) -> None:
         ("--coding-rate", CODING_RATES, 1, "1 is 4/5"),
     ):
         what = f"{unit} (default: {default})"
-        parser.add_argument(option, type=int, choices=choices, default=default, help=what)
+        kind = float if choices is BANDWIDTHS_KHZ else int
+        parser.add_argument(option, type=kind, choices=choices, default=default, help=what)
     add_option(parser, "--preamble", number(6, PREAMBLE_MAX), 8, "symbols")
     add_option(parser, "--power", real(-30, 60), 14.0, "dBm")
     add_option(parser, "--loss", real(0, LOSS_MAX), 0.0, "fraction of frames that are lost")
-    process.add_json(parser)
+    what = "what the modem adds to a frame (default: nothing)"
+    parser.add_argument("--dialect", choices=DIALECTS, help=what)
+    add_option(parser, "--hops", number(0, HOPS_MAX), 0, "repeaters of a mesh on the longest way")
+    what = "of the hour, what one end takes of a mesh, all repeats counted; 1: it is nobody else's"
+    add_option(parser, "--share", real(1e-4, 1), 0.01, what)
+    process.add_uses(parser, "dialect", {"hops": MESHES, "share": MESHES})
+
+
+def read_channel(arguments: argparse.Namespace) -> RadioPath:
+    """The channel of these options. ChannelError where the law forbids it."""
+    process.refuse_unused(arguments)
+    setting = LoraSetting(
+        arguments.sf, arguments.bandwidth, arguments.coding_rate, arguments.preamble
+    )
+    frequency_hz, loss = round(arguments.frequency * 1e6), arguments.loss
+    band = check(REGIONS[arguments.region], RadioChannel(frequency_hz, setting, arguments.power))
+    if arguments.dialect is None:
+        frame = longest_frame(band, setting)
+        return RadioPath(setting, band, 0, loss, frame, partial(airtime_us, setting))
+    hops = {"meshcore": "hops", "meshtastic": "hop_limit"}.get(arguments.dialect)
+    settings = SerialLoraSettings(
+        "none", arguments.dialect, HOST, {}, setting, frequency_hz, mesh_share=arguments.share,
+        **({hops: arguments.hops} if hops else {}),
+    )  # fmt: skip
+    band = replace(band, duty_cycle=Radio(settings, band).duty)
+    modem = SerialLoraTransport(settings, frame_us_max=frame_limit_us(band))
+    return RadioPath(setting, band, arguments.hops, loss, modem.mtu, modem.airtime_us)
 
 
 def _add_emulate_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,22 +131,18 @@ def _add_emulate_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _estimate(arguments: argparse.Namespace) -> int:
     """Estimate and print. ChannelError where the law forbids the channel."""
-    setting = LoraSetting(
-        arguments.sf, arguments.bandwidth, arguments.coding_rate, arguments.preamble
-    )
-    channel = RadioChannel(round(arguments.frequency * 1e6), setting, arguments.power)
-    band = check(REGIONS[arguments.region], channel)
-    frame = longest_frame(band, setting)
-    cost = estimate(arguments.bytes, setting, frame, arguments.loss, band.budget_us)
+    channel = read_channel(arguments)
+    budget_us = channel.band.budget_us
+    cost = estimate(arguments.bytes, channel.airtime_us, channel.frame_max, channel.loss, budget_us)
     if arguments.json:
-        print(json.dumps(_summary(arguments.bytes, arguments.region, band, cost)))
+        print(json.dumps(_summary(arguments.bytes, arguments.region, channel, cost)))
     else:
-        print("\n".join(_text(arguments.bytes, arguments.region, band, setting, cost)))
+        print("\n".join(_text(arguments.bytes, arguments.region, channel, cost)))
     return 0
 
 
-def _summary(size: int, region: str, band: SubBand, cost: Estimate) -> dict[str, object]:
-    figures = asdict(cost)
+def _summary(size: int, region: str, channel: RadioPath, cost: Estimate) -> dict[str, object]:
+    figures, band = asdict(cost), channel.band
     return {
         "bytes": size,
         "region": region,
@@ -95,14 +150,14 @@ def _summary(size: int, region: str, band: SubBand, cost: Estimate) -> dict[str,
         "duty_cycle": band.duty_cycle,
         "airtime_s": figures.pop("airtime_us") / 1e6,
         "reply_airtime_s": figures.pop("reply_airtime_us") / 1e6,
+        "hops": channel.hops,
         **figures,
         "wall_s": round(cost.wall_s, 6),
     }
 
 
-def _text(
-    size: int, region: str, band: SubBand, setting: LoraSetting, cost: Estimate
-) -> Iterator[str]:
+def _text(size: int, region: str, channel: RadioPath, cost: Estimate) -> Iterator[str]:
+    band, setting = channel.band, channel.setting
     duty = "no duty cycle" if band.budget_us is None else f"duty cycle {100 * band.duty_cycle:g} %"
     yield (
         f"{size:,} bytes, {region} {band.name} ({duty}), "
@@ -115,7 +170,8 @@ def _text(
     )
     sent = _duration(cost.airtime_us / 1e6)
     replies = _duration(cost.reply_airtime_us / 1e6)
-    yield f"airtime    {sent}, and {replies} of replies"
+    again = f"; {channel.hops} repeaters send all of it again" if channel.hops else ""
+    yield f"airtime    {sent}, and {replies} of replies{again}"
     yield f"wall time  {_duration(cost.wall_s)}"
 
 

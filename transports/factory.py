@@ -27,7 +27,7 @@ from transports.mqtt.transport import MqttTransport
 from transports.multipath import Bearer, MultipathTransport
 from transports.reliable import LinkKeys, LinkLog, ReliableTransport
 from transports.serial_lora.airtime_budget import AirtimeBudget, AirtimeLog
-from transports.serial_lora.settings import SerialLoraSettings, serial_settings
+from transports.serial_lora.settings import MESHES, SerialLoraSettings, serial_settings
 
 LINK_MTU_MAX = 1024  # without a radio among them: brokers with a limit take such frames, too
 RELAY_MTU = 252  # of a relay's modem, behind two radio addresses
@@ -38,8 +38,11 @@ PATIENCE = 3  # idle times without an answer before another bearer is tried
 QUEUE_MAX = 2  # frames that wait for the modem; in the link they can still be superseded
 IDLE_FRAMES = 6  # a silence of so many frames' airtime ends a burst
 IDLE_MIN_S = 2.0
+PACE_DUTY = 0.1  # with less airtime than this part of the hour all waits are longer
+ANNOUNCE_MAX_S = 86_400.0
 SPREAD_FRAMES = 2  # frames' airtime for each node, over which answers to a broadcast are spread
 HOLD_S = 10.0  # for how long a modem may keep a frame that it was given
+MESH_HOLD_S = 60.0  # the same where repeaters keep the channel busy
 
 
 class Stores(Protocol):
@@ -66,6 +69,16 @@ class Radio:
 
     settings: SerialLoraSettings
     band: SubBand
+
+    @property
+    def duty(self) -> float:
+        """The part of an hour that it may send, by law and by the manners of its mesh."""
+        return min(self.band.duty_cycle, self.settings.duty_max)
+
+    @property
+    def slowness(self) -> float:
+        """How much longer than on a channel of 10 % its peers wait: repeats cost airtime, too."""
+        return max(1.0, PACE_DUTY / self.duty)
 
 
 def check_link(link: LinkConfig, role: str) -> None:
@@ -212,7 +225,9 @@ def profile_of(link: LinkConfig) -> BearerProfile:
         return replace(NETWORK_PROFILE, frame_mtu=frame_mtu, frame_max=longest)
     radios = [radio_of(one, HOST) for one in bearers if one.serial]
     speed = min((radio.settings.speed for radio in radios), default=1.0)
-    reliable = BearerProfile(LINK_FRAME_MTU, announce_s=max(1, round(LINK_ANNOUNCE_S / speed)))
+    announce_s = LINK_ANNOUNCE_S * max((radio.slowness for radio in radios), default=1.0)
+    announce_s = max(1, round(min(announce_s, ANNOUNCE_MAX_S) / speed))
+    reliable = BearerProfile(LINK_FRAME_MTU, announce_s=announce_s)
     if link.service != UNRELIABLE:
         return reliable
     from transports.serial_lora.transport import SerialLoraTransport
@@ -236,7 +251,8 @@ def _timing(
         frames_us.append(airtime_us(_relay_radio(relay), LORA_MAX))
     frame_us = max(frames_us, default=0)
     speed = min((radio.settings.speed for radio in radios), default=1.0)
-    return link_timing(min(sizes), frame_us, nodes, speed)
+    slowness = max((radio.slowness for radio in radios), default=1.0)
+    return link_timing(min(sizes), frame_us, nodes, speed, slowness)
 
 
 def is_linked(link: LinkConfig) -> bool:
@@ -254,9 +270,9 @@ def _bearer(name: str, link: LinkConfig, role: str, stores: Stores) -> Bearer:
 
     radio = radio_of(link, role)
     log = stores.airtime("" if name == MAIN else name)
-    duty = min(radio.band.duty_cycle, radio.settings.duty_max)
-    band = replace(radio.band, duty_cycle=duty)
-    budget = AirtimeBudget(log, band, hold_s=HOLD_S, speed=radio.settings.speed)
+    band = replace(radio.band, duty_cycle=radio.duty)
+    hold_s = MESH_HOLD_S if radio.settings.dialect in MESHES else HOLD_S
+    budget = AirtimeBudget(log, band, hold_s=hold_s, speed=radio.settings.speed)
     raw = SerialLoraTransport(radio.settings, budget, frame_us_max=frame_limit_us(band))
     return Bearer(name, raw, frozenset(radio.settings.peers), metered=True)
 
@@ -269,16 +285,18 @@ def _ble(name: str, link: LinkConfig, role: str) -> Bearer:
     return Bearer(name, MultipathTransport(bridges, tuple(ends)), frozenset(ends))
 
 
-def link_timing(mtu: int, frame_us: int, nodes: int, speed: float) -> LinkSettings:
-    """The waits of a link on a radio whose longest frame takes `frame_us`."""
+def link_timing(
+    mtu: int, frame_us: int, nodes: int, speed: float, slowness: float = 1.0
+) -> LinkSettings:
+    """The waits of a link on a radio whose longest frame takes `frame_us`; see `Radio.slowness`."""
     real = LinkSettings(mtu)
     frame_s = frame_us / 1e6
     return replace(
         real,
-        idle_s=max(IDLE_MIN_S, IDLE_FRAMES * frame_s) / speed,
-        longest_s=real.longest_s / speed,
+        idle_s=max(IDLE_MIN_S, IDLE_FRAMES * frame_s) * slowness / speed,
+        longest_s=real.longest_s * slowness / speed,
         give_up_s=real.give_up_s / speed,
-        make_way_s=real.make_way_s / speed,
+        make_way_s=real.make_way_s * slowness / speed,
         spread_s=SPREAD_FRAMES * frame_s * nodes / speed,
         addresses={ALL: BROADCAST},
     )

@@ -230,7 +230,7 @@ class Joining:
     def receive_refusal(self, message: Refusal, now: float) -> None:
         """The host has refused a frame of this node: say hello later."""
         self.refuse("", message.reason)
-        if message.reason == "unknown node":
+        if message.reason in ("unknown node", "wrong model"):  # it may have a new run, and model
             self.take_step(MembershipStep.FORGOTTEN)
         self.hello_timer.by(self.refused_timer.again(now))
 

@@ -5,10 +5,11 @@ exactly what it lacks. The wall time is a dry run of the ledger, with frames bac
 out the receiver's duty cycle and the turnaround of the radios.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
 
-from ternmesh.link.airtime import FRAME_MAX, LoraSetting, airtime_us
+from ternmesh.link.airtime import FRAME_MAX
 from ternmesh.link.ledger import Ledger
 from ternmesh.link.regions import SHORTEST_FRAME
 
@@ -36,15 +37,16 @@ class Estimate:
 
 def estimate(
     size: int,
-    setting: LoraSetting,
+    airtime_us: Callable[[int], int],
     frame_max: int = FRAME_MAX,
     loss: float = 0.0,
     budget_us: int | None = None,
 ) -> Estimate:
     """Return the cost of `size` bytes in frames of up to `frame_max`; a fraction `loss` is lost.
 
-    `budget_us` is the airtime of an hour (None: no duty cycle), and all of it is left. ValueError
-    for an object of no bytes, frames too short for an offer, or a loss outside 0 to below 1.
+    `airtime_us` tells what a frame of so many bytes takes, in microseconds. `budget_us` is the
+    airtime of an hour (None: no duty cycle), and all of it is left. ValueError for an object of no
+    bytes, frames too short for an offer, or a loss outside 0 to below 1.
     """
     if size < 1 or frame_max < OFFER_FRAME or not 0 <= loss < 1:
         raise ValueError(
@@ -55,9 +57,9 @@ def estimate(
     frame_bytes = ceil(size / symbols) + SYMBOL_OVERHEAD
     frames, offers = ceil(symbols / (1 - loss)), round(1 / (1 - loss))
     statuses = round(_rounds(symbols, loss) / (1 - loss))
-    sent = [airtime_us(setting, OFFER_FRAME)] * offers
-    sent += [airtime_us(setting, frame_bytes)] * frames
-    replies_us = statuses * airtime_us(setting, STATUS_FRAME)
+    sent = [airtime_us(OFFER_FRAME)] * offers
+    sent += [airtime_us(frame_bytes)] * frames
+    replies_us = statuses * airtime_us(STATUS_FRAME)
     return Estimate(
         symbols=symbols,
         frame_bytes=frame_bytes,

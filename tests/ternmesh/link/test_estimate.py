@@ -1,3 +1,5 @@
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -8,7 +10,7 @@ from ternmesh.link.ledger import HOUR_S
 from ternmesh.link.messages import SYMBOL_HEAD, Offer, Status, write_message
 from ternmesh.wire.frame import FRAME_OVERHEAD
 
-SF7 = LoraSetting(7)
+SF7 = partial(airtime_us, LoraSetting(7))
 
 
 def test_it_assumes_what_the_link_sends() -> None:
@@ -28,8 +30,8 @@ def test_without_loss_and_law_it_is_arithmetic() -> None:
     cost = estimate(300_000, SF7)
     assert (cost.symbols, cost.frames, cost.offers, cost.statuses) == (1261, 1261, 1, 1)
     assert cost.frame_bytes == 255
-    assert cost.airtime_us == 1261 * 399_616 + airtime_us(SF7, OFFER_FRAME)
-    assert cost.reply_airtime_us == airtime_us(SF7, STATUS_FRAME)
+    assert cost.airtime_us == 1261 * 399_616 + SF7(OFFER_FRAME)
+    assert cost.reply_airtime_us == SF7(STATUS_FRAME)
     assert cost.wall_s == pytest.approx((cost.airtime_us + cost.reply_airtime_us) / 1e6)
 
 
@@ -58,7 +60,8 @@ def test_the_first_hour_is_quick_and_then_the_law_waits() -> None:
 
 
 def test_what_never_fits_takes_for_ever() -> None:
-    assert estimate(1000, LoraSetting(12), budget_us=3_600_000).wall_s == float("inf")
+    slow = partial(airtime_us, LoraSetting(12))
+    assert estimate(1000, slow, budget_us=3_600_000).wall_s == float("inf")
 
 
 @pytest.mark.parametrize(
