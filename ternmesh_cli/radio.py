@@ -86,7 +86,9 @@ def add_channel(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(option, type=kind, choices=choices, default=default, help=what)
     add_option(parser, "--preamble", number(6, PREAMBLE_MAX), 8, "symbols")
     add_option(parser, "--power", real(-30, 60), 14.0, "dBm")
-    add_option(parser, "--loss", real(0, LOSS_MAX), 0.0, "fraction of frames that are lost")
+    add_option(
+        parser, "--loss", real(0, LOSS_MAX), 0.0, "fraction of frames that are lost on their way"
+    )
     what = "what the modem adds to a frame (default: nothing)"
     parser.add_argument("--dialect", choices=DIALECTS, help=what)
     add_option(parser, "--hops", number(0, HOPS_MAX), 0, "repeaters of a mesh on the longest way")
