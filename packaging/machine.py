@@ -283,8 +283,10 @@ def trial(machine: Machine, host: FleetHost, folder: Path, deb: Path, log: Any) 
         machine.put(new.with_name(f"{new.name}.sig"))
         install = f"{TERNMESH} upgrade install /root/{new.name} --config {SETTINGS}"
         with timed(log, f"ternmesh {name.replace('_', ' ')}"):
-            machine.run(f"{install} --trial-s {TRIAL_S} 2>&1 || true", START_S)
+            said = machine.run(f"{install} --trial-s {TRIAL_S} 2>&1 || true", START_S)
         found[name] = machine.run(f"{TERNMESH} upgrade status")
+        if ("runs in place of" in found[name]) == broken:
+            raise PackageError(f"the {name} said: {said}")
         host.reaches(int(host.status()["version"]) + 1, ROUND_S)
     return found
 
