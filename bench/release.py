@@ -38,7 +38,9 @@ RADIOS = {  # boards, bytes, kills, and the part of the hour that a mesh may tak
     Air("meshtastic", 1, 600.0): (3, 12_000, 3),
 }  # fmt: skip
 RADIOS_QUICK = {Air("rnode", 0, 100.0): (3, 20_000, 2)}
+GATEWAY = (Air("rnode", 0, 100.0), 3, 20_000, 3)  # behind one
 BIG, QUICK_BIG, KILLS_BROKER, POLL_S = 5_000_000, 500_000, 6, 0.3
+RADIO_BYTES_S = 60.0  # that SF7 carries in a tenth of the time
 TABLES = {"releases": {"dir": "releases", "memory_mib": 256, "cpu_s": 5}}
 LIMITS = 100.0, 60.0  # the largest loss, and the longest seconds of a step
 SETTING = ("pace_s", 7)
@@ -49,7 +51,7 @@ NOTES = (
     "air_ratio: all bytes that modems send (plain LoRa) after boards have joined, the setting, all "
     "repeats and seals included, over those of the object; no rounds meanwhile",
     "installed, settings: boards that run the release, and took the setting of the host, over "
-    "plain LoRa, MeshCore and Meshtastic",
+    "plain LoRa, MeshCore, Meshtastic, and plain LoRa behind a gateway of a broker",
     "kills: kill -9 of processes, host and boards in turn",
 )
 Table = dict[str, Any]
@@ -111,8 +113,11 @@ def padded(maker: Maker, version: int, size: int) -> Path:
     return maker.signed(version, folder)
 
 
-def radios(air: Air, boards: int, size: int, kills: int) -> Table:
-    """A fleet at rest on radios until all have the release and the setting."""
+def radios(air: Air, boards: int, size: int, kills: int, url: str = "") -> Table:
+    """A fleet at rest on radios until all have the release and the setting.
+
+    With a broker's `url` the host is there, and its boards behind a gateway.
+    """
     names = [f"board-{number}" for number in range(boards)]
     modems = emulated(air, boards)
     modems._channel = channel = WatchedChannel(air.hops, None)
@@ -123,10 +128,11 @@ def radios(air: Air, boards: int, size: int, kills: int) -> Table:
         model = wide(folder / "package", inputs, rng)
         data = {"path": str(model / DATA)}
         tables = {"data": data, "evaluate": data, **TABLES}
-        host_tables = {"run": {"rounds": 0, "min_peers": boards + 1}}
-        with radio_fleet(
-            folder, air, modems.paths, str(model), host_tables, dict.fromkeys(names, tables)
-        ) as [host, *nodes]:
+        own: Table = {"run": {"rounds": 0, "min_peers": boards + 1}}
+        own |= {"releases": {"radio_bytes_s": RADIO_BYTES_S * air.speed}} if url else {}
+        each = dict.fromkeys(names, tables)
+        with radio_fleet(folder, air, modems.paths, str(model), own, each, url) as ends:
+            host, nodes = ends[0], ends[-boards:]
             with keyring_at(folder / HOST, HOST, Role.HOST) as ring:
                 maker = Maker(folder / "made", ring.own, ring.member_list.fleet, rng)
             release = maker.signed(VERSION, wide(maker.folder / "package", inputs, rng))
@@ -135,7 +141,7 @@ def radios(air: Air, boards: int, size: int, kills: int) -> Table:
             _tell(host, "release", "publish", str(release))
             _tell(host, "settings", "all", "=".join(map(str, SETTING)))
             ready: set[str] = set()
-            ends, killed = [host, *nodes], 0
+            killed = 0
             while len(ready) < boards:
                 time.sleep(POLL_S)
                 for node in nodes:
@@ -197,9 +203,11 @@ def measure(*, quick: bool) -> Result:
     for air, numbers in (RADIOS_QUICK if quick else RADIOS).items():
         found[air.dialect] = radios(air, *numbers)
         print(air.dialect, found[air.dialect], flush=True)
+    with tempfile.TemporaryDirectory() as name, Mosquitto(Path(name)) as mosquitto:
+        found["gateway"] = radios(*GATEWAY, mosquitto.url)
     real = broker(QUICK_BIG if quick else BIG, 1 if quick else KILLS_BROKER)
     print(real, flush=True)
-    boards = sum(numbers[0] for numbers in (RADIOS_QUICK if quick else RADIOS).values())
+    boards = GATEWAY[1] + sum(row[0] for row in (RADIOS_QUICK if quick else RADIOS).values())
     plain = found["rnode"]
     kills = sum(row["kills"] for row in (*found.values(), real))
     figures = {
