@@ -117,9 +117,10 @@ def make_host(
 
 @dataclass(frozen=True, slots=True)
 class FleetRun:
-    """The global adapter at the end, and the bytes on the wire of one node and round."""
+    """The global adapter at the end, those of the boards, and bytes of one node and round."""
 
     vector: Vector
+    own: tuple[Vector, ...]
     bytes_up: float
     bytes_down: float
 
@@ -161,8 +162,12 @@ def run_fleet(
         board.driver.transport.open()
         board.member.start(clock.now)
     run_until_finished(host_driver, boards, clock, plan.rounds)
+    while any(board.member.version < plan.rounds for board in boards):
+        for board in boards:
+            board.driver.poll(0.0, board.take, lambda: None)
     vector = loaded.initial + to_float(host.model_q24)
-    return FleetRun(vector, *_bytes_of(host_driver, boards, plan.rounds))
+    own = tuple(loaded.initial + to_float(board.member.adapter_q24) for board in boards)
+    return FleetRun(vector, own, *_bytes_of(host_driver, boards, plan.rounds))
 
 
 def _bytes_of(
