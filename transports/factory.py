@@ -42,7 +42,7 @@ PACE_DUTY = 0.1  # with less airtime than this part of the hour all waits are lo
 ANNOUNCE_MAX_S = 86_400.0
 SPREAD_FRAMES = 2  # frames' airtime for each node, over which answers to a broadcast are spread
 HOLD_S = 10.0  # for how long a modem may keep a frame that it was given
-MESH_HOLD_S = 60.0  # the same where repeaters keep the channel busy
+MESH_HOLD_S = 300.0  # the same where many repeaters keep the channel busy
 
 
 class Stores(Protocol):

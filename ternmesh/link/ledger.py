@@ -20,7 +20,7 @@ from math import inf
 
 HOUR_S = 3600.0
 BIN_S = 15.0  # entries that end in the same bin are merged: air comes back this much late at most
-HOLD_MAX_S = 60.0  # a frame handed to a radio is off the air after this, whoever died meanwhile
+HOLD_MAX_S = 300.0  # a frame handed to a radio is off the air after this, whoever died meanwhile
 ENTRIES_MAX = int((HOUR_S + HOLD_MAX_S) / BIN_S) + 2
 AHEAD_PARTS = 32  # a record grants this part of the budget ahead
 WALL_ERROR_S = 32.0  # two readings; Linux trusts its wall clock while the error is below 16 s
