@@ -77,6 +77,8 @@ def test_a_link_is_as_patient_as_its_radio_is_slow_and_gives_up_after_a_week() -
     quick, slow = link_timing(240, 400_000, 3, 1.0), link_timing(240, 9_000_000, 3, 1.0)
     assert (quick.idle_s, slow.idle_s) == pytest.approx((2.4, 54.0))
     assert slow.spread_s > quick.spread_s > 0
+    least = link_timing(240, 400_000, 3, 1.0, 100.0)  # where a thousandth of the hour is left
+    assert least.make_way_s <= least.give_up_s, "nothing is kept for longer because others wait"
     emulated = link_timing(240, 400_000, 3, 10.0)
     assert emulated.idle_s == pytest.approx(0.24)
     for speed, settings in ((1.0, quick), (10.0, emulated)):

@@ -313,6 +313,15 @@ def test_a_meshtastic_node_that_knows_many_others_is_waited_for() -> None:
     assert modem.ready
 
 
+def test_a_meshtastic_node_that_only_logs_is_asked_again() -> None:
+    modem = Meshtastic(settings_for("meshtastic"), random.Random(1))
+    modem.start(0.0)
+    modem.handle_timeout(0.1)
+    for said in (from_radio(6, b""), from_radio(16, b""), queue_status(16, 0)):
+        modem.receive_bytes(said, 9.0)
+    assert modem.deadline == pytest.approx(0.1 + meshtastic.HANDSHAKE_S)
+
+
 def send_meshtastic(modem: Meshtastic, payload: bytes, now: float) -> int:
     """The id of the packet that it wrote, after a look at the other fields."""
     (write,) = modem.send(payload, now)
