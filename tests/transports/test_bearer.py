@@ -58,7 +58,7 @@ def test_the_law_of_a_channel_is_found() -> None:
     ("changes", "duty"),
     [
         ({"dialect": "meshcore", "hops": 3}, 0.01 / 4),
-        ({"dialect": "meshtastic"}, 0.01 / 4),  # its nodes repeat three times
+        ({"dialect": "meshtastic"}, 0.01),  # without hops nobody repeats (mesh.proto)
         ({"dialect": "meshtastic", "hop_limit": 1, "mesh_share": 0.1}, 0.05),
         ({"dialect": "meshcore", "mesh_share": 1.0}, 0.1),  # the channel is its owner's: the law
         ({"dialect": "rnode"}, 0.1),
@@ -120,7 +120,7 @@ def test_frames_that_are_too_short_for_keys_are_a_sentence(tmp_path: Path) -> No
     make_transport(replace(slow, gateway="shed"), "theo", StateFile(tmp_path))
     # A Meshtastic node signs short packets, so that none fits; and of this share no frame does.
     signed = serial(frequency_hz=863_500_000, spreading_factor=12, dialect="meshtastic")
-    for link in (signed, serial(mesh_share=1e-4, dialect="meshtastic")):
+    for link in (signed, serial(mesh_share=1e-4, hop_limit=3, dialect="meshtastic")):
         with pytest.raises(ConfigError, match="frames of 0 bytes are too short for the link"):
             make_transport(link, "theo", StateFile(tmp_path))
 
@@ -134,8 +134,9 @@ def test_no_frame_is_made_that_the_law_never_lets_go(
     tmp_path: Path, dialect: str, factor: int, bandwidth: int, rate: int, frequency_hz: int
 ) -> None:
     """It would wait in front of all others for ever."""
-    radio = {"spreading_factor": factor, "bandwidth_khz": bandwidth, "coding_rate": rate}
-    link = serial(frequency_hz=frequency_hz, dialect=dialect, **radio)
+    radio: dict[str, Any] = {"spreading_factor": factor, "bandwidth_khz": bandwidth}
+    radio |= {"coding_rate": rate, "dialect": dialect}
+    link = serial(frequency_hz=frequency_hz, **radio)
     longest = make_transport(link, "theo", StateFile(tmp_path)).status().numbers["mtu"]
     assert longest is not None
     modem = SerialLoraTransport(radio_of(link, "theo").settings)
