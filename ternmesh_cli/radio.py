@@ -117,9 +117,7 @@ def read_channel(arguments: argparse.Namespace) -> RadioPath:
     band = replace(band, duty_cycle=Radio(settings, band).duty)
     modem = SerialLoraTransport(settings, frame_us_max=frame_limit_us(band))
     if modem.mtu < SHORTEST_FRAME:
-        raise ConfigError(
-            "no frame fits in the airtime of an hour: use a smaller --sf, more --share"
-        )
+        raise ConfigError("no frame fits in its airtime of an hour: lower --sf, or raise --share")
     return RadioPath(setting, band, arguments.hops, loss, modem.mtu, modem.airtime_us)
 
 
