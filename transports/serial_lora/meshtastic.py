@@ -65,7 +65,6 @@ ROOM_S, ROOM_TRIES_MAX = 2.0, 60
 TO_PACKET, TO_WANT_CONFIG, TO_HEARTBEAT = 1, 3, 7
 FROM_PACKET, FROM_MY_INFO, FROM_CONFIG, FROM_COMPLETE, FROM_REBOOTED = 2, 3, 5, 7, 8
 FROM_LOG, FROM_QUEUE, FROM_NOTICE = 6, 11, 16
-AT_ANY_TIME = {FROM_PACKET, FROM_LOG, FROM_QUEUE, FROM_NOTICE}  # no part of a configuration
 MY_NODE = 1
 PACKET_FROM, PACKET_TO, PACKET_DATA, PACKET_ID = 1, 2, 4, 6
 PACKET_SNR, PACKET_HOPS, PACKET_PRIORITY, PACKET_RSSI = 8, 9, 11, 12
@@ -79,9 +78,8 @@ LORA_NUMBERS = (7, 9, 1, 2, 4, 3, 5)
 REGION_2_4_GHZ = 13  # where presets have other bandwidths
 # Spreading factor, bandwidth in kHz and coding rate 1 to 4 of the presets (MeshRadio.h)
 _FAST = [(11, 250, 1), (12, 125, 4), None, (10, 250, 1), (9, 250, 1), (8, 250, 1), (7, 250, 1)]
-_TURBO = [(11, 125, 4), (7, 500, 1), (11, 500, 4)]
 _OF_2_8 = [(9, 125, 1), (10, 125, 1), (7, 62, 2), (8, 62, 2), (7, 16, 1), (8, 16, 2), (9, 500, 1)]
-PRESETS = dict(enumerate([*_FAST, *_TURBO, *_OF_2_8]))
+PRESETS = dict(enumerate([*_FAST, (11, 125, 4), (7, 500, 1), (11, 500, 4), *_OF_2_8]))
 # Finds messages, as their protobuf fields, between lines of log text
 MeshtasticUnframer = partial(LengthUnframer, MAGIC, "big", MESSAGE_MAX, protobuf.fields)
 
@@ -173,7 +171,7 @@ class Meshtastic(Dialect[dict[int, Value]]):
             return [Noise()]
 
     def _from_radio(self, message: dict[int, Value], now: float) -> list[Event]:
-        if self._nonce and not AT_ANY_TIME & message.keys():
+        if self._nonce and not {FROM_PACKET, FROM_LOG, FROM_QUEUE, FROM_NOTICE} & message.keys():
             self.deadline = now + HANDSHAKE_S  # it tells of all nodes that it knows
         if (info := protobuf.data(message, FROM_MY_INFO)) is not None:
             self._node = protobuf.number(protobuf.fields(info), MY_NODE)
