@@ -19,6 +19,7 @@ from ternmesh.link.airtime import (
 from ternmesh.link.estimate import Estimate, estimate
 from ternmesh.link.regions import (
     REGIONS,
+    SHORTEST_FRAME,
     RadioChannel,
     SubBand,
     check,
@@ -115,6 +116,8 @@ def read_channel(arguments: argparse.Namespace) -> RadioPath:
     )  # fmt: skip
     band = replace(band, duty_cycle=Radio(settings, band).duty)
     modem = SerialLoraTransport(settings, frame_us_max=frame_limit_us(band))
+    if modem.mtu < SHORTEST_FRAME:
+        raise ConfigError("no frame fits in its airtime of an hour: lower --sf, or raise --share")
     return RadioPath(setting, band, arguments.hops, loss, modem.mtu, modem.airtime_us)
 
 

@@ -15,7 +15,7 @@ from ternmesh.config import ConfigError, Table, read_table
 from ternmesh.link.airtime import FRAME_MAX as LORA_MAX
 from ternmesh.link.airtime import LoraSetting, airtime_us
 from ternmesh.link.regions import REGIONS, UNREGULATED, RadioChannel, SubBand, check, frame_limit_us
-from ternmesh.link.settings import LinkSettings
+from ternmesh.link.settings import MTU_MIN, LinkSettings
 from ternmesh.security.keyed_sealing import FRAME_MIN
 from ternmesh.timers import NETWORK_TIMERS, TimerSettings
 from ternmesh.wire.frame import BROADCAST, FRAME_MAX
@@ -179,13 +179,15 @@ def make_transport(
     bearers = [_bearer(name, one, role, stores) for name, one in link.bearers().items()]
     radios = [radio_of(one, role) for one in link.bearers().values() if one.serial]
     nodes = boards_of(link, role)
-    timing = _timing(bearers, radios, len(nodes), link.relay)
-    if keys is not None and timing.mtu < FRAME_MIN:
+    longest = min(bearer.transport.mtu for bearer in bearers)
+    if longest < (least := MTU_MIN if keys is None else FRAME_MIN):
+        who = "the link, which takes" if keys is None else "keys, which take"
         raise ConfigError(
-            f"[link]: frames of {timing.mtu} bytes are too short for keys, which take {FRAME_MIN}: "
-            "choose a smaller spreading_factor, a larger bandwidth_khz, a sub-band with more "
-            "airtime, or a dialect with longer frames"
+            f"[link]: frames of {longest} bytes are too short for {who} {least}: choose a "
+            "smaller spreading_factor, a larger bandwidth_khz, a sub-band with more airtime, or a "
+            "dialect with longer frames"
         )
+    timing = _timing(bearers, radios, len(nodes), link.relay)
     inner: StatusTransport = bearers[0].transport
     if len(bearers) > 1:
         inner = MultipathTransport(bearers, nodes, PATIENCE * timing.idle_s)
@@ -296,7 +298,7 @@ def link_timing(
         idle_s=max(IDLE_MIN_S, IDLE_FRAMES * frame_s) * slowness / speed,
         longest_s=real.longest_s * slowness / speed,
         give_up_s=real.give_up_s / speed,
-        make_way_s=real.make_way_s * slowness / speed,
+        make_way_s=min(real.make_way_s * slowness, real.give_up_s) / speed,
         spread_s=SPREAD_FRAMES * frame_s * nodes / speed,
         addresses={ALL: BROADCAST},
     )

@@ -104,7 +104,7 @@ def on_radio(radios: Radios, nodes: Sequence[str], fleet: str) -> Iterator[Links
                 "frequency_hz": FREQUENCY_HZ,
                 "spreading_factor": RADIO.spreading_factor,
                 "bandwidth_khz": RADIO.bandwidth_khz,
-                "hops": radios.hops,
+                "hop_limit" if radios.dialect == "meshtastic" else "hops": radios.hops,
                 "speed": radios.speed,
             }
             return {"region": REGION, "fleet": fleet, "serial": serial}

@@ -11,6 +11,7 @@ from functools import partial
 
 from ternmesh import protobuf
 from ternmesh.errors import WireError
+from ternmesh.link.airtime import FRAME_MAX, airtime_us
 from ternmesh.protobuf import Value
 from transports.serial_lora.dialect import (
     Broken,
@@ -35,6 +36,7 @@ PAYLOAD_MAX = 231
 PREAMBLE_SYMBOLS = 16  # the firmware uses at least this preamble
 HEADER = 16  # bytes on the air before the Data message
 DATA_OVERHEAD = 8  # port number, length of the payload, flags
+SIGNATURE = 66  # bytes that firmware 2.8 adds to a broadcast where they fit (Router.cpp)
 ROUTING_APP = 5
 LOWEST_PRIORITY = 1  # ours wait for all others of a mesh
 BROADCAST = 0xFFFFFFFF
@@ -62,7 +64,7 @@ ROOM_S, ROOM_TRIES_MAX = 2.0, 60
 # Field numbers of meshtastic/mesh.proto.
 TO_PACKET, TO_WANT_CONFIG, TO_HEARTBEAT = 1, 3, 7
 FROM_PACKET, FROM_MY_INFO, FROM_CONFIG, FROM_COMPLETE, FROM_REBOOTED = 2, 3, 5, 7, 8
-FROM_QUEUE, FROM_NOTICE = 11, 16
+FROM_LOG, FROM_QUEUE, FROM_NOTICE = 6, 11, 16
 MY_NODE = 1
 PACKET_FROM, PACKET_TO, PACKET_DATA, PACKET_ID = 1, 2, 4, 6
 PACKET_SNR, PACKET_HOPS, PACKET_PRIORITY, PACKET_RSSI = 8, 9, 11, 12
@@ -76,7 +78,8 @@ LORA_NUMBERS = (7, 9, 1, 2, 4, 3, 5)
 REGION_2_4_GHZ = 13  # where presets have other bandwidths
 # Spreading factor, bandwidth in kHz and coding rate 1 to 4 of the presets (MeshRadio.h)
 _FAST = [(11, 250, 1), (12, 125, 4), None, (10, 250, 1), (9, 250, 1), (8, 250, 1), (7, 250, 1)]
-PRESETS = dict(enumerate([*_FAST, (11, 125, 4), (7, 500, 1), (11, 500, 4)]))
+_OF_2_8 = [(9, 125, 1), (10, 125, 1), (7, 62, 2), (8, 62, 2), (7, 16, 1), (8, 16, 2), (9, 500, 1)]
+PRESETS = dict(enumerate([*_FAST, (11, 125, 4), (7, 500, 1), (11, 500, 4), *_OF_2_8]))
 # Finds messages, as their protobuf fields, between lines of log text
 MeshtasticUnframer = partial(LengthUnframer, MAGIC, "big", MESSAGE_MAX, protobuf.fields)
 
@@ -120,6 +123,13 @@ class Meshtastic(Dialect[dict[int, Value]]):
         """Whether the node has accepted the last packet and has room for another packet."""
         return super().idle and self._has_room
 
+    def airtime_us(self, payload_bytes: int) -> int:
+        """The time on air in microseconds; a packet with room for a signature is signed."""
+        whole = payload_bytes + self.overhead
+        # One byte less where the port number is small: such a packet has room, too.
+        whole += SIGNATURE * (whole - 1 + SIGNATURE <= FRAME_MAX)
+        return airtime_us(self._radio, min(whole, FRAME_MAX))
+
     def send(self, payload: bytes, now: float) -> list[Event]:
         """Broadcast without acknowledgement, because the reliable link detects losses itself."""
         self._packet_id = self._rng.randrange(1, 1 << 32)
@@ -161,7 +171,7 @@ class Meshtastic(Dialect[dict[int, Value]]):
             return [Noise()]
 
     def _from_radio(self, message: dict[int, Value], now: float) -> list[Event]:
-        if self._nonce and FROM_PACKET not in message:
+        if self._nonce and not {FROM_PACKET, FROM_LOG, FROM_QUEUE, FROM_NOTICE} & message.keys():
             self.deadline = now + HANDSHAKE_S  # it tells of all nodes that it knows
         if (info := protobuf.data(message, FROM_MY_INFO)) is not None:
             self._node = protobuf.number(protobuf.fields(info), MY_NODE)
@@ -197,8 +207,12 @@ class Meshtastic(Dialect[dict[int, Value]]):
             return "the node's transmitter is off: `meshtastic --set lora.tx_enabled true`"
         radio = self._radio
         ours = (radio.spreading_factor, int(radio.bandwidth_khz), radio.coding_rate)
-        node = PRESETS.get(preset) if has_preset else (factor, bandwidth_khz, rate - 4)
-        if node in (None, ours) or region == REGION_2_4_GHZ:
+        node = (factor, bandwidth_khz, rate - 4)
+        if has_preset:
+            if (known := PRESETS.get(preset)) is None:
+                return f"the node's modem preset {preset} is not known here: choose another"
+            node = (*known[:2], max(known[2], rate - 4))  # a higher rate of the owner holds
+        if node == ours or region == REGION_2_4_GHZ:
             return ""
         return (
             f"the node's spreading_factor, bandwidth_khz and coding_rate are {node}, those of the "

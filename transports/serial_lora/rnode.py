@@ -29,6 +29,7 @@ HEADER = 1  # byte on the air
 PAYLOAD_MAX = 254
 QUEUE_FULL = 4
 ERRORS = {1: "the radio does not start", 2: "sending failed", QUEUE_FULL: "its queue is full"}
+ERRORS |= {3: "its settings are locked", 5: "it lacks memory", 6: "its radio does not answer"}
 ANSWER_S = 2.0
 # The firmware's preamble lasts at least 18 symbols and about 24 ms (from its sources; unmeasured).
 _PREAMBLE_SYMBOLS_MIN, _PREAMBLE_US = 18, 24_000

@@ -16,7 +16,6 @@ HOST_ADDRESS, ALL_ADDRESS, HOPS_MAX = 0, 255, 7
 _BAUD_RATES = {"ebyte": 9600}  # factory settings; all others have 115,200
 NEED_FREQUENCY = ("rnode", "meshcore")  # the others hide it, or set it themselves
 MESHES = ("meshtastic", "meshcore")  # whose radios repeat the frames of others
-MESHTASTIC_HOPS = 3  # of a node whose hop_limit is not set
 _MESHTASTIC = needs("dialect", "meshtastic")
 _EBYTE, _MESHCORE = needs("dialect", "ebyte"), needs("dialect", "meshcore")
 _ABOVE_0 = limits(1e-3, 1e9)
@@ -59,7 +58,7 @@ class SerialLoraSettings:
     rts: bool = True
     air_rate_bps: int = field(default=2400, metadata=_EBYTE | limits(300, 62_500))
     packet_bytes: int = field(default=240, metadata=_EBYTE | limits(32, 240))
-    # How often other radios repeat our frames
+    # How often other radios repeat our frames: the node adds no hops of its own
     hop_limit: int = field(default=0, metadata=_MESHTASTIC | limits(0, HOPS_MAX))
     port_number: int = field(default=256, metadata=_MESHTASTIC | limits(64, 511))  # of our packets
     # Of the hour, what this end may take of a mesh that it shares with others, all repeats counted
@@ -126,8 +125,7 @@ class SerialLoraSettings:
         """The part of the time for which this end may send, as its mesh is others' too."""
         if self.dialect not in MESHES or self.mesh_share == 1.0:
             return 1.0
-        hops = self.hops if self.dialect == "meshcore" else self.hop_limit or MESHTASTIC_HOPS
-        return self.mesh_share / (1 + hops)
+        return self.mesh_share / (1 + self.hops + self.hop_limit)
 
     @property
     def own_address(self) -> int:

@@ -258,12 +258,12 @@ class SerialLoraTransport:
 
     @cached_property
     def mtu(self) -> int:
-        """The longest frame in bytes, 0 where none may leave; it is constant."""
+        """The longest frame in bytes, as all shorter ones may leave, too; 0 for none. Constant."""
         longest = self._dialect.payload_max - PREFIX
         if self._frame_us_max is None:
             return longest
-        sizes = range(longest, 0, -1)
-        return next((n for n in sizes if self.airtime_us(n) <= self._frame_us_max), 0)
+        sizes = range(1, longest + 1)  # a shorter one may take longer: it is signed
+        return next((n - 1 for n in sizes if self.airtime_us(n) > self._frame_us_max), longest)
 
     @property
     def connected(self) -> bool:

@@ -313,6 +313,15 @@ def test_a_meshtastic_node_that_knows_many_others_is_waited_for() -> None:
     assert modem.ready
 
 
+def test_a_meshtastic_node_that_only_logs_is_asked_again() -> None:
+    modem = Meshtastic(settings_for("meshtastic"), random.Random(1))
+    modem.start(0.0)
+    modem.handle_timeout(0.1)
+    for said in (from_radio(6, b""), from_radio(16, b""), queue_status(16, 0)):
+        modem.receive_bytes(said, 9.0)
+    assert modem.deadline == pytest.approx(0.1 + meshtastic.HANDSHAKE_S)
+
+
 def send_meshtastic(modem: Meshtastic, payload: bytes, now: float) -> int:
     """The id of the packet that it wrote, after a look at the other fields."""
     (write,) = modem.send(payload, now)
@@ -368,7 +377,7 @@ def lora_config(preset: int | None = None, region: int = 3, **changed: int) -> b
     if preset is None:
         numbers |= {3: changed.get("bandwidth", 125), 4: 9, 5: 5}
     else:
-        numbers |= {1: 1, 2: preset}
+        numbers |= {1: 1, 2: preset, 5: changed.get("rate", 0)}
     content = b"".join(number(*item) for item in numbers.items() if item[1])
     return from_radio(5, protobuf.bytes_field(6, content))
 
@@ -382,8 +391,12 @@ def lora_config(preset: int | None = None, region: int = 3, **changed: int) -> b
         (lora_config(bandwidth=250), r"are \(9, 250, 1\), those of the settings \(9, 125, 1\)"),
         (lora_config(preset=0), r"are \(11, 250, 1\), those of"),  # LongFast
         (lora_config(preset=7), r"are \(11, 125, 4\), those of"),  # LongModerate
-        (lora_config(preset=2), None),  # unknown: it is out of use
-        (lora_config(preset=77), None),
+        (lora_config(preset=0, rate=8), r"are \(11, 250, 4\), those of"),  # the owner's rate holds
+        (lora_config(preset=9, rate=5), r"are \(11, 500, 4\), those of"),  # LongTurbo: or its own
+        (lora_config(preset=10), None),  # LiteFast
+        (lora_config(preset=13), r"are \(8, 62, 2\), those of"),  # NarrowSlow
+        (lora_config(preset=2), "preset 2 is not known here"),  # it is out of use
+        (lora_config(preset=77), "preset 77 is not known here"),
         (lora_config(preset=0, region=13), None),  # at 2.4 GHz presets mean others
         (from_radio(5, protobuf.bytes_field(1, b"\x08\x01")), None),  # of another part
     ],
@@ -463,6 +476,10 @@ def test_a_modem_that_falls_silent_is_asked_some_times_and_given_up(
         ("rnode", SF9, 254, airtime_us(LoraSetting(9, 125, 1, 18), 255)),  # 24 ms of preamble
         # DATA of 231 bytes fills a frame: 16 bytes of header, 6 of protobuf, 2 of flags
         ("meshtastic", LoraSetting(11, 250, 1, 16), 231, 2_156_544),
+        # Where a signature of 66 bytes fits, firmware 2.8 adds it; port 64 to 127 saves a byte.
+        ("meshtastic", SF9, 22, airtime_us(LoraSetting(9, 125, 1, 16), 112)),
+        ("meshtastic", SF9, 166, airtime_us(LoraSetting(9, 125, 1, 16), 255)),
+        ("meshtastic", SF9, 167, airtime_us(LoraSetting(9, 125, 1, 16), 191)),
         # 168 bytes in blocks of 16, and 9 around them; the firmware's preamble
         ("meshcore", LoraSetting(8, 62.5, 4), 165, airtime_us(LoraSetting(8, 62.5, 4, 32), 185)),
     ],

@@ -5,7 +5,7 @@ from collections.abc import Hashable
 
 from ternmesh import protobuf
 from ternmesh.errors import WireError
-from ternmesh.link.airtime import LoraSetting
+from ternmesh.link.airtime import FRAME_MAX, LoraSetting
 from ternmesh.protobuf import Value
 from transports.serial_lora import meshtastic as wire
 from transports.serial_lora.emulator.modem import Action, EmulatedModem, Output, Reception
@@ -15,6 +15,7 @@ TOO_LARGE = 7
 REGION = 3  # EU_868
 DISABLED = 34  # in the status of the queue
 FLAGS = b"\x48\x00"  # field 9 of Data, which the firmware adds
+SIGNATURE = protobuf.bytes_field(10, bytes(wire.SIGNATURE - 2))  # so does 2.8, where it fits
 LOG = b"INFO  | 00:00:00 1 [Router] %b\r\n"
 
 
@@ -87,7 +88,8 @@ class MeshtasticModem(EmulatedModem):
         data = protobuf.data(packet, wire.PACKET_DATA) or b""
         packet_id = protobuf.number(packet, wire.PACKET_ID) & 0xFFFFFFFF
         payload = struct.pack("<III4x", wire.BROADCAST, self._node, packet_id) + data + FLAGS
-        if len(payload) > 255:
+        payload += SIGNATURE * (len(payload + SIGNATURE) <= FRAME_MAX)
+        if len(payload) > FRAME_MAX:
             return self._refuse(packet_id, TOO_LARGE)
         if not self.region:
             return [self._status(packet_id, DISABLED)]
