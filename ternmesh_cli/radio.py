@@ -115,7 +115,7 @@ def read_channel(arguments: argparse.Namespace) -> RadioPath:
     )  # fmt: skip
     band = replace(band, duty_cycle=Radio(settings, band).duty)
     modem = SerialLoraTransport(settings, frame_us_max=frame_limit_us(band))
-    return RadioPath(setting, band, arguments.hops, loss, modem.mtu, modem.airtime_us)
+    return RadioPath(setting, band, settings.repeats, loss, modem.mtu, modem.airtime_us)
 
 
 def _add_emulate_arguments(parser: argparse.ArgumentParser) -> None:
@@ -187,6 +187,7 @@ def _duration(seconds: float) -> str:
 
 def _emulate(arguments: argparse.Namespace) -> int:
     """Print the paths of the modems, and emulate them until a signal."""
+    process.refuse_unused(arguments)
     stop, folder = process.stop_on_signals(), arguments.folder
     modems = [new_modem(arguments.dialect, index) for index in range(arguments.modems)]
     try:

@@ -126,8 +126,14 @@ class SerialLoraSettings:
         """The part of the time for which this end may send, as its mesh is others' too."""
         if self.dialect not in MESHES or self.mesh_share == 1.0:
             return 1.0
-        hops = self.hops if self.dialect == "meshcore" else self.hop_limit or MESHTASTIC_HOPS
-        return self.mesh_share / (1 + hops)
+        return self.mesh_share / (1 + self.repeats)
+
+    @property
+    def repeats(self) -> int:
+        """How often repeaters send a frame again, at most."""
+        if self.dialect == "meshtastic":
+            return self.hop_limit or MESHTASTIC_HOPS
+        return self.hops
 
     @property
     def own_address(self) -> int:
