@@ -73,6 +73,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     configs = list(map(read_node_config, arguments.config))
+    if arguments.boards < len(configs):
+        raise ConfigError(f"{len(configs)} settings files need as many boards: raise --boards")
     host = arguments.host_config
     wanted = read_host_config(host).run if host else RunConfig()
     with installed("edge", "a forecast needs onnxruntime", ConfigError):

@@ -152,12 +152,13 @@ def refuse_unused(arguments: argparse.Namespace) -> None:
     """ConfigError for an option of `add_uses` that would have no effect."""
     choice, uses = arguments.uses
     chosen = getattr(arguments, choice)
+    where = f"without --{choice}" if chosen is None else f"with --{choice} {chosen}"
     for name, values in uses.items():
         is_given = getattr(arguments, name) != arguments.default_of(name)
         if is_given and chosen not in values:
             raise ConfigError(
-                f"--{name.replace('_', '-')} has no effect with --{choice} {chosen}: leave it out, "
-                f"or choose --{choice} {' or '.join(values)}"
+                f"--{name.replace('_', '-')} has no effect {where}: leave it out, or "
+                f"choose --{choice} {' or '.join(values)}"
             )
 
 

@@ -190,6 +190,7 @@ def _duration(seconds: float) -> str:
 
 def _emulate(arguments: argparse.Namespace) -> int:
     """Print the paths of the modems, and emulate them until a signal."""
+    process.refuse_unused(arguments)
     stop, folder = process.stop_on_signals(), arguments.folder
     modems = [new_modem(arguments.dialect, index) for index in range(arguments.modems)]
     try:

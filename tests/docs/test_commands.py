@@ -91,6 +91,7 @@ PARSED = {
     "./run host --config host.toml --return-to": "tests/ternmesh_cli/test_programs.py",
     "./run firmware": "needs modems in configuration mode: test_provision.py",
     "./run export --config host.toml --out begun": "tests/ternmesh_cli/test_export.py",
+    "./run forecast": "tests/ternmesh_cli/test_forecast.py",
     "./run import": "tests/edge/data/live/test_history.py",
     "./run adapt": "tests/ternmesh_cli/test_adapt.py",
     "./run wake-word": "tests/edge/test_wake_word.py",

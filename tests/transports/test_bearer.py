@@ -13,6 +13,8 @@ from ternmesh.link.regions import EU868
 from ternmesh_store.state_file import StateFile
 from transports.base import HOST, BearerProfile
 from transports.factory import (
+    HOLD_S,
+    MESH_HOLD_S,
     RELAY_MTU,
     check_link,
     frame_max,
@@ -71,6 +73,46 @@ def test_a_mesh_of_others_is_used_little(tmp_path: Path, changes: Any, duty: flo
     assert isinstance(raw, SerialLoraTransport)
     assert raw._budget is not None
     assert raw._budget.duty == pytest.approx(duty)
+    is_mesh = changes["dialect"] != "rnode"
+    assert raw._budget._hold_s == (MESH_HOLD_S if is_mesh else HOLD_S), "repeaters keep it busy"
+
+
+SUB_BAND_1_PERCENT = {"frequency_hz": 868_100_000}
+
+
+@pytest.mark.parametrize(
+    ("changes", "slowness", "announce_s"),
+    [
+        ({}, 1.0, 3600),
+        (SUB_BAND_1_PERCENT, 10.0, 36_000),
+        ({"dialect": "meshcore", "mesh_share": 1.0, "hops": 3}, 1.0, 3600),
+        ({"dialect": "meshcore", "mesh_share": 0.05, "hops": 1}, 4.0, 14_400),
+        ({"dialect": "meshcore", "mesh_share": 0.05, "hops": 1, "speed": 4.0}, 4.0, 3600),
+        ({"dialect": "meshtastic", "hop_limit": 2}, 30.0, 86_400),  # at most a day
+        ({"dialect": "meshcore", **SUB_BAND_1_PERCENT, "mesh_share": 0.5}, 10.0, 36_000),
+    ],
+)
+def test_all_waits_are_longer_where_less_than_a_tenth_of_the_hour_is_left(
+    tmp_path: Path, changes: Any, slowness: float, announce_s: int
+) -> None:
+    link = serial(**changes)
+    assert radio_of(link, "theo").slowness == pytest.approx(slowness)
+    assert profile_of(link).announce_s == announce_s
+    made = make_transport(link, "theo", StateFile(tmp_path))
+    assert isinstance(made, ReliableTransport)
+    raw, timing = made._inner, made._settings
+    assert isinstance(raw, SerialLoraTransport)
+    speed = changes.get("speed", 1.0)
+    as_usual = link_timing(timing.mtu, raw.airtime_us(timing.mtu), 2, speed)
+    for name in ("idle_s", "longest_s", "make_way_s"):
+        assert getattr(timing, name) == pytest.approx(slowness * getattr(as_usual, name)), name
+    assert (timing.give_up_s, timing.spread_s) == (as_usual.give_up_s, as_usual.spread_s)
+
+
+def test_the_slowest_radio_sets_the_waits_of_all() -> None:
+    far = {"region": "EU868", "serial": {**SERIAL, **SUB_BAND_1_PERCENT}}
+    both = replace(serial(), also={"far": far})
+    assert profile_of(both).announce_s == 36_000
 
 
 def test_a_link_is_as_patient_as_its_radio_is_slow_and_gives_up_after_a_week() -> None:

@@ -178,6 +178,28 @@ def test_a_slow_snapshot_is_not_asked_for_again_while_it_arrives(bench: Any) -> 
     assert bench.take("theo") == []
 
 
+@pytest.mark.parametrize(
+    ("reason", "joined"), [("unknown node", False), ("wrong model", False), ("old round", True)]
+)
+def test_a_refusal_that_may_mean_another_run_ends_a_membership(
+    bench: Any, reason: str, joined: bool
+) -> None:  # R6.6-3
+    """Work waits for a welcome. How far a release is needs no address, and is told without one."""
+    theo = bench.nodes["theo"]
+    address = theo.address if joined else UNASSIGNED
+    from_host(bench, theo, control.Refusal(0, reason))
+    assert theo.joined == joined
+    theo.submit(0, bench.delta(1), bench.now)
+    theo.send_release_status(b"status")
+    opened = [open_seal(frame) for _, frame in bench.take("theo")]
+    assert [header.address for header, body in opened if body == b"status"] == [address]
+    assert any(body[0] == MANIFEST_KIND for _, body in opened) == joined
+    bench.wait(theo.next_timeout() - bench.now)
+    bench.exchange()
+    assert theo.joined
+    assert theo.received
+
+
 def test_silence_makes_a_node_ask(bench: Any) -> None:  # R6.5-5
     theo = bench.nodes["theo"]
     assert theo.next_timeout() == bench.now + 3 * bench.plan.announce_s
