@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ternmesh.plan import Plan as Plan
     from ternmesh.plan import make_plan as make_plan
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _MODULES = {
     "ConfigError": "ternmesh.config",
