@@ -18,7 +18,7 @@ from experiments.transfer.report import ARMS
 SEEDS, SEEDS_QUICK = 5, 1
 DIGITS = ("digits-cnn", "digits-mlp")
 BANKING = ("banking-stories260k", "banking-gpt2")
-OTHERS = ("wisdm-cnn", "notes-cnn", "snli-stories260k")
+OTHERS, SNLI = ("wisdm-cnn", "notes-cnn"), ("snli-stories260k",)
 CONTROLS = ("before", "few", "self_training")
 NOTES = (
     "digits: a transformer teaches a CNN and an MLP (LoRA adapters, trained before on three other "
@@ -46,7 +46,7 @@ Runs = Mapping[str, Sequence[Run]]
 def measure(*, quick: bool, resume: Path | None = None) -> Result:
     """All pairs and seeds; `quick` takes one seed of the pairs without language models."""
     seeds = range(SEEDS_QUICK if quick else SEEDS)
-    pairs = (*DIGITS, "wisdm-cnn", "notes-cnn") if quick else (*DIGITS, *BANKING, *OTHERS)
+    pairs = (*DIGITS, *OTHERS) if quick else (*DIGITS, *BANKING, *OTHERS, *SNLI)
     finished, data = Finished(resume), find_data(*FILES)
     kept = tempfile.mkdtemp(prefix="ternmesh-transfer-") if resume is None else f"{resume}.models"
     jobs = [
@@ -76,6 +76,9 @@ def _figures(runs: Runs) -> dict[str, Figure]:
         limit = None if pair.startswith("snli") else ">=0.98"
         shares = [run["student"]["packet"] / run["student"]["fp32"] for run in rows]
         figures[f"of_fp32_{pair}"] = mean_figure(shares, limit)
+    for rows in [rows for pair, rows in runs.items() if pair in SNLI]:  # the source's own task
+        for name, arm in (("hard", "packet"), ("shuffled", "shuffled"), ("true", "true_labels")):
+            figures[f"snli_{name}_labels"] = mean_figure([run["student"][arm] for run in rows])
     for name, key in (("packet_bytes", "labels"), ("packet_bytes_radio", "labels_radio")):
         largest = max(run["bytes"][key] for rows in runs.values() for run in rows)
         figures[name] = Figure(largest, "<=27000")

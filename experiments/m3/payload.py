@@ -7,6 +7,7 @@ dense two-bit code (00 zero, 01 plus, 10 minus, first number in the highest bits
 
 import base64
 import json
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,12 @@ from experiments.m3.settings import JSON
 from ternmesh.model_package import ModelPackage
 from ternmesh.types import Vector
 
+PARTS = {  # words in the names of tensors, as encoders of the two families have them
+    "q": ("query", "q_lin"),
+    "k": ("key", "k_lin"),
+    "v": ("value", "v_lin"),
+    "out": ("attention.output", "out_lin"),
+}
 PERCENTILE = 70.0
 PLUS, MINUS = 1, 2
 VALUES = np.array([0.0, 1.0, -1.0, 0.0], dtype=np.float32)  # by two-bit code
@@ -27,6 +34,17 @@ def encode(codec: str, package: ModelPackage, sender: str, version: int, vector:
         for name, tensor in package.split(vector).items()
     }
     return json.dumps({"sender": sender, "version": version, "tensors": tensors}).encode()
+
+
+def part_bytes(message: bytes) -> Counter[str]:
+    """The bytes of the tensors in a message by component: q, k, v, out and head."""
+    sizes = Counter[str]()
+    for name, tensor in json.loads(message)["tensors"].items():
+        part = next(
+            (part for part, words in PARTS.items() if any(w in name for w in words)), "head"
+        )
+        sizes[part] += len(json.dumps(tensor))
+    return sizes
 
 
 def decode(codec: str, package: ModelPackage, message: bytes) -> Vector:

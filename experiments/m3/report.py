@@ -8,13 +8,14 @@ sizes follow from the model of the log.
 import html
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from experiments.m3.pages import COLOURS, page, svg, table
-from experiments.m3.settings import Experiment
-from experiments.m3.storage import FLOAT_BYTES, ArmResult
+from experiments.m3.results import FLOAT_BYTES, ArmResult
+from experiments.m3.settings import NODES, Experiment
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,25 +26,32 @@ OPT_NUMBERS = OPT_LAYERS * 2 * OPT_RANK * (OPT_WIDTH + OPT_WIDTH)  # q and v: 78
 CODE_BITS = 2  # of a number in M3b's code
 LOG_BITS = 64  # of a number that the log compares with
 NAMES_BYTES = 9_000  # about the size of names and scales in M3b's message
-STYLE = "td { vertical-align: top } .text td { text-align: left }"
 NOTES = (
     "Bytes are those of messages, without the headers of MQTT and TCP. The downlink is counted "
     "once for both nodes. Bytes of ternmesh are those of real programs over MQTT and include tags, "
     "signatures, receipts and announcements. The messages of the published arms are written and "
     "read, but sent over no network.",
     "Accuracy is that of the last global adapter, which both nodes hold, on all dev and extra "
-    "pairs. One seed: differences of a point are noise; `python -m bench m3` has eight.",
+    "pairs. One seed: differences of a point are noise; `python -m bench m3` has eight. Wall time "
+    "counts the evaluation of each round. A packet of ternmesh mixes all components.",
 )
+
+
+def _part(part: str, arm: ArmResult) -> str:
+    return f"{arm.parts[part]:,.0f}" if part in arm.parts else ""
+
+
 ROWS: Mapping[str, Callable[[ArmResult], str]] = {
     "trained numbers": lambda arm: f"{arm.dimension:,}",
     "bytes up, a node and round": lambda arm: f"{arm.bytes_up:,.0f}",
     "bytes down, a round": lambda arm: f"{arm.bytes_down:,.0f}",
     "bytes up, whole run": lambda arm: f"{arm.run_bytes_up:,}",
     "bytes down, whole run": lambda arm: f"{arm.run_bytes_down:,}",
-    "bits up per trained number": lambda arm: f"{arm.bits_up:.3f}",
+    **{f"bytes up, {part}": partial(_part, part) for part in ("q", "k", "v", "out", "head")},
     "steps of each node": lambda arm: f"{arm.steps:,}",
     "rounds": lambda arm: str(len(arm.rounds)),
     "accuracy": lambda arm: f"{arm.accuracy:.2%}",
+    "wall time": lambda arm: f"{arm.seconds:,.0f} s",
 }
 
 
@@ -60,12 +68,15 @@ def write_report(experiment: Experiment, results: Mapping[str, ArmResult]) -> st
         ),
         *(f"<p class=note>{html.escape(note)}</p>" for note in NOTES),
         "<h2>Bytes of one round</h2>",
-        svg(lambda axes: _draw_bytes(axes, arms)),
+        svg("bytes", lambda axes: _draw_bytes(axes, arms)),
+        "<h2>Loss and accuracy by round, of both nodes</h2>",
+        svg("loss", lambda axes: _draw_curves(axes, arms, "loss")),
+        svg("accuracy", lambda axes: _draw_curves(axes, arms, "accuracy")),
         "<h2>Published and measured figures</h2>",
         f"<p class=note>{html.escape(SOURCE)}. The measured column is of this run.</p>",
-        table(("", "published", "what it counts", "measured"), comparisons(results), "text"),
+        table(("", "published", "what it counts", "measured"), comparisons(results)),
     ]
-    return page("ternmesh experiment m3", parts, STYLE)
+    return page("ternmesh experiment m3", parts)
 
 
 def _draw_bytes(axes: "Axes", arms: Sequence[ArmResult]) -> None:
@@ -78,9 +89,15 @@ def _draw_bytes(axes: "Axes", arms: Sequence[ArmResult]) -> None:
     float_bytes = FLOAT_BYTES * max(arm.dimension for arm in arms)
     axes.axhline(float_bytes, color="#777777", ls="--", label="float32")
     axes.set_yscale("log")
-    axes.set_xlabel("round")
-    axes.set_ylabel("bytes")
-    axes.legend(loc="center right", fontsize="small")
+
+
+def _draw_curves(axes: "Axes", arms: Sequence[ArmResult], what: str) -> None:
+    for arm, colour in zip(arms, COLOURS, strict=False):
+        for node, style in zip(NODES, ("-", ":"), strict=True):
+            values = [getattr(item, what).get(node) for item in arm.rounds]
+            shown = [np.nan if value is None else value for value in values]
+            versions = [item.version for item in arm.rounds]
+            axes.plot(versions, shown, style, color=colour, label=f"{arm.name}, node {node}")
 
 
 def text_bytes(count: int = 10_000, seed: int = 0) -> float:

@@ -40,18 +40,12 @@ class Experiment:
     """The choices of the command line."""
 
     folder: Path  # holds everything that the experiment writes
-    broker: str  # URL of an MQTT broker; empty: an own mosquitto
     data: Path  # holds the SNLI files
     encoder: str
     rounds: int
     steps: int  # local steps of a node in a round
     seed: int
     length: int  # numbers that the ternmesh arm trains besides the head
-
-    def identity(self) -> dict[str, Any]:
-        """Return the settings that must not change when the experiment continues."""
-        names = ("encoder", "rounds", "steps", "seed", "length")
-        return {name: getattr(self, name) for name in names}
 
 
 def make_arms(experiment: Experiment) -> dict[str, Arm]:

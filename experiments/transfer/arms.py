@@ -26,7 +26,6 @@ from experiments.hypervectors import (
     random_hypervectors,
     similarities,
 )
-from experiments.transfer.board import run_on_board
 from experiments.transfer.distillation import (
     LearningSettings,
     Lesson,
@@ -146,6 +145,8 @@ class Run:
         truth = functional.one_hot(self.target[self.split.probe], classes).float()
         targets = {"fp32": logits.softmax(1), "packet": received, "true_labels": truth}
         targets["soft_labels"] = torch.from_numpy(soft)
+        shuffled = np.random.default_rng((self.seed, 3)).permutation(len(received))
+        targets["shuffled"] = received[torch.from_numpy(shuffled)]
         if not self.pair.is_long:
             published = random_hypervectors(hidden)
             bundled = prototypes(published, soft)
@@ -160,20 +161,6 @@ class Run:
             lossy, _ = self._send(topic, best, quality, mtu=RADIO_MTU, lost=HALF)
             came = np.flatnonzero(lossy != UNKNOWN)
             found |= self._short_arms(received, learned, came)
-        if self.pair.task == "digits":
-            few, test = (
-                (self._of(self.student, rows)[0].numpy(), self.samples.target[rows])
-                for rows in (self.split.few, self.split.test)
-            )
-            found |= run_on_board(
-                modules["packet"],
-                self.student.make(),
-                self.samples.labels,
-                few,
-                self._of(self.student, self.split.probe)[0].numpy(),
-                labels,
-                test,
-            )
         return sizes
 
     def _short_arms(self, received: Tensor, vectors: Trits, known: Any) -> dict[str, float]:

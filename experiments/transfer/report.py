@@ -25,9 +25,8 @@ ARMS = {
     "published_hypervectors": "by hypervectors alone, published encoding",
     "prototypes": "not trained: nearest prototype",
     "fp32": "by logits in fp32",
+    "shuffled": "by packet, its labels shuffled",
     "true_labels": "by true labels of the probe set",
-    "board": "by packet, through onnxruntime",
-    "board_trained": "trained on the board by packet",
 }
 
 
