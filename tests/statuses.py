@@ -6,39 +6,27 @@ from dataclasses import replace
 from typing import Any
 
 from ternmesh.plan import Plan
-from ternmesh_service.status import (
-    AgreementStatus,
-    BoardStatus,
-    FleetFigures,
-    GatewayStatus,
-    HostedBoard,
-    HostStatus,
-    MachineStatus,
-    ManagedBoard,
-    PredictStatus,
-    SecurityStatus,
-    SourceStatus,
-)
+from ternmesh_service import status
 from ternmesh_store.host_store import StoredRound
 from transports.base import TransportStatus
 
 UP = TransportStatus(connected=True, last_error=None, end="mqtt://b:1883 with MQTT 5")
 DOWN = TransportStatus(connected=False, last_error="no route", end="mqtt://b:1883")
-KEYS = SecurityStatus(mode="keys", fingerprint="ab" * 16, fleet="cd" * 16)
-MACHINE = MachineStatus(up_s=600.0, disk_free_mb=9000.0)
+KEYS = status.SecurityStatus(mode="keys", fingerprint="ab" * 16, fleet="cd" * 16)
+MACHINE = status.MachineStatus(up_s=600.0, disk_free_mb=9000.0)
 PLAN = Plan(
     dimension=1000, frame_mtu=184, up_zeros_permille=900, up_span=500, down_zeros_permille=900,
     down_span=500, rounds=60, local_steps=4, learning_rate_e6=1000, scale_max=1 << 24,
     announce_s=30,
 )  # fmt: skip
-_MANAGED = ManagedBoard(
+_MANAGED = status.ManagedBoard(
     name="ada", software="0.1.0", awaited=False, wanted={}, in_force={}, behind=False,
     reported_s_ago=30.0,
     report={"activity": "training", "disk_free_mb": 9000.0, "airtime_s": 12.0},
 )  # fmt: skip
 
 
-def board(name: str, managed: Any = None, **changes: Any) -> HostedBoard:
+def board(name: str, managed: Any = None, **changes: Any) -> status.HostedBoard:
     """A board that its host sees do well; `managed` are changes of what it reported."""
     known: dict[str, Any] = {
         "address": 1, "samples": 400, "revoked": False, "active": True, "heard_s_ago": 2.0,
@@ -47,7 +35,7 @@ def board(name: str, managed: Any = None, **changes: Any) -> HostedBoard:
         "weight": 1.0, "reason": "", "since": 0, "agreement": 0.4, "uptime": 1.0, "harm": 0.0,
         "unlike": False,
     }  # fmt: skip
-    return HostedBoard(
+    return status.HostedBoard(
         name=name,
         board=replace(_MANAGED, **{"name": name, **(managed or {})}),
         **{**known, **changes},
@@ -68,7 +56,7 @@ def made_round(version: int, names: Sequence[str], accuracy: float | None = None
     )  # fmt: skip
 
 
-def host_status(names: Sequence[str], version: int = 8, **changes: Any) -> HostStatus:
+def host_status(names: Sequence[str], version: int = 8, **changes: Any) -> status.HostStatus:
     """A host whose fleet does well, with all rounds."""
     known: dict[str, Any] = {
         "software": "0.1.0", "fleet": "demo", "model": "keyword", "run": "00ff00ff", "rounds": 60,
@@ -77,16 +65,16 @@ def host_status(names: Sequence[str], version: int = 8, **changes: Any) -> HostS
         "first_contacts": 0, "security": KEYS, "transport": UP, "machine": MACHINE,
         "nodes": tuple(map(board, names)),
         "rule": "weighted_mean", "remark": "", "returned": "",
-        "metrics": FleetFigures(
+        "metrics": status.FleetFigures(
             global_loss=0.4, convergence_rate=0.05, model_divergence=0.3,
             communication_overhead=1.3, round_latency_s=2.0, byzantine_detections=0,
         ),
         "history": tuple(made_round(number, names) for number in range(1, version + 1)),
     }  # fmt: skip
-    return HostStatus(version=version, **{**known, **changes})
+    return status.HostStatus(version=version, **{**known, **changes})
 
 
-def board_status(**changes: Any) -> BoardStatus:
+def board_status(**changes: Any) -> status.BoardStatus:
     """A board that does well."""
     known: dict[str, Any] = {
         "software": "0.1.0", "name": "ada", "fleet": "demo", "model": "keyword", "joined": True,
@@ -98,10 +86,10 @@ def board_status(**changes: Any) -> BoardStatus:
         "diverged": 0, "silent_rounds": 0, "history": (), "rss_mib": 100.0, "security": KEYS,
         "transport": UP, "machine": MACHINE,
     }  # fmt: skip
-    return BoardStatus(**{**known, **changes})
+    return status.BoardStatus(**{**known, **changes})
 
 
-def source_status(**changes: Any) -> SourceStatus:
+def source_status(**changes: Any) -> status.SourceStatus:
     """A source of samples with a buffer."""
     known: dict[str, Any] = {
         "labelled": 3, "waiting": 7, "capacity": 20, "last_refusal": None, "by_label": {},
@@ -110,29 +98,29 @@ def source_status(**changes: Any) -> SourceStatus:
                      "unmatched": 2},
         "live": None,
     }  # fmt: skip
-    return SourceStatus(**{**known, **changes})
+    return status.SourceStatus(**{**known, **changes})
 
 
-def predict_status(**changes: Any) -> PredictStatus:
+def predict_status(**changes: Any) -> status.PredictStatus:
     """Predictions, of which there were none yet."""
     known: dict[str, Any] = {
         "count": 0, "failed": 0, "refused": 0, "clients_refused": 0, "clients_dropped": 0,
         "live_skipped": 0, "p50_ms": None, "p99_ms": None, "max_ms": None, "clients": 0,
         "version": None, "bad_adapters": 0, "last_error": "", "live": None,
     }  # fmt: skip
-    return PredictStatus(**{**known, **changes})
+    return status.PredictStatus(**{**known, **changes})
 
 
-def gateway_status(**changes: Any) -> GatewayStatus:
+def gateway_status(**changes: Any) -> status.GatewayStatus:
     """A gateway of one board."""
     known: dict[str, Any] = {
         "frames_up": 1, "frames_down": 2, "frames_refused": 0, "frames_lost": 0, "transport": UP,
         "network": {"ada": UP},
     }  # fmt: skip
-    return GatewayStatus(**{**known, **changes})
+    return status.GatewayStatus(**{**known, **changes})
 
 
-VOTERS = AgreementStatus(
+VOTERS = status.AgreementStatus(
     name="barn", mode="crash", term=1, leader="attic", voters=("attic", "barn", "loft"),
     missing=("loft",), needed=2, decisions=9, decision_mean_s=0.5, decision_p95_s=0.75,
 )  # fmt: skip

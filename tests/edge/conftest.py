@@ -14,16 +14,7 @@ from edge.data.sources import FolderData
 from edge.onnx.session import LoadedModel, load_model
 from edge.releases.store import make_release
 from models.tails import FrozenFront, write_tail
-from ternmesh.model_package import (
-    ADAPTER,
-    FILES,
-    FORWARD,
-    TRAIN_STEP,
-    FrontSpec,
-    ModelPackage,
-    TensorSpec,
-    write_model_package,
-)
+from ternmesh import model_package
 from tests.edge.fleet import World
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install 'ternmesh[dev]'")
@@ -100,30 +91,30 @@ def _write(folder: Path, changes: Mapping[str, bytes] = MappingProxyType({})) ->
     initial = np.zeros(SIZE_A + SIZE_B, np.float32)
     initial[:SIZE_A] = np.random.default_rng(0).standard_normal(SIZE_A) * 0.5
     contents = {
-        FORWARD: _forward(),
-        TRAIN_STEP: _train_step(),
-        ADAPTER: initial.astype("<f4").tobytes(),
+        model_package.FORWARD: _forward(),
+        model_package.TRAIN_STEP: _train_step(),
+        model_package.ADAPTER: initial.astype("<f4").tobytes(),
         **changes,
     }
     for name, content in contents.items():
         (folder / name).write_bytes(content)
-    package = ModelPackage(
+    package = model_package.ModelPackage(
         name="tiny",
         version=1,
-        inputs=(TensorSpec("x", "float32", (-1, INPUTS)),),
-        outputs=(TensorSpec("y", "float32", (-1, OUTPUTS)),),
+        inputs=(model_package.TensorSpec("x", "float32", (-1, INPUTS)),),
+        outputs=(model_package.TensorSpec("y", "float32", (-1, OUTPUTS)),),
         batch_inputs=(
-            TensorSpec("x", "float32", (BATCH, INPUTS)),
-            TensorSpec("t", "float32", (BATCH, OUTPUTS)),
+            model_package.TensorSpec("x", "float32", (BATCH, INPUTS)),
+            model_package.TensorSpec("t", "float32", (BATCH, OUTPUTS)),
         ),
         adapter=(
-            TensorSpec("A", "float32", (INPUTS, RANK)),
-            TensorSpec("B", "float32", (RANK, OUTPUTS)),
+            model_package.TensorSpec("A", "float32", (INPUTS, RANK)),
+            model_package.TensorSpec("B", "float32", (RANK, OUTPUTS)),
         ),
         metric="mean_absolute_error",
-        files={name: hashlib.sha256(contents[name]).hexdigest() for name in FILES},
+        files={name: hashlib.sha256(contents[name]).hexdigest() for name in model_package.FILES},
     )
-    (folder / "model.json").write_bytes(write_model_package(package))
+    (folder / "model.json").write_bytes(model_package.write_model_package(package))
 
 
 @pytest.fixture(scope="session")
@@ -135,9 +126,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 
 
 @pytest.fixture(scope="session")
-def classes(tiny: LoadedModel) -> ModelPackage:
+def classes(tiny: LoadedModel) -> model_package.ModelPackage:
     """The same model as one that tells three classes apart."""
-    target = TensorSpec("t", "int64", (BATCH,))
+    target = model_package.TensorSpec("t", "int64", (BATCH,))
     inputs = (tiny.package.batch_inputs[0], target)
     return replace(tiny.package, batch_inputs=inputs, metric="accuracy")
 
@@ -162,8 +153,10 @@ def new_fronted(tmp_path_factory: pytest.TempPathFactory) -> FrontedPackage:
 
     def make(slope: float = 1.0, rate: int = 0, down: str = "down") -> LoadedModel:
         folder = tmp_path_factory.mktemp("front")
-        spec = FrontSpec(window=4, hop=2, rows=4, scale=0.5, rate=rate)
-        front = FrozenFront(spec, front_file(slope), TensorSpec("sound", "float32", (-1, 10)))
+        spec = model_package.FrontSpec(window=4, hop=2, rows=4, scale=0.5, rate=rate)
+        front = FrozenFront(
+            spec, front_file(slope), model_package.TensorSpec("sound", "float32", (-1, 10))
+        )
         tail: Any = {"rows": 4, "width": 2, "classes": 2, "labels": (down, "up"), "batch": 8}
         write_tail(folder, name="tiny", front=front, **tail)
         return load_model(folder)

@@ -10,15 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from models.graph_passes import (
-    cancel_transposes,
-    gemm_with_frozen_transpose,
-    merge_reshapes,
-    name_by_place,
-    optimise,
-    simplify,
-    transpose_in_gemm,
-)
+from models import graph_passes
 
 W = np.random.default_rng(0).standard_normal((64, 48)).astype(np.float32)
 BIAS = np.random.default_rng(1).standard_normal(48).astype(np.float32)
@@ -84,7 +76,7 @@ def there_and_back() -> ir.Model:
 
 CASES: list[tuple[Callable[[ir.Model], None], ir.Model, dict[str, int]]] = [
     (
-        cancel_transposes,
+        graph_passes.cancel_transposes,
         graph(
             node("Transpose", "w", "wt", perm=[1, 0]),
             node("Transpose", "wt", "w2", perm=[1, 0]),
@@ -93,15 +85,15 @@ CASES: list[tuple[Callable[[ir.Model], None], ir.Model, dict[str, int]]] = [
         {"MatMul": 1},
     ),
     (
-        cancel_transposes,
+        graph_passes.cancel_transposes,
         graph(
             node("Transpose", "x", "a", perm=[1, 2, 0]), node("Transpose", "a", "y", perm=[1, 2, 0])
         ),
         {"Transpose": 2},  # a third of a turn twice is not a full one
     ),
-    (gemm_with_frozen_transpose, there_and_back(), {"Gemm": 2, "MatMul": 0}),
+    (graph_passes.gemm_with_frozen_transpose, there_and_back(), {"Gemm": 2, "MatMul": 0}),
     (
-        transpose_in_gemm,
+        graph_passes.transpose_in_gemm,
         graph(
             node("Reshape", "x matrix", "x2"),
             node("Transpose", "w", "wt", perm=[1, 0]),
@@ -110,7 +102,7 @@ CASES: list[tuple[Callable[[ir.Model], None], ir.Model, dict[str, int]]] = [
         {"Gemm": 1, "Transpose": 0},
     ),
     (
-        merge_reshapes,
+        graph_passes.merge_reshapes,
         graph(
             node("Reshape", "x matrix", "a"),
             node("Reshape", "a again", "b"),
@@ -119,11 +111,11 @@ CASES: list[tuple[Callable[[ir.Model], None], ir.Model, dict[str, int]]] = [
         {"Reshape": 0},
     ),
     (
-        merge_reshapes,
+        graph_passes.merge_reshapes,
         graph(node("Reshape", "x matrix", "a"), node("Reshape", "a copied", "y")),
         {"Reshape": 2},  # the 0 copies the 6 of `a`, and x has none
     ),
-    (optimise, there_and_back(), {"Transpose": 0, "Reshape": 2}),
+    (graph_passes.optimise, there_and_back(), {"Transpose": 0, "Reshape": 2}),
 ]
 
 
@@ -142,7 +134,7 @@ def test_a_pass_changes_the_nodes_and_not_the_result(
 def test_a_runtime_keeps_one_copy_of_a_frozen_weight(tmp_path: Path) -> None:
     """Without the passes onnxruntime folds the Transpose into a second copy."""
     sizes = []
-    for change in (lambda model: None, optimise):
+    for change in (lambda model: None, graph_passes.optimise):
         model = there_and_back()
         change(model)
         session(model, tmp_path / "saved.onnx")
@@ -163,7 +155,7 @@ def test_names_follow_from_the_graph_alone() -> None:
         )
         model.graph.initializers["bias"].name = f"{made_up}/bias"
         model.graph.initializers["w"].name = "module.w"
-        name_by_place(model)
+        graph_passes.name_by_place(model)
         assert "module.w" in model.graph.initializers
         assert made_up not in str(ir.to_proto(model))
         contents.add(ir.to_proto(model).SerializeToString(deterministic=True))
@@ -184,8 +176,8 @@ def test_simplify_drops_what_is_unused_or_changes_nothing() -> None:
         first=np.array([0]),
     )
     expected = session(model).run(None, {"x": X})[0]
-    simplify(model)
-    optimise(model)
+    graph_passes.simplify(model)
+    graph_passes.optimise(model)
     assert set(operators(model)) <= {"Tanh", "Constant", "Reshape"}
     np.testing.assert_array_equal(session(model).run(None, {"x": X})[0], expected)
 
@@ -196,5 +188,5 @@ def test_simplify_keeps_what_moves_or_widens() -> None:
         node("Expand", "turned wide", "y"),
         wide=np.array([5, 3, 2, 64]),
     )
-    simplify(model)
+    graph_passes.simplify(model)
     assert operators(model) == {"Transpose": 1, "Expand": 1}

@@ -7,25 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ternmesh.federated.events import (
-    Advanced,
-    BoardChanged,
-    BodyAccepted,
-    CountersReserved,
-    FellSilent,
-    GlobalUpdateMade,
-    HostEvent,
-    Joined,
-    NodeEvent,
-    NodeJoined,
-    ResidualChanged,
-    RoundOpened,
-    RunAdopted,
-    SettingsTaken,
-    UpdateForgotten,
-    UpdateMade,
-    UpdateReceived,
-)
+from ternmesh.federated import events
 from ternmesh.federated.guard import KEPT_MAX
 from ternmesh.federated.management import BoardRecord
 from ternmesh.federated.state import (
@@ -46,14 +28,14 @@ class NodeDisk:
     def __init__(self, dimension: int) -> None:
         self.committed = self.working = new_node_state(dimension)
         self.submitted = self._submitted = np.zeros(dimension)
-        self.settings = self._settings = SettingsTaken(0, ())
+        self.settings = self._settings = events.SettingsTaken(0, ())
 
-    def record(self, event: NodeEvent) -> None:
+    def record(self, event: events.NodeEvent) -> None:
         state = self.working
         match event:
-            case CountersReserved(limit):
+            case events.CountersReserved(limit):
                 state = replace(state, counter=limit)
-            case Joined(run, address, plan):
+            case events.Joined(run, address, plan):
                 if (run, plan) != (state.run, state.plan):
                     fresh = new_node_state(plan.dimension)
                     before = state.before
@@ -72,7 +54,9 @@ class NodeDisk:
                     )
                     self._submitted = np.zeros(plan.dimension)
                 state = replace(state, address=address)
-            case Advanced(version, global_hash, model_q24, residual, finished, content, oldest):
+            case events.Advanced(
+                version, global_hash, model_q24, residual, finished, content, oldest
+            ):
                 before = state.before
                 if before is not None and np.array_equal(residual, before.residual):
                     self._submitted = self._submitted + residual  # it came along
@@ -92,15 +76,15 @@ class NodeDisk:
                     before=None,
                     chain=tuple(kept for kept in chain if oldest and kept.version >= oldest),
                 )
-            case UpdateMade(pending):
+            case events.UpdateMade(pending):
                 state = replace(state, pending=pending, received=False, silences=0)
-            case FellSilent(_, residual, in_a_row):
+            case events.FellSilent(_, residual, in_a_row):
                 state = replace(state, residual=residual, silent=True, silences=in_a_row)
-            case UpdateReceived():
+            case events.UpdateReceived():
                 state = replace(state, received=True)
-            case ResidualChanged(residual):
+            case events.ResidualChanged(residual):
                 state = replace(state, residual=residual)
-            case SettingsTaken():
+            case events.SettingsTaken():
                 self._settings = event
         self.working = state
 
@@ -124,9 +108,9 @@ class HostDisk:
         self.run, self.plan = run, plan
         state = replace(new_host_state(plan.dimension), counter=counter)
         self.committed = self.working = state
-        self._made: list[tuple[GlobalUpdateMade, tuple[tuple[int, bytes], ...]]] = []
+        self._made: list[tuple[events.GlobalUpdateMade, tuple[tuple[int, bytes], ...]]] = []
         self.copy = state  # what the operator has put aside
-        self.boards: dict[str, BoardChanged] = {}
+        self.boards: dict[str, events.BoardChanged] = {}
         self._boards = self.boards
 
     def carry(self, before: HostState) -> None:
@@ -134,33 +118,33 @@ class HostDisk:
         state = replace(self.committed, model_q24=before.model_q24, residual=before.residual)
         self.committed = self.working = self.copy = state
 
-    def record(self, event: HostEvent) -> None:
+    def record(self, event: events.HostEvent) -> None:
         state = self.working
         match event:
-            case CountersReserved(limit):
+            case events.CountersReserved(limit):
                 state = replace(state, counter=limit)
-            case NodeJoined(address, name, samples):
+            case events.NodeJoined(address, name, samples):
                 old = {node.address: node for node in state.nodes}
                 before = old.get(address, RegisteredNode(address, name, samples))
                 old[address] = replace(before, samples=samples)
                 state = replace(state, nodes=tuple(old.values()))
-            case BodyAccepted(address, _, body):
+            case events.BodyAccepted(address, _, body):
                 state = replace(state, bodies=(*state.bodies, (address, body)))
-            case UpdateForgotten(address, _):
+            case events.UpdateForgotten(address, _):
                 kept = tuple(item for item in state.bodies if item[0] != address)
                 state = replace(state, bodies=kept)
-            case RoundOpened():
+            case events.RoundOpened():
                 state = replace(state, started=True)
-            case BoardChanged(name):
+            case events.BoardChanged(name):
                 self._boards = self._boards | {name: event}
-            case RunAdopted(run):
+            case events.RunAdopted(run):
                 self.run, state = run, replace(state, is_first=False, bodies=())
-            case GlobalUpdateMade():
+            case events.GlobalUpdateMade():
                 self._made.append((event, state.bodies))
                 state = self._advance(event)
         self.working = state
 
-    def _advance(self, event: GlobalUpdateMade) -> HostState:
+    def _advance(self, event: events.GlobalUpdateMade) -> HostState:
         state, counted = self.working, {entry.address: entry for entry in event.counted}
         version = event.version
         chain = state.chain if version == state.version + 1 else ()
@@ -183,7 +167,7 @@ class HostDisk:
             kept=(*state.kept, *filter(None, [event.kept]))[-KEPT_MAX:],
         )
 
-    def commit(self) -> list[tuple[GlobalUpdateMade, tuple[tuple[int, bytes], ...]]]:
+    def commit(self) -> list[tuple[events.GlobalUpdateMade, tuple[tuple[int, bytes], ...]]]:
         """Makes all durable; returns the references just made, each with what it had to count."""
         self.committed, made, self._made = self.working, self._made, []
         self.boards = self._boards

@@ -15,21 +15,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from ternmesh.link import ledger
-from ternmesh.link.events import (
-    Delivered,
-    GaveUp,
-    IncomingDropped,
-    InRecord,
-    LinkEvent,
-    LinkState,
-    ObjectArrived,
-    OutRecord,
-    Queued,
-    RepairsReserved,
-    SymbolHeld,
-    TransferBegun,
-)
+from ternmesh.link import events, ledger
 from ternmesh.link.ledger import HOUR_S, Ledger, Moment, Record
 from ternmesh.link.link import Link, LinkFull
 from ternmesh.link.messages import Symbol, is_link, read_message
@@ -104,36 +90,36 @@ def draw(seed: int) -> Options:
 class Disk:
     """The state of one end as the last commit left it, and as this process has written it."""
 
-    committed: LinkState = field(default_factory=LinkState)
-    working: LinkState = field(default_factory=LinkState)
+    committed: events.LinkState = field(default_factory=events.LinkState)
+    working: events.LinkState = field(default_factory=events.LinkState)
     inbox: list[tuple[str, bytes]] = field(default_factory=list)
     fresh: list[tuple[str, bytes]] = field(default_factory=list)
     seals: dict[str, Change] = field(default_factory=dict)
     fresh_seals: dict[str, Change] = field(default_factory=dict)
 
-    def record(self, event: LinkEvent) -> None:
+    def record(self, event: events.LinkEvent) -> None:
         state = self.working
         match event:
             case CountersReserved(limit):
                 state = replace(state, counter=limit)
             case SecurityChanged(changes):
                 self.fresh_seals |= {key_of(change): change for change in changes}
-            case Queued():
-                out = (*state.outgoing, OutRecord(event))
+            case events.Queued():
+                out = (*state.outgoing, events.OutRecord(event))
                 state = replace(state, outgoing=out, number=event.number + 1)
-            case TransferBegun(number, slot):
+            case events.TransferBegun(number, slot):
                 state = _noted(state, number, slot=slot)
-            case RepairsReserved(number, limit):
+            case events.RepairsReserved(number, limit):
                 state = _noted(state, number, repairs=limit)
-            case Delivered() | GaveUp():
+            case events.Delivered() | events.GaveUp():
                 out = tuple(r for r in state.outgoing if r.queued.number != event.number)
                 state = replace(state, outgoing=out)
-            case SymbolHeld():
+            case events.SymbolHeld():
                 state = replace(state, incoming=_hold(state.incoming, event))
-            case IncomingDropped(peer, offer):
+            case events.IncomingDropped(peer, offer):
                 kept = (r for r in state.incoming if (r.peer, r.offer.slot) != (peer, offer.slot))
                 state = replace(state, incoming=tuple(kept))
-            case ObjectArrived(peer, name, payload):
+            case events.ObjectArrived(peer, name, payload):
                 names = (*state.arrived.get(peer, ()), name)[-64:]
                 state = replace(state, arrived={**state.arrived, peer: names})
                 self.fresh.append((peer, payload))
@@ -149,20 +135,25 @@ class Disk:
         self.working, self.fresh, self.fresh_seals = self.committed, [], {}
 
 
-def _noted(state: LinkState, number: int, **known: Any) -> LinkState:
+def _noted(state: events.LinkState, number: int, **known: Any) -> events.LinkState:
     out = (replace(r, **known) if r.queued.number == number else r for r in state.outgoing)
     return replace(state, outgoing=tuple(out))
 
 
-def _hold(records: tuple[InRecord, ...], event: SymbolHeld) -> tuple[InRecord, ...]:
-    others: list[InRecord] = []
+def _hold(
+    records: tuple[events.InRecord, ...], event: events.SymbolHeld
+) -> tuple[events.InRecord, ...]:
+    others: list[events.InRecord] = []
     symbols: tuple[tuple[int, bytes], ...] = ()
     for record in records:
         if (record.peer, record.offer) == (event.peer, event.offer):
             symbols = record.symbols
         else:
             others.append(record)
-    return (*others, InRecord(event.peer, event.offer, (*symbols, (event.index, event.data))))
+    return (
+        *others,
+        events.InRecord(event.peer, event.offer, (*symbols, (event.index, event.data))),
+    )
 
 
 class End:
@@ -170,7 +161,7 @@ class End:
 
     def __init__(self, air: "Air", name: str) -> None:
         self.air, self.name = air, name
-        empty = LinkState(number=air.options.number)
+        empty = events.LinkState(number=air.options.number)
         self.disk = Disk(empty, empty)
         self.ledger = Ledger(air.options.budget_us)
         self.record: tuple[Record, Moment] = (self.ledger.settle(), Moment("boot", air.now))

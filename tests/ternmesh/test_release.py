@@ -7,30 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ternmesh import release
 from ternmesh.errors import ModelPackageError
 from ternmesh.model_package import FILES as PACKAGE_FILES
 from ternmesh.model_package import ModelPackage, TensorSpec
-from ternmesh.release import (
-    ATTEMPTS_MAX,
-    BAD_MAX,
-    FILES,
-    MANIFEST_MAX,
-    REASON_MAX,
-    WITH_FRONT,
-    FileEntry,
-    ReleaseManifest,
-    ReleaseStanding,
-    adopt,
-    attempt,
-    fail,
-    make_manifest,
-    read_manifest,
-    succeed,
-    write_manifest,
-)
 
-ENTRIES = tuple(FileEntry(100 + index, bytes([index]) * 32) for index in range(len(FILES)))
-MANIFEST = ReleaseManifest("tiny", 7, b"m" * 32, ENTRIES, 2_500_000, 40)
+ENTRIES = tuple(
+    release.FileEntry(100 + index, bytes([index]) * 32) for index in range(len(release.FILES))
+)
+MANIFEST = release.ReleaseManifest("tiny", 7, b"m" * 32, ENTRIES, 2_500_000, 40)
 PACKAGE = ModelPackage(
     name="tiny",
     version=1,
@@ -43,13 +28,15 @@ PACKAGE = ModelPackage(
 )
 
 numbers = st.integers(1, 2**32 - 1)
-entries = st.builds(FileEntry, st.integers(0, 2**31 - 1), st.binary(min_size=32, max_size=32))
+entries = st.builds(
+    release.FileEntry, st.integers(0, 2**31 - 1), st.binary(min_size=32, max_size=32)
+)
 manifests = st.builds(
-    ReleaseManifest,
+    release.ReleaseManifest,
     st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,31}", fullmatch=True),
     numbers,
     st.binary(min_size=32, max_size=32),
-    st.tuples(*[entries] * len(FILES)) | st.tuples(*[entries] * len(WITH_FRONT)),
+    st.tuples(*[entries] * len(release.FILES)) | st.tuples(*[entries] * len(release.WITH_FRONT)),
     numbers,
     numbers,
     st.booleans(),
@@ -67,16 +54,16 @@ GOLDEN = bytes.fromhex(
 
 
 def test_the_bytes_that_are_signed() -> None:
-    assert write_manifest(MANIFEST) == GOLDEN
-    assert read_manifest(GOLDEN) == MANIFEST
+    assert release.write_manifest(MANIFEST) == GOLDEN
+    assert release.read_manifest(GOLDEN) == MANIFEST
 
 
 @given(manifests)
 @settings(deadline=None)
-def test_a_manifest_comes_back(manifest: ReleaseManifest) -> None:
-    content = write_manifest(manifest)
-    assert len(content) <= MANIFEST_MAX
-    assert read_manifest(content) == manifest
+def test_a_manifest_comes_back(manifest: release.ReleaseManifest) -> None:
+    content = release.write_manifest(manifest)
+    assert len(content) <= release.MANIFEST_MAX
+    assert release.read_manifest(content) == manifest
 
 
 @pytest.mark.parametrize(
@@ -91,50 +78,50 @@ def test_a_manifest_comes_back(manifest: ReleaseManifest) -> None:
         {"model": b"short"},
         {"files": ENTRIES[:-1]},
         {"files": (*ENTRIES, *ENTRIES[:2])},
-        {"files": (*ENTRIES[:-1], FileEntry(1 << 31, b"h" * 32))},
-        {"files": (*ENTRIES[:-1], FileEntry(1, b"short"))},
+        {"files": (*ENTRIES[:-1], release.FileEntry(1 << 31, b"h" * 32))},
+        {"files": (*ENTRIES[:-1], release.FileEntry(1, b"short"))},
     ],
     ids=repr,
 )
 def test_a_manifest_out_of_its_limits_is_refused(changed: dict[str, Any]) -> None:
     with pytest.raises(ModelPackageError, match=r"manifest"):
-        read_manifest(write_manifest(replace(MANIFEST, **changed)))
+        release.read_manifest(release.write_manifest(replace(MANIFEST, **changed)))
 
 
 def test_a_manifest_of_another_kind_or_length_is_refused() -> None:
-    content = write_manifest(MANIFEST)
+    content = release.write_manifest(MANIFEST)
     with pytest.raises(ModelPackageError, match="not the manifest"):
-        read_manifest(content.replace(b"ternmesh release 1", b"ternmesh release 2"))
+        release.read_manifest(content.replace(b"ternmesh release 1", b"ternmesh release 2"))
     with pytest.raises(ModelPackageError, match="at most 1024"):
-        read_manifest(bytes(MANIFEST_MAX + 1))
+        release.read_manifest(bytes(release.MANIFEST_MAX + 1))
     with pytest.raises(ModelPackageError, match="not the manifest"):
-        read_manifest(content + b"\0")
+        release.read_manifest(content + b"\0")
 
 
 def test_a_manifest_of_a_package() -> None:
-    made = make_manifest(PACKAGE, 3, ENTRIES, (2.5, 0.04))
+    made = release.make_manifest(PACKAGE, 3, ENTRIES, (2.5, 0.04))
     assert (made.loss_max, made.latency_max, made.model) == (2_500_000, 40, PACKAGE.model_hash())
     for limits in ((0.0, 1.0), (1.0, 0.0), (1e9, 1.0)):
         with pytest.raises(ModelPackageError, match="must be more than 0"):
-            make_manifest(PACKAGE, 1, ENTRIES, limits)
+            release.make_manifest(PACKAGE, 1, ENTRIES, limits)
     with pytest.raises(ModelPackageError, match="a release's name"):
-        make_manifest(replace(PACKAGE, name="two words"), 1, ENTRIES, (1, 1))
+        release.make_manifest(replace(PACKAGE, name="two words"), 1, ENTRIES, (1, 1))
 
 
 def test_a_bad_release_leads_back_and_is_never_tried_again() -> None:
-    good = succeed(attempt(adopt(ReleaseStanding(), [1])))
-    back = fail(attempt(adopt(good, [1, 2])), "its loss is 9")
+    good = release.succeed(release.attempt(release.adopt(release.ReleaseStanding(), [1])))
+    back = release.fail(release.attempt(release.adopt(good, [1, 2])), "its loss is 9")
     assert (back.current, back.last_good, back.bad) == (1, 1, ((2, "its loss is 9"),))
-    assert adopt(back, [1, 2]) == back
-    assert adopt(back, [1, 2, 3]).current == 3
+    assert release.adopt(back, [1, 2]) == back
+    assert release.adopt(back, [1, 2, 3]).current == 3
 
 
 def test_deaths_in_trials_count() -> None:
-    standing = adopt(ReleaseStanding(current=1, last_good=1, floor=1), [1, 2])
-    for count in range(1, ATTEMPTS_MAX + 1):
-        standing = attempt(standing)
+    standing = release.adopt(release.ReleaseStanding(current=1, last_good=1, floor=1), [1, 2])
+    for count in range(1, release.ATTEMPTS_MAX + 1):
+        standing = release.attempt(standing)
         assert (standing.current, standing.attempts) == (2, count)
-    back = attempt(standing)
+    back = release.attempt(standing)
     assert (back.current, back.bad) == (1, ((2, "the node died in 3 trials of it"),))
 
 
@@ -143,22 +130,22 @@ def test_deaths_in_trials_count() -> None:
 )
 @settings(deadline=None)
 def test_whatever_happens_the_current_one_was_good_or_is_on_trial(events: list[int | str]) -> None:
-    standing, installed, good = ReleaseStanding(), set[int](), {0}
+    standing, installed, good = release.ReleaseStanding(), set[int](), {0}
     for event in events:
         if isinstance(event, int):
             installed.add(event)
             continue
         before = standing
-        standing = attempt(adopt(standing, installed))
+        standing = release.attempt(release.adopt(standing, installed))
         assert standing.floor >= before.floor
         if event == "good":
-            standing = succeed(standing)
+            standing = release.succeed(standing)
             good.add(standing.current)
         elif event == "bad" and standing.on_trial:
-            standing = fail(standing, "x" * 1000)
+            standing = release.fail(standing, "x" * 1000)
         assert standing.last_good in good
         assert standing.on_trial or standing.current in good
-        assert standing.attempts <= ATTEMPTS_MAX
+        assert standing.attempts <= release.ATTEMPTS_MAX
         assert standing.current not in {version for version, _ in standing.bad}
-        assert len(standing.bad) <= BAD_MAX
-        assert all(len(reason) <= REASON_MAX for _, reason in standing.bad)
+        assert len(standing.bad) <= release.BAD_MAX
+        assert all(len(reason) <= release.REASON_MAX for _, reason in standing.bad)

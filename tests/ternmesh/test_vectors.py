@@ -21,20 +21,8 @@ from ternmesh import generator, plan
 from ternmesh.codec import entropy_coder, permutation
 from ternmesh.codec.entropy_coder import CODEBOOK, Coded, decode_trits
 from ternmesh.link.messages import read_message, write_message
+from ternmesh.wire import global_update
 from ternmesh.wire.frame import Header, open_seal
-from ternmesh.wire.global_update import (
-    GIVEN,
-    Counted,
-    GlobalSnapshot,
-    GlobalUpdate,
-    certify,
-    read_given,
-    read_object,
-    split_certificate,
-    write_given,
-    write_global_snapshot,
-    write_global_update,
-)
 from ternmesh.wire.proof import proved_rows, read_proof, write_proof
 
 FOLDER = Path(__file__).parents[1] / "vectors"
@@ -140,21 +128,26 @@ def test_seals(case: dict[str, Any]) -> None:
 @cases("objects")
 def test_objects(case: dict[str, Any]) -> None:
     certified = bytes.fromhex(case["certified"])
-    content, certificate = split_certificate(certified)
+    content, certificate = global_update.split_certificate(certified)
     assert content.hex() == case["content"]
-    assert certify(content, certificate) == certified
+    assert global_update.certify(content, certificate) == certified
     assert certified[len(content) :] == bytes(65) + b"\x01"
     (head_size,) = struct.unpack_from("<I", content, 1)
-    if content[0] == GIVEN:
-        update, adapter = read_given(content, 3)
-        assert (write_given(update, adapter), adapter.tolist()) == (content, [0, 1, 2])
+    if content[0] == global_update.GIVEN:
+        update, adapter = global_update.read_given(content, 3)
+        assert (global_update.write_given(update, adapter), adapter.tolist()) == (
+            content,
+            [0, 1, 2],
+        )
         origin = bytes.fromhex(vector("plans", "plan")["genesis"])
         told = b"ternmesh adapter" + origin + struct.pack("<I3i", 6, 0, 1, 2)
         assert hashlib.sha256(told).digest()[:16] in update
         return
-    step = read_object(content, dimension=(len(content) - 5 - head_size) // 4)
+    step = global_update.read_object(content, dimension=(len(content) - 5 - head_size) // 4)
     write: Callable[[Any], bytes] = (
-        write_global_snapshot if isinstance(step, GlobalSnapshot) else write_global_update
+        global_update.write_global_snapshot
+        if isinstance(step, global_update.GlobalSnapshot)
+        else global_update.write_global_update
     )
     assert write(step) == content
 
@@ -177,8 +170,8 @@ def test_proofs(case: dict[str, Any]) -> None:
     assert hashes[0].hex() == case["root"]
     proof, address = read_proof(bytes.fromhex(case["bytes"])), case["address"]
     assert write_proof(proof).hex() == case["bytes"]
-    step = GlobalUpdate(6, bytes(16), b"", False, 0, (), (), root=hashes[0])
-    wanted = tuple(Counted(*row) for row in rows if row[0] == address)
+    step = global_update.GlobalUpdate(6, bytes(16), b"", False, 0, (), (), root=hashes[0])
+    wanted = tuple(global_update.Counted(*row) for row in rows if row[0] == address)
     assert proved_rows(step, proof, address) == wanted
 
 

@@ -8,19 +8,8 @@ from ternmesh.federated.refusals import DIVERGED, NO_ANSWER, why
 from ternmesh.federated.robust import Influence
 from ternmesh_cli.main import main
 from ternmesh_cli.status_text import describe
+from ternmesh_service import status
 from ternmesh_service.control_socket import ControlError, ControlServer
-from ternmesh_service.status import (
-    HistoryEntry,
-    InstalledReleases,
-    KnowledgeStatus,
-    LiveStatus,
-    OutboxStatus,
-    SecurityStatus,
-    TeachingStatus,
-    TrainingStatus,
-    read_status,
-    to_json,
-)
 from ternmesh_store.host_store import StoredRound
 from tests.statuses import DOWN, KEYS, UP, VOTERS, board, board_status, host_status, source_status
 from transports.base import LinkStatus
@@ -79,9 +68,9 @@ version  seconds  counted     missing  up      down
 NODE = board_status(
     name="theo",
     fleet="garden",
-    training=TrainingStatus(round=7, steps_done=3, steps=8, loss=0.5),
+    training=status.TrainingStatus(round=7, steps_done=3, steps=8, loss=0.5),
     metric=0.9157,
-    outbox=OutboxStatus(round=6, bytes=1250, received=False),
+    outbox=status.OutboxStatus(round=6, bytes=1250, received=False),
     refused={"seal": 10},
 )
 NODE_TEXT = f"""\
@@ -121,7 +110,7 @@ ALARM: the link is down: no route: ask `ternmesh doctor`"""
 )
 def test_text_for_people(answer, text):
     assert "\n".join(describe(answer)) == text
-    assert read_status(json.loads(json.dumps(to_json(answer)))) == answer
+    assert status.read_status(json.loads(json.dumps(status.to_json(answer)))) == answer
 
 
 LOW = board("theo", weight=0.0, since=12, reason="excluded: raises the error", unlike=True)
@@ -129,13 +118,15 @@ LINK = LinkStatus(
     objects_under_way=1, objects_sent=5, objects_lost=0, frames_refused=0, sealed=True,
     refused={"ada": {"suite": 3, "seal": 1}},
 )  # fmt: skip
-ENTRY = HistoryEntry(version=7, metric=None, loss=0.5, bytes_up=1, bytes_down=1, seconds=1.0)
-RELEASES = InstalledReleases(
+ENTRY = status.HistoryEntry(version=7, metric=None, loss=0.5, bytes_up=1, bytes_down=1, seconds=1.0)
+RELEASES = status.InstalledReleases(
     current=2, last_good=2, attempts=0, bad=((3, "its loss is 9"),), not_taken=((4, "not signed"),)
 )
 WORSE = "the teacher is worse than this model"
-TAUGHT = KnowledgeStatus(samples=390, known=380, number=3, teacher_accuracy=0.9312, remark=WORSE)
-TEACHING = TeachingStatus(group="keyword", sent=6, less={"keyword-mlp": WORSE})
+TAUGHT = status.KnowledgeStatus(
+    samples=390, known=380, number=3, teacher_accuracy=0.9312, remark=WORSE
+)
+TEACHING = status.TeachingStatus(group="keyword", sent=6, less={"keyword-mlp": WORSE})
 LINK_REFUSES = "the link refused from or for ada: seal 1, suite 3: see docs/troubleshooting.md"
 
 
@@ -162,7 +153,7 @@ LINK_REFUSES = "the link refused from or for ada: seal 1, suite 3: see docs/trou
          "7 wait for a label; by label: go 1, stop 2, the last one: 'a\\x1b' is go; 3 refused, "
          "2 labels without a sample, 9 made room"),
         (NODE, {"source": source_status(
-            live=LiveStatus(open=True, left_out={}, first={}, behind=9000))},
+            live=status.LiveStatus(open=True, left_out={}, first={}, behind=9000))},
          "the source is behind: 9000 B are not read yet"),
         (NODE, {"source": source_status()},
          "7 wait for a label; by label: none; 3 refused, "
@@ -201,7 +192,7 @@ LINK_REFUSES = "the link refused from or for ada: seal 1, suite 3: see docs/trou
                  "ALARM: received 3 times: a broadcast that a member has forged"),
                 ({"security": replace(KEYS, clones={getattr(answer, "name", "host"): 2})},
                  f"ALARM: {getattr(answer, 'name', 'host')}: its disk was copied or restored"),
-                ({"security": SecurityStatus()}, "warning: INSECURE: there are no keys"),
+                ({"security": status.SecurityStatus()}, "warning: INSECURE: there are no keys"),
                 ({"transport": replace(UP, link=LINK)}, f"warning: {LINK_REFUSES}"),
                 ({"transport": replace(
                     UP, bearers={"l": replace(UP, numbers={"frames_sent": 1})}, link=LINK)},
@@ -218,7 +209,7 @@ def test_what_is_special_is_a_line(answer: Any, changes: dict[str, Any], line: s
 
 def test_advice_names_the_command_as_it_was_typed(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("TERNMESH_PROGRAM", "./run")
-    with ControlServer(tmp_path / "s", lambda _: to_json(replace(NEW_NODE, transport=UP))):
+    with ControlServer(tmp_path / "s", lambda _: status.to_json(replace(NEW_NODE, transport=UP))):
         assert main(["status", "--socket", str(tmp_path / "s")]) == 0
     assert "run `./run enrol add` on the host" in capsys.readouterr().out
 
@@ -229,4 +220,4 @@ def test_advice_names_the_command_as_it_was_typed(monkeypatch, capsys, tmp_path)
 )  # fmt: skip
 def test_an_answer_of_another_kind(changes):
     with pytest.raises(ControlError, match="runs another version"):
-        read_status({**to_json(HOST), **changes})
+        status.read_status({**status.to_json(HOST), **changes})

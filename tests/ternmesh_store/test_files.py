@@ -17,14 +17,7 @@ from ternmesh.link.ledger import Moment
 from ternmesh_cli import keys
 from ternmesh_service.config_file import load_model_package
 from ternmesh_service.identity_file import read_identity_file
-from ternmesh_store.files import (
-    GITIGNORE,
-    UnfitFile,
-    copy_file,
-    make_private_folder,
-    read_file,
-    replace_file,
-)
+from ternmesh_store import files
 from ternmesh_store.state_file import StateFile
 
 PACKAGE = load_model(package_path("keyword")).package
@@ -72,12 +65,12 @@ def test_what_is_no_file_of_the_kind_is_refused_at_once(
 
 def test_a_copy_has_a_limit_and_its_mode(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"1234")
-    copy_file(tmp_path / "a", tmp_path / "b", 4, 0o600)
+    files.copy_file(tmp_path / "a", tmp_path / "b", 4, 0o600)
     assert (tmp_path / "b").read_bytes() == b"1234"
     assert (tmp_path / "b").stat().st_mode & 0o777 == 0o600
-    with pytest.raises(UnfitFile, match="more than the 3 bytes"):
-        copy_file(tmp_path / "a", tmp_path / "c", 3)
-    assert read_file(tmp_path / "a", 4) == b"1234"
+    with pytest.raises(files.UnfitFile, match="more than the 3 bytes"):
+        files.copy_file(tmp_path / "a", tmp_path / "c", 3)
+    assert files.read_file(tmp_path / "a", 4) == b"1234"
 
 
 def test_a_key_of_many_names_is_refused_before_it_takes_memory() -> None:
@@ -95,14 +88,14 @@ def test_settings_in_another_encoding_are_a_sentence(tmp_path: Path, content: by
 
 
 def test_a_folder_that_we_make_is_its_owners_and_not_for_git(tmp_path: Path) -> None:
-    make_private_folder(tmp_path / "a" / "b")
+    files.make_private_folder(tmp_path / "a" / "b")
     assert (tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
-    assert (tmp_path / "a" / "b" / GITIGNORE).read_text() == "*\n"
-    make_private_folder(tmp_path)
-    assert not (tmp_path / GITIGNORE).exists()
+    assert (tmp_path / "a" / "b" / files.GITIGNORE).read_text() == "*\n"
+    files.make_private_folder(tmp_path)
+    assert not (tmp_path / files.GITIGNORE).exists()
     (tmp_path / "link").symlink_to("nowhere")
     with pytest.raises(NotADirectoryError, match="no folder, or a link to none"):
-        make_private_folder(tmp_path / "link")
+        files.make_private_folder(tmp_path / "link")
 
 
 @pytest.fixture
@@ -120,7 +113,7 @@ def modes(folder: Path) -> dict[str, int]:
 def test_a_link_in_the_place_of_an_unfinished_file_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "victim").write_bytes(b"precious")
     (tmp_path / "signatures.new").symlink_to(tmp_path / "victim")
-    replace_file(tmp_path / "signatures", b"signed")
+    files.replace_file(tmp_path / "signatures", b"signed")
     assert (tmp_path / "victim").read_bytes() == b"precious"
     assert (tmp_path / "signatures").read_bytes() == b"signed"
 

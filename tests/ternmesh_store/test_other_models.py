@@ -9,16 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ternmesh.federated.events import (
-    Advanced,
-    CountersReserved,
-    Joined,
-    Refused,
-    RoundExtended,
-    SettingsTaken,
-    UpdateMade,
-    WorkReady,
-)
+from ternmesh.federated import events
 from ternmesh.federated.local_update import make_update
 from ternmesh.federated.state import NO_RUN
 from ternmesh.link.events import FrameArrived, LinkRefused
@@ -34,10 +25,10 @@ PLAN = make_plan(DIMENSION, rounds=5, local_steps=1, learning_rate=0.1)
 VECTOR = np.arange(DIMENSION, dtype=np.float32)
 PENDING = make_update(VECTOR, MODEL, 3, 9, PLAN)
 LEARNED = (
-    Joined(RUN, 7, PLAN),
-    CountersReserved(8192),
-    Advanced(3, b"adapter-hash-v3", np.arange(DIMENSION, dtype=np.int32), VECTOR, False),
-    UpdateMade(PENDING),
+    events.Joined(RUN, 7, PLAN),
+    events.CountersReserved(8192),
+    events.Advanced(3, b"adapter-hash-v3", np.arange(DIMENSION, dtype=np.int32), VECTOR, False),
+    events.UpdateMade(PENDING),
 )
 KEY, OTHER_GRAPH, OTHER_START, OTHER_SHAPE = (
     b"".join(bytes([number]) * 32 for number in numbers)
@@ -59,7 +50,7 @@ KEY, OTHER_GRAPH, OTHER_START, OTHER_SHAPE = (
 def test_another_model_keeps_what_its_adapter_can_take(reopen, key, other, is_kept) -> None:
     store = NodeStore(reopen())
     store.load(MODEL, DIMENSION, key)
-    for event in (*LEARNED, SettingsTaken(4, (0, 61, 0, 0))):
+    for event in (*LEARNED, events.SettingsTaken(4, (0, 61, 0, 0))):
         store.record(event)
     store.put("moments", b"of the first model")
     store.commit()
@@ -82,17 +73,17 @@ def test_another_plan_is_another_run(reopen) -> None:
     for plan, version in ((PLAN, 3), (replace(PLAN, rounds=6), 0)):
         for event in LEARNED if version else ():
             store.record(event)
-        store.record(Joined(RUN, 9, plan))
+        store.record(events.Joined(RUN, 9, plan))
         assert store.load(MODEL, DIMENSION).version == version
 
 
 @pytest.mark.parametrize(
     ("make", "event"),
     [
-        (NodeStore, Refused("host", "seal")),
-        (NodeStore, WorkReady(0)),
-        (HostStore, Refused("ada", "seal")),
-        (HostStore, RoundExtended(0, 60.0)),
+        (NodeStore, events.Refused("host", "seal")),
+        (NodeStore, events.WorkReady(0)),
+        (HostStore, events.Refused("ada", "seal")),
+        (HostStore, events.RoundExtended(0, 60.0)),
         (LinkStore, FrameArrived("n1", b"frame")),
         (LinkStore, LinkRefused("n1", "seal")),
     ],

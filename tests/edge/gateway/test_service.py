@@ -10,14 +10,7 @@ import numpy as np
 import pytest
 
 from bench.loopback import LoopbackHub
-from edge.gateway.service import (
-    UP_BYTES_MAX,
-    UP_MAX,
-    Gateway,
-    GatewayConfig,
-    read_gateway_config,
-    run_gateway,
-)
+from edge.gateway import service
 from ternmesh.config import ConfigError
 from ternmesh.errors import SecurityError
 from ternmesh.link.settings import LinkSettings
@@ -53,7 +46,7 @@ class Air:
 
     def start(self) -> None:
         network = {board: self.network.node(board) for board in BOARDS}
-        self.gateway = Gateway(self.linked(HOST), network)
+        self.gateway = service.Gateway(self.linked(HOST), network)
         self.gateway.open()
 
     def linked(self, name: str) -> ReliableTransport:
@@ -147,7 +140,7 @@ insecure = true
 """
 
 
-def status_lines(config: GatewayConfig) -> list[str]:
+def status_lines(config: service.GatewayConfig) -> list[str]:
     try:
         return list(describe(ask_status(control_path(config.state_dir, config.control_socket))))
     except ControlError:  # it has just begun to listen
@@ -158,9 +151,9 @@ def test_a_whole_gateway_with_a_broker_and_an_emulated_modem(tmp_path: Path, eve
     path = tmp_path / "gateway.toml"
     with EmulatedRadios([new_modem("rnode", 0)], speed=100.0) as air, EmbeddedBroker() as broker:
         path.write_text(CONFIG.format(port=air.paths[0], url=broker.url) + INSECURE)
-        config, stop = read_gateway_config(path), threading.Event()
+        config, stop = service.read_gateway_config(path), threading.Event()
         options = {"insecure": True}
-        thread = threading.Thread(target=run_gateway, args=(config, stop), kwargs=options)
+        thread = threading.Thread(target=service.run_gateway, args=(config, stop), kwargs=options)
         thread.start()
         try:
             eventually(lambda: control_path(config.state_dir, config.control_socket).exists())
@@ -180,29 +173,29 @@ def test_a_whole_gateway_with_a_broker_and_an_emulated_modem(tmp_path: Path, eve
             thread.join()
 
 
-def config_of(tmp_path: Path) -> GatewayConfig:
+def config_of(tmp_path: Path) -> service.GatewayConfig:
     path = tmp_path / "gateway.toml"
     path.write_text(CONFIG.format(port="/dev/x", url="mqtt://127.0.0.1"))
-    return read_gateway_config(path)
+    return service.read_gateway_config(path)
 
 
 def test_a_radio_needs_keys_or_saying_twice_that_it_has_none(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     with pytest.raises(SecurityError, match=r"no identity at .*state/identity"):
-        run_gateway(config, threading.Event())
+        service.run_gateway(config, threading.Event())
     with pytest.raises(ConfigError, match="insecure = true"):
-        run_gateway(config, threading.Event(), insecure=True)
+        service.run_gateway(config, threading.Event(), insecure=True)
 
 
 def test_a_gateway_has_an_identity_of_its_own_role_and_name(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     enrol_fleet("ternmesh", tmp_path / HOST, {"gateway": tmp_path / "state"})
     with pytest.raises(SecurityError, match="the identity of a node"):
-        run_gateway(config, threading.Event())
+        service.run_gateway(config, threading.Event())
     barn = replace(config, state_dir=str(tmp_path / "barn"))
     enrol_fleet("ternmesh", tmp_path / HOST, {}, {"barn": tmp_path / "barn"})
     with pytest.raises(SecurityError, match="identity of barn, not gateway"):
-        run_gateway(barn, threading.Event())
+        service.run_gateway(barn, threading.Event())
 
 
 def test_boards_that_a_gateway_does_not_know_are_named(tmp_path: Path, caplog) -> None:
@@ -211,7 +204,7 @@ def test_boards_that_a_gateway_does_not_know_are_named(tmp_path: Path, caplog) -
     enrol_fleet("ternmesh", tmp_path / HOST, nodes, {"gateway": tmp_path / "state"})
     stop = threading.Event()
     stop.set()
-    run_gateway(config, stop)
+    service.run_gateway(config, stop)
     [warning] = [r.getMessage() for r in caplog.records if "enrol them" in r.getMessage()]
     assert warning.startswith("no keys of bo are known")
 
@@ -228,7 +221,7 @@ def test_a_neighbourhood_may_be_bridges(tmp_path: Path) -> None:
         url = "mqtt://127.0.0.1"
         """
     )
-    assert read_gateway_config(path).boards == BOARDS
+    assert service.read_gateway_config(path).boards == BOARDS
 
 
 @pytest.mark.parametrize(
@@ -249,7 +242,7 @@ def test_a_wrong_config_is_one_sentence(tmp_path: Path, old: str, new: str, sent
     path = tmp_path / "gateway.toml"
     path.write_text(CONFIG.format(port="/dev/x", url="mqtt://127.0.0.1").replace(old, new))
     with pytest.raises(ConfigError, match=sentence):
-        read_gateway_config(path)
+        service.read_gateway_config(path)
 
 
 class Login:
@@ -283,7 +276,7 @@ class Neighbourhood:
     def __init__(self, **is_connected: bool) -> None:
         self.logins = {board: Login(connected) for board, connected in is_connected.items()}
         self.radio = Login()
-        self.gateway = Gateway(self.radio, self.logins)
+        self.gateway = service.Gateway(self.radio, self.logins)
 
     def say(self, board: str, count: int = 1, size: int = 100) -> None:
         self.radio.inbox += [Arrival(board, (f,), len(f)) for f in frames(count, size=size)]
@@ -309,7 +302,9 @@ def test_a_board_whose_login_is_refused_holds_up_nobody() -> None:
     assert near.gateway.frames_lost == 0
 
 
-@pytest.mark.parametrize(("size", "count"), [(1, UP_MAX), (60_000, UP_BYTES_MAX // 60_010)])
+@pytest.mark.parametrize(
+    ("size", "count"), [(1, service.UP_MAX), (60_000, service.UP_BYTES_MAX // 60_010)]
+)
 def test_what_waits_for_a_refused_login_is_bounded(size: int, count: int) -> None:
     near = Neighbourhood(thief=False, ada=True)
     near.say("thief", count + 3, size)

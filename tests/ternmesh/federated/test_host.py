@@ -15,14 +15,6 @@ from ternmesh.security.membership import HOST
 from ternmesh.wire import control, update
 from ternmesh.wire.control import OPEN
 from ternmesh.wire.frame import UNASSIGNED, Header, open_seal, seal_open
-from ternmesh.wire.update import (
-    CHUNK_KIND,
-    MANIFEST_KIND,
-    Manifest,
-    read_manifest,
-    update_digest,
-    write_manifest,
-)
 
 MODEL = bytes(range(32))
 New = Callable[..., Any]
@@ -31,9 +23,9 @@ New = Callable[..., Any]
 def packet(bench: Any, address: int, number: int = 0, seed: int = 0) -> list[bytes]:
     """The sealed frames of a good update: manifest first."""
     chunks = encode_update(bench.delta(seed), MODEL, number, bench.plan)[0]
-    digest = update_digest(chunks)
-    head = Manifest(number & 0xFFFF, MODEL[:8], 10, digest, len(chunks))
-    bodies = [write_manifest(head), *chunks]
+    digest = update.update_digest(chunks)
+    head = update.Manifest(number & 0xFFFF, MODEL[:8], 10, digest, len(chunks))
+    bodies = [update.write_manifest(head), *chunks]
     return [seal_open(Header(address, i), body) for i, body in enumerate(bodies)]
 
 
@@ -100,7 +92,7 @@ def test_a_bad_frame_is_counted_by_its_reason_and_loses_no_round(bench: Any, nam
     assert bench.host.refused == {reason: 1}
 
 
-@pytest.mark.parametrize("kind", [MANIFEST_KIND, CHUNK_KIND])
+@pytest.mark.parametrize("kind", [update.MANIFEST_KIND, update.CHUNK_KIND])
 def test_a_body_without_its_round_is_of_no_round(bench: Any, kind: int) -> None:
     with pytest.raises(WireError) as caught:
         round_of(bytes([kind, 0]), 70_000, bench.plan)
@@ -177,7 +169,7 @@ def test_a_receipt_says_what_is_here_also_as_an_answer_to_a_hello(bench: Any) ->
     bench.add("yan")
     bench.exchange()
     frames = packet(bench, 1)
-    digest = read_manifest(opened(frames[0])).digest
+    digest = update.read_manifest(opened(frames[0])).digest
     for sent, have in (([frames[1]], None), ([frames[0]], b"\x01"), (frames[2:], b"\x07")):
         bench.host.receive_frames("theo", sent, bench.now)
         out = [control.read_control(opened(f)) for p, f in bench.take(HOST) if p == "theo"]

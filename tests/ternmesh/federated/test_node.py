@@ -12,18 +12,9 @@ from ternmesh.federated.aggregation import encode_step, global_delta_q24
 from ternmesh.federated.node import NodePhase
 from ternmesh.plan import genesis, to_numbers
 from ternmesh.security.membership import HOST
-from ternmesh.wire import control, fragments
+from ternmesh.wire import control, fragments, global_update
 from ternmesh.wire.control import OPEN
 from ternmesh.wire.frame import BROADCAST, DOWN, UNASSIGNED, Header, open_seal, seal_open
-from ternmesh.wire.global_update import (
-    Counted,
-    GlobalSnapshot,
-    GlobalUpdate,
-    certify,
-    hash_adapter,
-    write_global_snapshot,
-    write_global_update,
-)
 from ternmesh.wire.update import MANIFEST_KIND
 
 MODEL = bytes(range(32))
@@ -65,13 +56,15 @@ def test_a_manifest_follows_its_shares_as_often_as_the_plan_says(bench: Any) -> 
     assert theo.received
 
 
-def new_step(bench: Any, *rows: Counted, model: bytes = MODEL[:8]) -> GlobalUpdate:
+def new_step(
+    bench: Any, *rows: global_update.Counted, model: bytes = MODEL[:8]
+) -> global_update.GlobalUpdate:
     """The first global update, as a host would make it of one update."""
     chunks = encode_step(bench.delta(9), MODEL, 1, bench.plan)[0]
     zeros = np.zeros(bench.plan.dimension, np.int32)
     adapter = add_q24(zeros, global_delta_q24(chunks, MODEL, 1, bench.plan))
-    name = hash_adapter(genesis(MODEL, bench.host.run, bench.plan), 1, adapter)
-    return GlobalUpdate(1, name, model, False, 0, rows, chunks)
+    name = global_update.hash_adapter(genesis(MODEL, bench.host.run, bench.plan), 1, adapter)
+    return global_update.GlobalUpdate(1, name, model, False, 0, rows, chunks)
 
 
 def welcome(bench: Any, node: Any, **changes: Any) -> control.Welcome:
@@ -261,9 +254,9 @@ def test_a_bad_frame_changes_nothing(bench: Any, name: str) -> None:  # R6.1-2
 def test_a_reference_with_a_bad_list_changes_nothing(bench: Any) -> None:  # R4.5-7
     theo = bench.nodes["theo"]
     theo.submit(0, bench.delta(1), bench.now)
-    row = Counted(1, 0, theo.pending.digest, b"\xff\xff\xff")
+    row = global_update.Counted(1, 0, theo.pending.digest, b"\xff\xff\xff")
     step = new_step(bench, row)
-    content = certify(write_global_update(step))
+    content = global_update.certify(global_update.write_global_update(step))
     residual = theo.residual.copy()
     for body in fragments.split(content, bench.plan.frame_mtu):
         theo.receive_frames(HOST, [seal_open(Header(BROADCAST, 0), body)], bench.now)
@@ -295,10 +288,12 @@ def test_an_older_snapshot_takes_nothing_back(bench: Any) -> None:  # R4.5-3
     theo, address = bench.nodes["theo"], bench.nodes["theo"].address
     both_submit(bench, 0)
     host = bench.host
-    old = GlobalSnapshot(1, host.global_hash, MODEL[:8], False, 0, (), host.model_q24)
+    old = global_update.GlobalSnapshot(1, host.global_hash, MODEL[:8], False, 0, (), host.model_q24)
     both_submit(bench, 1)
     before = theo.model_q24.copy()
-    for body in fragments.split(certify(write_global_snapshot(old)), bench.plan.frame_mtu):
+    for body in fragments.split(
+        global_update.certify(global_update.write_global_snapshot(old)), bench.plan.frame_mtu
+    ):
         theo.receive_frames(HOST, [seal_open(Header(address | DOWN, 0), body)], bench.now)
     assert theo.version == 2
     assert np.array_equal(theo.model_q24, before)

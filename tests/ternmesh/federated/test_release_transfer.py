@@ -18,30 +18,8 @@ from ternmesh.federated.release_transfer import (
     place_of,
 )
 from ternmesh.link.erasure_code import Decoder, best_symbol_bytes
-from ternmesh.wire import control
+from ternmesh.wire import control, release
 from ternmesh.wire.frame import BROADCAST
-from ternmesh.wire.release import (
-    ACTIVE,
-    BAD,
-    GOOD,
-    HELD,
-    NOBODY,
-    OFFER,
-    ON_TRIAL,
-    PLACES,
-    RECEIVING,
-    REFUSED,
-    RUNNING,
-    WITHDRAWN,
-    ReleaseOffer,
-    ReleaseStatus,
-    ReleaseSymbol,
-    read_offer,
-    read_status,
-    read_symbol,
-    write_offer,
-    write_symbol,
-)
 
 LONGEST_S, COST_S = 3600.0, 0.8
 
@@ -55,7 +33,9 @@ class Air:
         self.data = self.rng.bytes(size)
         digest = hashlib.sha256(self.data).digest()
         symbol = best_symbol_bytes(size, mtu - 19)
-        self.offer = ReleaseOffer(digest, size, symbol, "tiny", 2, 1, ON_TRIAL, 0, NOBODY, 0)
+        self.offer = release.ReleaseOffer(
+            digest, size, symbol, "tiny", 2, 1, release.ON_TRIAL, 0, release.NOBODY, 0
+        )
         self.sender = self.new_sender()
         self.boards = {f"b{i}": ReleaseReceiver(f"b{i}", self.rng) for i in range(boards)}
         self.away: set[str] = set()
@@ -72,7 +52,7 @@ class Air:
             self.offer = replace(offer, number=offer.number + 1)
             self.sender.change(self.offer)
         for body in self.sender.bodies(self.now, COST_S, 1):
-            self.bytes += len(body) + 14 + 65 * (body[0] == OFFER)
+            self.bytes += len(body) + 14 + 65 * (body[0] == release.OFFER)
             for name, board in self.boards.items():
                 if name not in self.away and self.rng.random() >= self.loss:
                     self.hear(name, board, body)
@@ -81,13 +61,13 @@ class Air:
             if answer is not None and name not in self.away:
                 self.bytes += len(answer) + 79
                 if self.rng.random() >= self.loss:
-                    self.sender.receive(name, read_status(answer))
+                    self.sender.receive(name, release.read_status(answer))
         self.now += COST_S / 2
 
     def hear(self, name: str, board: ReleaseReceiver, body: bytes) -> None:
-        if body[0] == OFFER:
-            board.take_offer(read_offer(body), self.now)
-        elif board.add(symbol := read_symbol(body)):
+        if body[0] == release.OFFER:
+            board.take_offer(release.read_offer(body), self.now)
+        elif board.add(symbol := release.read_symbol(body)):
             self.symbols[name][symbol.index] = symbol.data
 
     def until(self, condition: Callable[[], bool], limit: int = 60_000) -> None:
@@ -96,20 +76,24 @@ class Air:
                 return
             self.step()
             for name, board in self.boards.items():
-                if board.offer is not None and board.state == RECEIVING and not any(board.needs):
+                if (
+                    board.offer is not None
+                    and board.state == release.RECEIVING
+                    and not any(board.needs)
+                ):
                     self.complete(name, board)
         raise AssertionError(f"not within {self.now:.0f} s")
 
     def complete(self, name: str, board: ReleaseReceiver) -> None:
         if name != "b0" and len(self.data) > 100_000:  # the code's own tests have more
-            board.become(HELD, self.now)
+            board.become(release.HELD, self.now)
             return
         decoder = Decoder(layout_of(self.offer), self.offer.digest[:NAME_SIZE])
         for index in sorted(self.symbols[name]):
             decoder.add(index, self.symbols[name][index])
         if decoder.is_complete:
             assert decoder.data() == self.data
-            board.become(HELD, self.now)
+            board.become(release.HELD, self.now)
         else:
             board.lack(decoder.missing)
 
@@ -120,7 +104,7 @@ class Air:
 
 def test_ten_boards_at_a_loss_of_20_percent() -> None:
     air = Air(0, 200_000, 10, 0.2)
-    air.until(lambda: RECEIVING not in air.states)
+    air.until(lambda: release.RECEIVING not in air.states)
     assert air.bytes / len(air.data) < 1.5
 
 
@@ -138,11 +122,11 @@ def test_kills_of_both_ends_and_boards_that_come_late(seed: int) -> None:
             again = air.boards[name] = ReleaseReceiver(name, air.rng)
             again.take_offer(air.offer, air.now)
             for index, data in air.symbols[name].items():
-                again.add(ReleaseSymbol(air.offer.digest[:2], index, data))
-    air.until(lambda: all(b.state != RECEIVING for n, b in air.boards.items() if n != "b0"))
+                again.add(release.ReleaseSymbol(air.offer.digest[:2], index, data))
+    air.until(lambda: all(b.state != release.RECEIVING for n, b in air.boards.items() if n != "b0"))
     air.away = set()
     air.sender.heard("b0")
-    air.until(lambda: RECEIVING not in air.states)
+    air.until(lambda: release.RECEIVING not in air.states)
 
 
 def test_the_stages_a_canary_then_all_then_active() -> None:
@@ -152,31 +136,34 @@ def test_the_stages_a_canary_then_all_then_active() -> None:
     def work() -> bool:
         for name, board in air.boards.items():
             offer = board.offer
-            if board.state == HELD and board.may_try and offer is not None:
+            if board.state == release.HELD and board.may_try and offer is not None:
                 tried.append((name, offer.tries))
-                board.become(GOOD, air.now)
-            elif board.state == GOOD and offer is not None and offer.stage == ACTIVE:
-                board.become(RUNNING, air.now)
-        return {board.state for board in air.sender.boards.values()} == {RUNNING}
+                board.become(release.GOOD, air.now)
+            elif (
+                board.state == release.GOOD and offer is not None and offer.stage == release.ACTIVE
+            ):
+                board.become(release.RUNNING, air.now)
+        return {board.state for board in air.sender.boards.values()} == {release.RUNNING}
 
     air.until(work)
     digest = air.offer.digest
     first, tries = tried[0]
     assert tries == canaries([first], digest, 0.1), "the first of those that hold it"
     assert [n for n, _ in tried[1:]] != []
-    assert all(t == PLACES for name, t in tried if place_of(name, digest) >= tries)
+    assert all(t == release.PLACES for name, t in tried if place_of(name, digest) >= tries)
     air.sender.heard(first, is_behind=True)
-    assert air.sender.boards[first].state == HELD, "it has gone back, and is asked again"
+    assert air.sender.boards[first].state == release.HELD, "it has gone back, and is asked again"
 
 
-def sender_with(states: dict[str, int], tries: int = PLACES) -> ReleaseSender:
+def sender_with(states: dict[str, int], tries: int = release.PLACES) -> ReleaseSender:
     air = Air(0, 1_000, 0, 0.0)
     air.offer = replace(air.offer, tries=tries)
     sender = air.new_sender()
     sender.expect(states)
     for name, state in states.items():
         sender.receive(
-            name, ReleaseStatus(air.offer.digest[:4], state, (5,) * (state == RECEIVING))
+            name,
+            release.ReleaseStatus(air.offer.digest[:4], state, (5,) * (state == release.RECEIVING)),
         )
     return sender
 
@@ -184,13 +171,21 @@ def sender_with(states: dict[str, int], tries: int = PLACES) -> ReleaseSender:
 @pytest.mark.parametrize(
     ("states", "tries", "stage"),
     [
-        ({"a": BAD, "b": HELD}, PLACES - 1, WITHDRAWN),  # one bad canary is enough
-        ({"a": GOOD, "b": BAD, "c": GOOD}, PLACES, ACTIVE),
-        ({"a": GOOD, "b": BAD, "c": BAD}, PLACES, WITHDRAWN),
-        ({"a": REFUSED, "b": REFUSED}, PLACES, WITHDRAWN),
-        ({"a": REFUSED, "b": GOOD}, PLACES, ACTIVE),
-        ({"a": GOOD, "b": HELD}, PLACES, None),  # one is still at it
-        ({"a": GOOD, "b": RECEIVING}, PLACES, None),
+        (
+            {"a": release.BAD, "b": release.HELD},
+            release.PLACES - 1,
+            release.WITHDRAWN,
+        ),  # one bad canary is enough
+        ({"a": release.GOOD, "b": release.BAD, "c": release.GOOD}, release.PLACES, release.ACTIVE),
+        (
+            {"a": release.GOOD, "b": release.BAD, "c": release.BAD},
+            release.PLACES,
+            release.WITHDRAWN,
+        ),
+        ({"a": release.REFUSED, "b": release.REFUSED}, release.PLACES, release.WITHDRAWN),
+        ({"a": release.REFUSED, "b": release.GOOD}, release.PLACES, release.ACTIVE),
+        ({"a": release.GOOD, "b": release.HELD}, release.PLACES, None),  # one is still at it
+        ({"a": release.GOOD, "b": release.RECEIVING}, release.PLACES, None),
     ],
 )
 def test_what_follows_from_what_boards_say(
@@ -201,22 +196,22 @@ def test_what_follows_from_what_boards_say(
 
 
 def test_boards_that_are_away_hold_up_nobody() -> None:
-    sender = sender_with({"a": GOOD, "b": RECEIVING})
+    sender = sender_with({"a": release.GOOD, "b": release.RECEIVING})
     sender.boards["b"].silent = 4
     step = sender.verdict()
     assert step is not None
-    assert step.stage == ACTIVE
+    assert step.stage == release.ACTIVE
 
 
 def test_wrong_statuses_change_nothing() -> None:
-    sender = sender_with({"a": HELD})
+    sender = sender_with({"a": release.HELD})
     for status in (
-        ReleaseStatus(b"else", HELD),
-        ReleaseStatus(sender.offer.digest[:4], RECEIVING, (9,)),
+        release.ReleaseStatus(b"else", release.HELD),
+        release.ReleaseStatus(sender.offer.digest[:4], release.RECEIVING, (9,)),
     ):
         with pytest.raises(WireError):
             sender.receive("a", status)
-    assert sender.boards["a"].state == HELD
+    assert sender.boards["a"].state == release.HELD
 
 
 def test_an_older_offer_and_a_wrong_symbol_are_refused() -> None:
@@ -226,8 +221,8 @@ def test_an_older_offer_and_a_wrong_symbol_are_refused() -> None:
     with pytest.raises(WireError):
         board.take_offer(replace(air.offer, number=4, digest=bytes(32)), 0.0)
     with pytest.raises(WireError):
-        board.add(ReleaseSymbol(air.offer.digest[:2], 0, b"short"))
-    assert not board.add(ReleaseSymbol(b"no", 0, bytes(air.offer.symbol_bytes)))
+        board.add(release.ReleaseSymbol(air.offer.digest[:2], 0, b"short"))
+    assert not board.add(release.ReleaseSymbol(b"no", 0, bytes(air.offer.symbol_bytes)))
     assert board.offer is not None
     assert board.offer.number == 5
     assert not board.held
@@ -251,19 +246,19 @@ def test_sessions_carry_it_also_to_a_board_of_another_model(
         bench.exchange()
         bench.wait(2.0)
     assert ("theo" in [n.name for n in bench.host.nodes.values()]) == (model == "the same")
-    symbol = write_symbol(ReleaseSymbol(b"ab", 7, b"data"))
-    bench.host.session.broadcast([write_offer(air.offer), symbol])
+    symbol = release.write_symbol(release.ReleaseSymbol(b"ab", 7, b"data"))
+    bench.host.session.broadcast([release.write_offer(air.offer), symbol])
     bench.exchange()
-    assert taken == [write_offer(air.offer), symbol]
+    assert taken == [release.write_offer(air.offer), symbol]
     node.send_release_status(board_status(air))
     bench.exchange()
-    assert air.sender.boards["theo"].state == GOOD
+    assert air.sender.boards["theo"].state == release.GOOD
 
 
 def board_status(air: Air) -> bytes:
     board = ReleaseReceiver("theo", air.rng)
     board.take_offer(air.offer, 0.0)
-    board.become(GOOD, 0.0)
+    board.become(release.GOOD, 0.0)
     body = board.answer(1.0)
     assert body is not None
     return body
@@ -278,7 +273,7 @@ def test_an_offer_that_the_host_has_not_signed_is_refused(new_bench: Callable[..
     node = bench.nodes["theo"]
     taken: list[bytes] = []
     node.take_release = lambda body, _now: taken.append(body)
-    offer = write_offer(Air(0, 1_000, 0, 0.0).offer)
+    offer = release.write_offer(Air(0, 1_000, 0, 0.0).offer)
     # A member holds the broadcast key, but not the host's.
     bench.host.channel.outgoing.push("all", BROADCAST, [offer])
     bench.exchange()

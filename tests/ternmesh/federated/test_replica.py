@@ -13,17 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ternmesh.errors import WireError
-from ternmesh.federated import events
+from ternmesh.federated import events, replica
 from ternmesh.federated.host import HostProtocol
-from ternmesh.federated.replica import (
-    ProposedUpdate,
-    check_copy,
-    made_by,
-    made_hash,
-    read_proposal,
-    reproduce,
-    write_proposal,
-)
 from ternmesh.federated.state import HostState, RegisteredNode, new_host_state
 from ternmesh.security.authenticator import OPEN
 from ternmesh.security.membership import HOST
@@ -35,13 +26,13 @@ SILENT = write_control(Silent(0))
 New = Callable[..., Any]
 
 
-def proposal(bench: Any, **changes: Any) -> ProposedUpdate:
+def proposal(bench: Any, **changes: Any) -> replica.ProposedUpdate:
     """What the leader of a bench proposes, of the events since the last global update."""
     host, seen = bench.host, bench.events[HOST]
     first = [i for i, e in enumerate(seen) if isinstance(e, events.GlobalUpdateMade)]
     since = seen[first[-1] if first else 0 :]
     made = bench.last(HOST, events.Proposed)
-    item = ProposedUpdate(
+    item = replica.ProposedUpdate(
         run=host.run,
         version=made.version,
         before=host.global_hash,
@@ -56,8 +47,8 @@ def proposal(bench: Any, **changes: Any) -> ProposedUpdate:
     return replace(item, **changes)
 
 
-def again(bench: Any, item: ProposedUpdate, state: HostState) -> HostProtocol:
-    host, known = reproduce(
+def again(bench: Any, item: replica.ProposedUpdate, state: HostState) -> HostProtocol:
+    host, known = replica.reproduce(
         item,
         plan=bench.plan,
         settings=bench.host.settings,
@@ -117,16 +108,16 @@ def test_a_voter_follows_a_run_by_proposals_alone(bench: Any) -> None:
     state = new_host_state(bench.plan.dimension)
     for number in range(6):
         run_round(bench, number)
-        shadow = again(bench, read_proposal(write_proposal(proposal(bench))), state)
+        shadow = again(bench, replica.read_proposal(replica.write_proposal(proposal(bench))), state)
         assert shadow.awaiting is not None
         assert shadow.awaiting.content == bench.host.awaiting.content
         for host in (shadow, bench.host):
-            assert made_by(host, state) == made_by(shadow, state)
-        promised = made_by(shadow, state)
+            assert replica.made_by(host, state) == replica.made_by(shadow, state)
+        promised = replica.made_by(shadow, state)
         for host in (shadow, bench.host):
             host.agreed(UNCERTIFIED, bench.now)
         state = state_of(shadow)
-        assert made_hash(state) == promised
+        assert replica.made_hash(state) == promised
         bench.exchange()
     assert shadow.phase == bench.host.phase == FINISHED
     assert (shadow.model_q24 == bench.host.model_q24).all()
@@ -192,9 +183,9 @@ def test_who_is_muted_is_a_part_of_what_is_made(bench: Any) -> None:
     run_round(bench, 0)
     state = new_host_state(bench.plan.dimension)
     item = proposal(bench)
-    made = made_by(bench.host, state)
-    assert made_by(again(bench, item, state), state) == made
-    assert made_by(again(bench, replace(item, muted=("theo",)), state), state) != made
+    made = replica.made_by(bench.host, state)
+    assert replica.made_by(again(bench, item, state), state) == made
+    assert replica.made_by(again(bench, replace(item, muted=("theo",)), state), state) != made
 
 
 def test_nothing_follows_the_last_global_update(bench: Any) -> None:
@@ -270,7 +261,7 @@ def test_an_address_keeps_its_name(bench: Any) -> None:
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_proposal_or_a_refusal(data: bytes) -> None:
     with suppress(WireError):
-        assert write_proposal(read_proposal(data)) == data
+        assert replica.write_proposal(replica.read_proposal(data)) == data
 
 
 @pytest.mark.parametrize(
@@ -288,7 +279,7 @@ def test_a_copy_of_a_run_is_what_signers_have_certified(bench: Any, lie: dict[st
     run_round(bench, 0)
     bench.host.agreed(UNCERTIFIED, bench.now)
     check = partial(
-        check_copy,
+        replica.check_copy,
         plan=bench.plan,
         settings=bench.host.settings,
         model_hash=MODEL,

@@ -9,22 +9,15 @@ from hypothesis import strategies as st
 
 from ternmesh.exact import cosine
 from ternmesh.federated import reputation
-from ternmesh.federated.reputation import (
-    EXCLUDED,
-    LOWEST,
-    NEWCOMER,
-    USUAL,
-    NodeStanding,
-    Reputations,
-    restored,
-)
 
 NODES = range(1, 7)
 
 
-def fleet(rounds: int = 8, nodes: Iterable[int] = NODES, /, **cosines: float) -> Reputations:
+def fleet(
+    rounds: int = 8, nodes: Iterable[int] = NODES, /, **cosines: float
+) -> reputation.Reputations:
     """Six or other nodes after some rounds; `cosines` by "n1", "n2" and so on."""
-    found = Reputations(first_loss=1.2)
+    found = reputation.Reputations(first_loss=1.2)
     for version in range(1, rounds + 1):
         found.counted({node: cosines.get(f"n{node}", 0.1) for node in nodes}, (), version)
     return found
@@ -61,7 +54,7 @@ def test_of_three_nodes_one_that_lies_has_no_honest_one_excluded() -> None:
     found.probed(2, 19, {1: 0.2, 2: -0.1, 3: 32.0})
     found.probed(3, 20, {1: 0.1, 2: 0.1, 3: -32.0})
     assert found.weight(1) == found.weight(2) == pytest.approx(1.0)
-    again = restored(found.stored())
+    again = reputation.restored(found.stored())
     assert again.harm(3) == found.harm(3) > 0
     found.probed(3, 24, {1: 1.3, 2: 1.5, 3: -32.0})
     assert found.is_excluded(3), "two that do each other less harm say the same of it"
@@ -99,10 +92,10 @@ def test_a_rise_that_is_usual_in_the_fleet_is_not_discounted() -> None:
     for node in NODES:
         found.probed(node, 9, reports(*[0.2 + node / 100] * 6))
     assert not any(found.harm(node) > 1 for node in NODES)
-    found.probed(6, 10, reports(*[0.23 * USUAL * EXCLUDED - 0.01] * 6))
+    found.probed(6, 10, reports(*[0.23 * reputation.USUAL * reputation.EXCLUDED - 0.01] * 6))
     assert found.harm(6) > 1
     assert not found.is_excluded(6)
-    found.probed(6, 11, reports(*[0.23 * USUAL * EXCLUDED + 0.01] * 6))
+    found.probed(6, 11, reports(*[0.23 * reputation.USUAL * reputation.EXCLUDED + 0.01] * 6))
     assert found.is_excluded(6)
 
 
@@ -124,11 +117,11 @@ def test_a_node_that_has_turned_is_probed_at_once_and_weighs_little_until_it_tur
     found.counted(dict.fromkeys(NODES, 0.1), (), 21, turned={5})
     assert found.due(NODES, 22, b"any") == 5
     assert (found.weight(5), found.reason(5)) == (
-        LOWEST,
+        reputation.LOWEST,
         "sends the opposite of what it sent before",
     )
     found.counted(dict.fromkeys(NODES, 0.1), (), 22)
-    assert found.weight(5) == pytest.approx(2 / NEWCOMER)
+    assert found.weight(5) == pytest.approx(2 / reputation.NEWCOMER)
 
 
 def test_reports_of_excluded_nodes_do_not_count_where_enough_others_report() -> None:
@@ -227,21 +220,21 @@ def test_probes_are_drawn_and_become_rare() -> None:
     assert {node for _, node in probed[:10]} == {node for _, node in probed[-15:]} == set(NODES)
     assert [node for _, node in probed[:6]] != list(NODES), "nobody knows who is next"
     assert 90 * len(NODES) / 16 - 20 < len(probed) < 90 * len(NODES) / 16 + 40
-    assert Reputations().due(NODES, 50, b"any") is None  # nobody reports a loss
+    assert reputation.Reputations().due(NODES, 50, b"any") is None  # nobody reports a loss
 
 
 def test_the_disk_keeps_all() -> None:
     found = fleet(12, n1=-0.5)
     found.probed(2, 9, reports(*[5.0] * 6))
-    again = restored(found.stored())
+    again = reputation.restored(found.stored())
     assert again == found
     assert again.weight(2) == 0.0
     for damaged in (b"", b"\xff", b"\x80", b"\x82\x01\x02", found.stored()[:-1]):
-        assert restored(damaged) == Reputations()
+        assert reputation.restored(damaged) == reputation.Reputations()
 
 
 def test_a_new_node_is_unknown() -> None:
-    assert Reputations().of(3) == NodeStanding()
+    assert reputation.Reputations().of(3) == reputation.NodeStanding()
     assert cosine(np.zeros(3, np.float32), np.ones(3, np.float32)) == 0.0
 
 

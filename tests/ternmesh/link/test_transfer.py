@@ -4,15 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from ternmesh.link import events
 from ternmesh.link.erasure_code import Layout
-from ternmesh.link.events import (
-    Delivered,
-    IncomingDropped,
-    ObjectArrived,
-    Queued,
-    SymbolHeld,
-    TransferBegun,
-)
 from ternmesh.link.messages import Offer, Status, Symbol, object_name
 from ternmesh.link.receiver import SILENCES_MAX
 from ternmesh.link.settings import MTU_MIN
@@ -44,7 +37,7 @@ def test_nothing_lost_is_an_offer_the_object_and_one_receipt(size: int) -> None:
     symbols = [*map(str, range(count - 1)), f"{count - 1}!"]
     assert said(frames) == ["offer", *symbols, "receipt"]
     assert air.got(NODE) == [payload]
-    assert air.of(HOST, Delivered) == [Delivered(number, (NODE,))]
+    assert air.of(HOST, events.Delivered) == [events.Delivered(number, (NODE,))]
     assert [end.next_timeout() for end in air.ends.values()] == [None, None]
 
 
@@ -53,13 +46,13 @@ def test_events_come_in_the_order_that_a_disk_needs() -> None:  # R8.2-26
     air.host.send(NODE, payload)
     assert air.host.frames_to_send(0.0) == []  # nothing may leave before it is on disk
     air.run()
-    queued = Queued(0, NODE, (NODE,), payload)
-    begun, reserved = TransferBegun(0, 0), CountersReserved(4096)
-    assert air.events[HOST] == [queued, begun, reserved, Delivered(0, (NODE,))]
+    queued = events.Queued(0, NODE, (NODE,), payload)
+    begun, reserved = events.TransferBegun(0, 0), CountersReserved(4096)
+    assert air.events[HOST] == [queued, begun, reserved, events.Delivered(0, (NODE,))]
     offer = Offer(0, 0, object_name(0, payload), 2 * ROOM, ROOM)
-    held = SymbolHeld(HOST, offer, 0, payload[:ROOM])
-    arrived = ObjectArrived(HOST, offer.name, payload)
-    assert air.events[NODE] == [held, IncomingDropped(HOST, offer), arrived, reserved]
+    held = events.SymbolHeld(HOST, offer, 0, payload[:ROOM])
+    arrived = events.ObjectArrived(HOST, offer.name, payload)
+    assert air.events[NODE] == [held, events.IncomingDropped(HOST, offer), arrived, reserved]
 
 
 BURST = ["offer", "0", "1", "2", "3!"]
@@ -107,7 +100,7 @@ def test_what_a_loss_costs(name: str) -> None:
     frames = air.run()
     assert said(frames) == wanted
     assert air.got(NODE) == [payload]
-    assert len(air.of(HOST, Delivered)) == 1
+    assert len(air.of(HOST, events.Delivered)) == 1
     if lose_last in losses:  # the answer waits for the end of the burst
         pause_s = frames[5].time_s - frames[4].time_s
         assert IDLE_S - FRAME_S <= pause_s <= IDLE_S + 2 * FRAME_S
@@ -155,5 +148,5 @@ def test_an_unfinished_object_makes_way_for_the_next_in_its_slot() -> None:
     air.node.receive_frame(HOST, sealed(Symbol(0, 1, bytes(30), False)), 0.0)
     air.host.send(NODE, content(90))
     air.run()
-    assert air.of(NODE, IncomingDropped)[0] == IncomingDropped(HOST, old)
+    assert air.of(NODE, events.IncomingDropped)[0] == events.IncomingDropped(HOST, old)
     assert air.got(NODE) == [content(90)]

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from ternmesh.link import messages
 from ternmesh.link.events import (
     Delivered,
     GaveUp,
@@ -21,16 +22,6 @@ from ternmesh.link.events import (
     TransferBegun,
 )
 from ternmesh.link.link import Link
-from ternmesh.link.messages import (
-    Message,
-    Offer,
-    Question,
-    Status,
-    Symbol,
-    is_link,
-    read_message,
-    write_message,
-)
 from ternmesh.link.settings import LinkSettings
 from ternmesh.security.sealing import CountersReserved
 from ternmesh.wire.frame import BROADCAST, FRAME_OVERHEAD, Header, open_seal, seal_open
@@ -55,10 +46,10 @@ class Sent:
     time_s: float
     sender: str
     peer: str
-    message: Message | bytes
+    message: messages.Message | bytes
 
 
-Rule = Callable[[str, Message | bytes], bool]  # a receiver, and what it would hear
+Rule = Callable[[str, messages.Message | bytes], bool]  # a receiver, and what it would hear
 
 
 @dataclass(slots=True)
@@ -102,7 +93,7 @@ class Air:
         for peer, frame in self.ends[sender].frames_to_send(self.now, room):
             self.now += FRAME_S
             body = open_seal(frame)[1]
-            message = read_message(body) if is_link(body) else frame
+            message = messages.read_message(body) if messages.is_link(body) else frame
             self.sent.append(Sent(self.now, sender, peer, message))
             for name in self.ends:
                 if name != sender and peer in (name, ALL) and not self._loses(name, message):
@@ -110,7 +101,7 @@ class Air:
         self.take()
         return self.sent[first:]
 
-    def _loses(self, receiver: str, message: Message | bytes) -> bool:
+    def _loses(self, receiver: str, message: messages.Message | bytes) -> bool:
         rule = next((rule for rule in self.losses if rule(receiver, message)), None)
         if rule is not None:
             self.losses.remove(rule)
@@ -155,15 +146,15 @@ def drain(end: Link) -> Iterator[LinkEvent]:
 
 
 def lose(kind: type, receiver: str = NODE, index: int | None = None) -> Rule:
-    def rule(name: str, message: Message | bytes) -> bool:
-        is_it = index is None or (isinstance(message, Symbol) and message.index == index)
+    def rule(name: str, message: messages.Message | bytes) -> bool:
+        is_it = index is None or (isinstance(message, messages.Symbol) and message.index == index)
         return name == receiver and isinstance(message, kind) and is_it
 
     return rule
 
 
-def lose_last(name: str, message: Message | bytes) -> bool:
-    return name == NODE and isinstance(message, Symbol) and message.is_last
+def lose_last(name: str, message: messages.Message | bytes) -> bool:
+    return name == NODE and isinstance(message, messages.Symbol) and message.is_last
 
 
 def said(frames: Sequence[Sent], sender: str = "") -> list[str]:
@@ -171,27 +162,27 @@ def said(frames: Sequence[Sent], sender: str = "") -> list[str]:
     return [short(each.message) for each in frames if each.sender == sender or not sender]
 
 
-def short(message: Message | bytes) -> str:
+def short(message: messages.Message | bytes) -> str:
     match message:
-        case Offer():
+        case messages.Offer():
             return "offer"
-        case Symbol():
+        case messages.Symbol():
             return f"{message.index}{'!' if message.is_last else ''}"
-        case Status():
+        case messages.Status():
             return f"needs {list(message.needs)}" if message.needs else "receipt"
-        case Question():
+        case messages.Question():
             return "question"
     return "frame"
 
 
-def sealed(message: Message, address: int = 1) -> bytes:
-    return seal_open(Header(address, 0), write_message(message))
+def sealed(message: messages.Message, address: int = 1) -> bytes:
+    return seal_open(Header(address, 0), messages.write_message(message))
 
 
 def state_of(events: Sequence[LinkEvent]) -> LinkState:
     """What a disk would have of these events, all committed; for one peer and no drops."""
     records: dict[int, OutRecord] = {}
-    symbols: dict[Offer, list[tuple[int, bytes]]] = {}
+    symbols: dict[messages.Offer, list[tuple[int, bytes]]] = {}
     counter = number = 0
     for event in events:
         match event:
@@ -216,5 +207,5 @@ def state_of(events: Sequence[LinkEvent]) -> LinkState:
 def says(air: Air, name: str, needs: tuple[int, ...]) -> None:
     """Whatever it holds: this of all that is under way."""
     for sending in list(air.host._out._active):
-        frame = sealed(Status(sending.offer.name, needs))
+        frame = sealed(messages.Status(sending.offer.name, needs))
         air.host.receive_frame(name, frame, air.now)

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ternmesh.errors import SecurityError, WireError
+from ternmesh.security import notices
 from ternmesh.security.enrolment import EnrolmentCodes, make_code, read_answer, read_code
 from ternmesh.security.enrolment import write_request as write_enrolment
 from ternmesh.security.host_keys import (
@@ -33,14 +34,6 @@ from ternmesh.security.identity import (
 )
 from ternmesh.security.keyed_sealing import FRAME_MIN
 from ternmesh.security.membership import MemberList, found_fleet
-from ternmesh.security.notices import (
-    RotationReader,
-    check_notice,
-    is_notice,
-    is_rotation,
-    rotation_frames,
-    write_notice,
-)
 from ternmesh.security.signatures import Signers
 from ternmesh.wire import fragments
 from ternmesh.wire.frame import Header, open_seal, seal_open
@@ -131,11 +124,11 @@ def test_a_host_must_hold_the_key_that_it_changes_to() -> None:  # R9.5-10
 
 
 def test_a_rotation_comes_in_frames_that_every_bearer_carries() -> None:  # R9.6-12
-    frames = rotation_frames(THIRD.rotations)
+    frames = notices.rotation_frames(THIRD.rotations)
     assert max(map(len, frames)) <= FRAME_MIN
-    assert all(is_notice(frame) and is_rotation(frame) for frame in frames)
+    assert all(notices.is_notice(frame) and notices.is_rotation(frame) for frame in frames)
     random.Random(3).shuffle(frames)
-    reader, follow = RotationReader(), MagicMock(return_value=True)
+    reader, follow = notices.RotationReader(), MagicMock(return_value=True)
     for frame in (*frames[:3], *frames):
         reader.take(frame, follow, 0.0)
     assert {call.args[0] for call in follow.mock_calls} == set(THIRD.rotations)
@@ -151,8 +144,8 @@ def forged_fragments(frames: list[bytes], count: int) -> list[bytes]:
 
 
 def test_forged_fragments_do_not_hold_up_a_rotation() -> None:
-    frames = rotation_frames(THIRD.rotations[:1])
-    reader, follow = RotationReader(), MagicMock(return_value=True)
+    frames = notices.rotation_frames(THIRD.rotations[:1])
+    reader, follow = notices.RotationReader(), MagicMock(return_value=True)
     for frame in (*forged_fragments(frames, 16), *frames):
         with suppress(WireError):
             reader.take(frame, follow, 0.0)
@@ -160,8 +153,8 @@ def test_forged_fragments_do_not_hold_up_a_rotation() -> None:
 
 
 def test_a_fragment_that_anybody_sends_costs_little(monkeypatch: Any) -> None:  # R9.6-14
-    reader, name = RotationReader(), MagicMock(wraps=fragments._name)
-    frames = rotation_frames((bytes(ROTATION_MAX),))
+    reader, name = notices.RotationReader(), MagicMock(wraps=fragments._name)
+    frames = notices.rotation_frames((bytes(ROTATION_MAX),))
     flood = (*frames[:-1], *forged_fragments(frames, 3 * len(frames)))
     monkeypatch.setattr(fragments, "_name", name)
     for frame in flood:
@@ -173,17 +166,17 @@ def test_a_fragment_that_anybody_sends_costs_little(monkeypatch: Any) -> None:  
 
 def test_a_notice_is_for_one_key_of_one_fleet() -> None:  # R9.6-8
     own = ADA.public.fingerprint
-    frame = write_notice(HOSTS[0], FLEET, own)
-    assert is_notice(frame)
-    assert not is_rotation(frame)
-    check_notice(frame, PUBLIC[0], FLEET, own)
+    frame = notices.write_notice(HOSTS[0], FLEET, own)
+    assert notices.is_notice(frame)
+    assert not notices.is_rotation(frame)
+    notices.check_notice(frame, PUBLIC[0], FLEET, own)
     for data, host, fleet, key in (
         (frame, PUBLIC[1], FLEET, own),
         (frame, PUBLIC[0], bytes(16), own),
         (frame, PUBLIC[0], FLEET, bytes(16)),
     ):
         with pytest.raises(WireError) as refused:
-            check_notice(data, host, fleet, key)
+            notices.check_notice(data, host, fleet, key)
         assert refused.value.reason == "signature"
 
 

@@ -3,21 +3,11 @@ from itertools import pairwise
 import pytest
 
 from ternmesh.errors import WireError
+from ternmesh.security import session
 from ternmesh.security.identity import Role, make_identity
 from ternmesh.security.keyed_sealing import OPENING_SIZE, SYNC_OVERHEAD
 from ternmesh.security.peer_session import ASK_MAX_S, BAD_ASK
 from ternmesh.security.sealing import OpenSealing
-from ternmesh.security.session import (
-    ANSWER,
-    QUESTION,
-    GroupState,
-    PeerState,
-    read_group,
-    read_peer,
-    write_group,
-    write_keys,
-    write_peer,
-)
 from ternmesh.wire.frame import Header, open_seal, seal_open
 from tests.ternmesh.security.trust_ends import (
     ALL,
@@ -114,7 +104,9 @@ def test_who_goes_on_in_a_session_that_is_over_is_a_clone() -> None:  # R9.3-5
     assert host.sealing.clones == {"theo": 1}
 
 
-@pytest.mark.parametrize("own", [QUESTION, ANSWER, write_keys(1, bytes(16), 0)])
+@pytest.mark.parametrize(
+    "own", [session.QUESTION, session.ANSWER, session.write_keys(1, bytes(16), 0)]
+)
 def test_what_is_the_seals_own_is_so_in_context_0_alone(own: bytes) -> None:  # R9.3-8
     host, node = met()
     header, body = host.sealing.open("theo", node.say("host", UP, own))
@@ -125,11 +117,11 @@ def test_what_is_the_seals_own_is_so_in_context_0_alone(own: bytes) -> None:  # 
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        (QUESTION[:1], "length"),
-        (QUESTION + b"x", "length"),
+        (session.QUESTION[:1], "length"),
+        (session.QUESTION + b"x", "length"),
         (b"\x0a\x02", "length"),
-        (write_keys(1, bytes(16), 0)[:-1], "length"),
-        (write_keys(1, bytes(16), 0), "kind"),  # a node has none to give
+        (session.write_keys(1, bytes(16), 0)[:-1], "length"),
+        (session.write_keys(1, bytes(16), 0), "kind"),  # a node has none to give
     ],
 )
 def test_a_body_of_the_seals_own_has_one_form(body: bytes, reason: str) -> None:  # R9.3-8
@@ -274,13 +266,13 @@ def test_states_read_back() -> None:
     host.save()
     node.save()
     for state in (*host.disk.values(), *node.disk.values()):
-        if isinstance(state, PeerState):
-            assert read_peer(state.name, write_peer(state)) == state
+        if isinstance(state, session.PeerState):
+            assert session.read_peer(state.name, session.write_peer(state)) == state
         else:
-            assert isinstance(state, GroupState)
-            assert read_group(write_group(state)) == state
+            assert isinstance(state, session.GroupState)
+            assert session.read_group(session.write_group(state)) == state
             assert "secret" not in repr(state)
-    assert len(write_peer(host.disk["theo"])) == 56  # type: ignore[arg-type]
+    assert len(session.write_peer(host.disk["theo"])) == 56  # type: ignore[arg-type]
 
 
 def test_forged_frames_make_nobody_talk_much() -> None:  # R9.3-10
@@ -301,4 +293,4 @@ def test_the_open_form_is_that_of_the_wire() -> None:
     sealing = OpenSealing()
     frame = sealing.seal("host", 3, 4, b"x")
     assert sealing.open("host", frame) == open_seal(frame)
-    assert not sealing.is_own(0, QUESTION)
+    assert not sealing.is_own(0, session.QUESTION)

@@ -5,32 +5,21 @@ from dataclasses import replace
 import pytest
 
 from ternmesh.errors import SecurityError, WireError
+from ternmesh.security import membership
 from ternmesh.security.identity import Identity, Role, make_identity
-from ternmesh.security.membership import (
-    CLAIM_JUMP_MAX,
-    MARK,
-    MEMBERS_MAX,
-    REVOKED_MAX,
-    MemberList,
-    MembersBehindGateway,
-    fleet_text,
-    found_fleet,
-    parse_fleet,
-    write_fleet,
-)
 from ternmesh.security.primitives import statement
 from tests.ternmesh.security.trust_ends import entropy, someone
 
 HOST, THEO, DORA = someone("greenhouse", Role.HOST), someone("theo"), someone("dora")
 SHED = someone("shed", Role.GATEWAY)
-FLEET = found_fleet("tomatoes", HOST.public)
+FLEET = membership.found_fleet("tomatoes", HOST.public)
 
 
 NEXT = make_identity("theo", Role.NODE, entropy("theo", "next"))
 
 
-def members(*enrolled: Identity) -> MemberList:
-    made = MemberList(FLEET)
+def members(*enrolled: Identity) -> membership.MemberList:
+    made = membership.MemberList(FLEET)
     for member in enrolled:
         made.enrol(member.public)
     return made
@@ -52,11 +41,11 @@ def test_members_are_found_by_the_bearers_name_and_the_host_by_its_own() -> None
 
 
 def test_fleets_of_one_host_have_different_names() -> None:
-    other = found_fleet("bees", HOST.public).fleet
+    other = membership.found_fleet("bees", HOST.public).fleet
     assert len(FLEET.fleet) == len(other) == 16
     assert FLEET.fleet != other
     with pytest.raises(SecurityError, match="not a host"):
-        found_fleet("tomatoes", THEO.public)
+        membership.found_fleet("tomatoes", THEO.public)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +74,7 @@ def test_a_revoked_key_stays_revoked() -> None:  # R9.5-7
     state = fleet.state
     fleet.revoke("theo")
     assert fleet.state == state
-    fleet = MemberList(state)
+    fleet = membership.MemberList(state)
     with pytest.raises(WireError, match="revoked"):
         fleet.find("theo")
     with pytest.raises(SecurityError, match="revoked"):
@@ -95,12 +84,16 @@ def test_a_revoked_key_stays_revoked() -> None:  # R9.5-7
 
 
 def test_a_fleet_is_bounded() -> None:  # R9.5-1
-    fleet = MemberList(replace(members(THEO, DORA).state, revoked=fingerprints(REVOKED_MAX - 1)))
+    fleet = membership.MemberList(
+        replace(members(THEO, DORA).state, revoked=fingerprints(membership.REVOKED_MAX - 1))
+    )
     fleet.revoke("theo")
     with pytest.raises(SecurityError, match="at most"):
         fleet.revoke("dora")
-    many = tuple(replace(THEO.public, name=str(number)) for number in range(MEMBERS_MAX - 1))
-    fleet = MemberList(replace(FLEET, members=(THEO.public, *many)))
+    many = tuple(
+        replace(THEO.public, name=str(number)) for number in range(membership.MEMBERS_MAX - 1)
+    )
+    fleet = membership.MemberList(replace(FLEET, members=(THEO.public, *many)))
     fleet.revoke("theo")
     assert fleet.enrol(NEXT.public), "its place is there already"
     with pytest.raises(SecurityError, match="at most"):
@@ -122,7 +115,7 @@ def test_the_next_change_passes_every_number_that_a_board_may_have_seen() -> Non
     fleet.claim(9)
     assert fleet.number == 1
     fleet.claim(5)
-    fleet.claim(1 + CLAIM_JUMP_MAX + 1)  # a lie must not use the numbers up
+    fleet.claim(1 + membership.CLAIM_JUMP_MAX + 1)  # a lie must not use the numbers up
     fleet.revoke("theo")
     assert fleet.number == 10
 
@@ -130,17 +123,17 @@ def test_the_next_change_passes_every_number_that_a_board_may_have_seen() -> Non
 # The host's list
 
 
-def learned(by: MemberList, host: MemberList) -> MemberList:
+def learned(by: membership.MemberList, host: membership.MemberList) -> membership.MemberList:
     """What a member list is after the list of the host."""
-    found = MemberList(by.state)
-    found.learn(write_fleet(HOST, host.state))
+    found = membership.MemberList(by.state)
+    found.learn(membership.write_fleet(HOST, host.state))
     return found
 
 
 def test_members_are_learned_from_the_hosts_list() -> None:
     host, other = members(SHED, THEO), members()
-    data = write_fleet(HOST, host.state)
-    assert parse_fleet(fleet_text(data) + "\n") == data
+    data = membership.write_fleet(HOST, host.state)
+    assert membership.parse_fleet(membership.fleet_text(data) + "\n") == data
     assert other.learn(data)
     assert other.state == host.state
     assert not other.learn(data), "it is no news"
@@ -148,9 +141,9 @@ def test_members_are_learned_from_the_hosts_list() -> None:
 
 def test_who_was_revoked_stays_out_whatever_an_old_list_says() -> None:  # R9.5-7
     host, other = members(SHED, THEO), members()
-    old = write_fleet(HOST, host.state)
+    old = membership.write_fleet(HOST, host.state)
     host.revoke("theo")
-    other.learn(write_fleet(HOST, host.state))
+    other.learn(membership.write_fleet(HOST, host.state))
     assert not other.learn(old)
     assert other.number == 3
     with pytest.raises(WireError):
@@ -163,7 +156,7 @@ def test_a_known_key_is_replaced_only_when_the_host_says_that_it_is_over() -> No
     other = learned(members(), host)
     before = other.state
     with pytest.raises(SecurityError, match="another board is enrolled as theo"):
-        other.learn(write_fleet(HOST, members(NEXT).state))
+        other.learn(membership.write_fleet(HOST, members(NEXT).state))
     assert other.state == before
     host.revoke("theo")
     host.enrol(NEXT.public)
@@ -179,8 +172,8 @@ def by_host(content: bytes) -> bytes:
     [
         b"",
         b"x",
-        write_fleet(someone("mallory", Role.HOST), members(THEO).state),
-        write_fleet(HOST, replace(members(THEO).state, fleet=bytes(16))),
+        membership.write_fleet(someone("mallory", Role.HOST), members(THEO).state),
+        membership.write_fleet(HOST, replace(members(THEO).state, fleet=bytes(16))),
         by_host(bytes(3)),
         by_host(bytes(4) + b"\xff\xff"),  # 65,535 members in 6 bytes: R1-2
         by_host(bytes(6) + b"\xff\xff"),
@@ -192,17 +185,17 @@ def test_a_list_that_is_refused(data: bytes) -> None:
         members().learn(data)
 
 
-@pytest.mark.parametrize("text", ["", "TM1:ABC", MARK + "!", MARK + "Q"])
+@pytest.mark.parametrize("text", ["", "TM1:ABC", membership.MARK + "!", membership.MARK + "Q"])
 def test_a_line_that_is_no_list(text: str) -> None:
     with pytest.raises(SecurityError, match=r"list of a fleet"):
-        parse_fleet(text)
+        membership.parse_fleet(text)
 
 
 def test_behind_a_gateway_the_hosts_name_is_the_gateways() -> None:
     fleet = members(SHED, THEO)
-    behind = MembersBehindGateway(fleet, "shed")
+    behind = membership.MembersBehindGateway(fleet, "shed")
     assert (behind.find("host"), behind.fleet) == (SHED.public, fleet.fleet)
     assert behind.find("theo") == THEO.public
     for name, match in (("theo", "which is a node"), ("barn", "enrol import")):
         with pytest.raises(SecurityError, match=match):
-            MembersBehindGateway(fleet, name)
+            membership.MembersBehindGateway(fleet, name)

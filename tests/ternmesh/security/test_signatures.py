@@ -7,32 +7,9 @@ from typing import Any
 import pytest
 
 from ternmesh.errors import SecurityError, WireError
-from ternmesh.security import primitives
+from ternmesh.security import primitives, signatures
 from ternmesh.security.identity import Role, identity_text, parse_quantum, quantum_text
 from ternmesh.security.session import group_name
-from ternmesh.security.signatures import (
-    QUANTUM_FRAMES,
-    QUANTUM_SIZE,
-    RELEASE,
-    SOFTWARE,
-    Signers,
-    SigningContext,
-    choose_signers,
-    local_signers,
-    open_signed,
-    own_quantum,
-    quantum_key,
-    sign_body,
-    sign_content,
-    sign_quantum,
-    sign_release,
-    sign_update,
-    signatures_of,
-    verify_beside,
-    verify_certificate,
-    verify_release,
-    verify_update,
-)
 from ternmesh.wire.global_update import UNCERTIFIED, Certificate
 from ternmesh.wire.update import Manifest, read_manifest, update_hash, write_manifest
 from tests.ternmesh.security.trust_ends import someone
@@ -40,7 +17,7 @@ from tests.ternmesh.security.trust_ends import someone
 HOST, THEO, DORA = someone("greenhouse", Role.HOST), someone("theo"), someone("dora")
 ANN, BEN = someone("ann"), someone("ben")
 LINES = [identity_text(one.public) for one in (HOST, ANN, BEN)]
-PLACE = SigningContext(bytes(16), b"run-id-8", bytes(range(32)))
+PLACE = signatures.SigningContext(bytes(16), b"run-id-8", bytes(range(32)))
 OTHER_PLACES = (
     replace(PLACE, fleet=b"\1" * 16),
     replace(PLACE, run=b"another!"),
@@ -49,22 +26,24 @@ OTHER_PLACES = (
 PACKET = update_hash([b"one", b"two"])
 FOR_ALL, FOR_THEO = group_name(bytes(16)), THEO.public.fingerprint
 HEAD = Manifest(5, PLACE.model_hash[:8], 120, PACKET[:4], 2)
-UPDATE = sign_update(THEO, PLACE, 5, HEAD, PACKET)
+UPDATE = signatures.sign_update(THEO, PLACE, 5, HEAD, PACKET)
 REGION = replace(HEAD, members=2, root=bytes(16), state=bytes(16))
-OF_REGION = sign_update(THEO, PLACE, 5, REGION, PACKET)
-BODY = sign_body(HOST, PLACE, FOR_THEO, b"content")
-ONE, FLEET, DIGEST = Signers((HOST.public,)), bytes(range(16)), bytes(32)
-VERSION = sign_release(HOST, FLEET, DIGEST, ONE, domain=SOFTWARE)
+OF_REGION = signatures.sign_update(THEO, PLACE, 5, REGION, PACKET)
+BODY = signatures.sign_body(HOST, PLACE, FOR_THEO, b"content")
+ONE, FLEET, DIGEST = signatures.Signers((HOST.public,)), bytes(range(16)), bytes(32)
+VERSION = signatures.sign_release(HOST, FLEET, DIGEST, ONE, domain=signatures.SOFTWARE)
 KEYS = [someone(f"signer-{index}", Role.HOST) for index in range(4)]
-TWO_OF_THREE = Signers(tuple(key.public for key in KEYS[:3]), 2)
-QUANTUM = quantum_key(HOST) if primitives._HAS_MLDSA else None
-BESIDE = b"" if QUANTUM is None else sign_quantum(QUANTUM, PLACE, b"content")
-HOST_AND_QUANTUM = Signers((HOST.public,), quantum=b"" if QUANTUM is None else QUANTUM.public)
+TWO_OF_THREE = signatures.Signers(tuple(key.public for key in KEYS[:3]), 2)
+QUANTUM = signatures.quantum_key(HOST) if primitives._HAS_MLDSA else None
+BESIDE = b"" if QUANTUM is None else signatures.sign_quantum(QUANTUM, PLACE, b"content")
+HOST_AND_QUANTUM = signatures.Signers(
+    (HOST.public,), quantum=b"" if QUANTUM is None else QUANTUM.public
+)
 needs_mldsa = pytest.mark.skipif(QUANTUM is None, reason="cryptography before 48")
 
 
 def rows(*indexes: int, content: bytes = b"content") -> Certificate:
-    return tuple(sign_content(KEYS[index], index, PLACE, content) for index in indexes)
+    return tuple(signatures.sign_content(KEYS[index], index, PLACE, content) for index in indexes)
 
 
 def spoilt(data: bytes, at: int = -1) -> bytes:
@@ -73,11 +52,11 @@ def spoilt(data: bytes, at: int = -1) -> bytes:
     return bytes(wrong)
 
 
-ROW = sign_content(HOST, 0, PLACE, b"content")
+ROW = signatures.sign_content(HOST, 0, PLACE, b"content")
 # The check, its arguments, and what is in their place: by number, one after the other.
 CHECKS: dict[str, tuple[Callable[..., object], Sequence[Any], list[tuple[int, Any]]]] = {
     "an update": (
-        verify_update,
+        signatures.verify_update,
         (THEO.public, PLACE, 5, UPDATE, PACKET),
         [
             (0, HOST.public),
@@ -92,7 +71,7 @@ CHECKS: dict[str, tuple[Callable[..., object], Sequence[Any], list[tuple[int, An
         ],
     ),
     "an update of a region": (
-        verify_update,
+        signatures.verify_update,
         (THEO.public, PLACE, 5, OF_REGION, PACKET),
         [
             (3, replace(OF_REGION, members=3)),
@@ -101,7 +80,7 @@ CHECKS: dict[str, tuple[Callable[..., object], Sequence[Any], list[tuple[int, An
         ],
     ),
     "a body for one": (
-        open_signed,
+        signatures.open_signed,
         (HOST.public, PLACE, FOR_THEO, BODY),
         [
             (0, THEO.public),
@@ -113,18 +92,18 @@ CHECKS: dict[str, tuple[Callable[..., object], Sequence[Any], list[tuple[int, An
         ],
     ),
     "a certificate of one": (
-        verify_certificate,
+        signatures.verify_certificate,
         (ONE, PLACE, b"content", (ROW,)),
         [
             *((1, place) for place in OTHER_PLACES),
             (2, b"other"),
             (3, UNCERTIFIED),
             (3, ((0, BODY[1:65]),)),  # a signature of another thing
-            (3, (sign_content(HOST, 0, PLACE, b"content", RELEASE),)),
+            (3, (signatures.sign_content(HOST, 0, PLACE, b"content", signatures.RELEASE),)),
         ],
     ),
     "a certificate of two": (  # R9.7-4
-        verify_certificate,
+        signatures.verify_certificate,
         (TWO_OF_THREE, PLACE, b"content", rows(0, 2)),
         [
             *((3, rows(*indexes)) for indexes in ((0,), (0, 0), (1, 0), (0, 3), ())),
@@ -132,12 +111,12 @@ CHECKS: dict[str, tuple[Callable[..., object], Sequence[Any], list[tuple[int, An
         ],
     ),
     "a version of ternmesh": (
-        verify_release,
-        (ONE, FLEET, DIGEST, VERSION, SOFTWARE),
-        [(1, bytes(16)), (2, bytes(31) + b"x"), (4, RELEASE)],
+        signatures.verify_release,
+        (ONE, FLEET, DIGEST, VERSION, signatures.SOFTWARE),
+        [(1, bytes(16)), (2, bytes(31) + b"x"), (4, signatures.RELEASE)],
     ),
     "a signature beside": (
-        verify_beside,
+        signatures.verify_beside,
         (HOST_AND_QUANTUM, PLACE, b"content", (b"", BESIDE), "reference"),
         [
             (2, b"other"),
@@ -146,7 +125,7 @@ CHECKS: dict[str, tuple[Callable[..., object], Sequence[Any], list[tuple[int, An
             (3, (spoilt(BESIDE or b"xx", 1),)),
             (3, (BESIDE[:-1],)),
             (3, (BESIDE + b"\0",)),
-            (4, RELEASE),
+            (4, signatures.RELEASE),
         ],
     ),
 }
@@ -178,8 +157,10 @@ def test_a_signature_fills_exactly_what_the_manifest_reserves() -> None:
 
 
 def test_the_order_of_the_lines_says_nothing() -> None:
-    assert choose_signers(HOST.public, LINES, 2) == choose_signers(HOST.public, LINES[::-1], 2)
-    assert choose_signers(HOST.public, (), 1).keys == (HOST.public,)
+    assert signatures.choose_signers(HOST.public, LINES, 2) == signatures.choose_signers(
+        HOST.public, LINES[::-1], 2
+    )
+    assert signatures.choose_signers(HOST.public, (), 1).keys == (HOST.public,)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +177,7 @@ def test_rules_that_nobody_could_meet_are_refused(
     lines: Sequence[str], needed: int, reason: str
 ) -> None:
     with pytest.raises(SecurityError, match=reason):
-        choose_signers(HOST.public, lines, needed)
+        signatures.choose_signers(HOST.public, lines, needed)
 
 
 def test_who_cannot_check_such_a_signature_is_told_at_its_start(
@@ -205,34 +186,38 @@ def test_who_cannot_check_such_a_signature_is_told_at_its_start(
     line = quantum_text(bytes(1312))
     monkeypatch.setattr(primitives, "_HAS_MLDSA", False)
     with pytest.raises(SecurityError, match="install version 48"):
-        choose_signers(HOST.public, LINES, 2, line)
-    choose_signers(HOST.public, LINES, 2)
+        signatures.choose_signers(HOST.public, LINES, 2, line)
+    signatures.choose_signers(HOST.public, LINES, 2)
 
 
 def test_as_many_sign_as_it_takes() -> None:
-    signers = choose_signers(HOST.public, LINES, 2)
-    signing = local_signers(signers, (BEN, HOST, ANN))
+    signers = signatures.choose_signers(HOST.public, LINES, 2)
+    signing = signatures.local_signers(signers, (BEN, HOST, ANN))
     assert len(signing) == 2
     assert all(signers.keys[index] == one.public for index, one in signing)
     with pytest.raises(SecurityError, match="1 of their private keys"):
-        local_signers(signers, (HOST, DORA))
+        signatures.local_signers(signers, (HOST, DORA))
 
 
 def test_a_release_is_signed_by_one_after_the_other() -> None:
-    signers = choose_signers(HOST.public, LINES, 2)
-    one = sign_release(HOST, FLEET, b"manifest", signers)
-    assert signatures_of(signers, FLEET, b"manifest", one) == 1
+    signers = signatures.choose_signers(HOST.public, LINES, 2)
+    one = signatures.sign_release(HOST, FLEET, b"manifest", signers)
+    assert signatures.signatures_of(signers, FLEET, b"manifest", one) == 1
     with pytest.raises(WireError, match="2 signers"):
-        verify_release(signers, FLEET, b"manifest", one)
-    two = sign_release(ANN, FLEET, b"manifest", signers, one)
-    verify_release(signers, FLEET, b"manifest", two)
-    assert sign_release(ANN, FLEET, b"manifest", signers, two) == two, "twice is once"
-    verify_release(signers, FLEET, b"manifest", sign_release(BEN, FLEET, b"manifest", signers, two))
-    other = sign_release(BEN, FLEET, b"another", signers, two)
-    assert signatures_of(signers, FLEET, b"another", other) == 1, "what was for the last is gone"
-    assert signatures_of(ONE, FLEET, DIGEST, VERSION) == 0, "a version is no release"
+        signatures.verify_release(signers, FLEET, b"manifest", one)
+    two = signatures.sign_release(ANN, FLEET, b"manifest", signers, one)
+    signatures.verify_release(signers, FLEET, b"manifest", two)
+    assert signatures.sign_release(ANN, FLEET, b"manifest", signers, two) == two, "twice is once"
+    signatures.verify_release(
+        signers, FLEET, b"manifest", signatures.sign_release(BEN, FLEET, b"manifest", signers, two)
+    )
+    other = signatures.sign_release(BEN, FLEET, b"another", signers, two)
+    assert signatures.signatures_of(signers, FLEET, b"another", other) == 1, (
+        "what was for the last is gone"
+    )
+    assert signatures.signatures_of(ONE, FLEET, DIGEST, VERSION) == 0, "a version is no release"
     with pytest.raises(ValueError, match="not in list"):
-        sign_release(DORA, FLEET, b"manifest", signers)
+        signatures.sign_release(DORA, FLEET, b"manifest", signers)
 
 
 @needs_mldsa
@@ -240,20 +225,24 @@ def test_a_release_with_a_quantum_key_needs_that_signature_too() -> None:
     assert QUANTUM is not None
     line = quantum_text(QUANTUM.public)
     assert parse_quantum(line) == QUANTUM.public
-    signers = choose_signers(HOST.public, LINES, 2, line)
-    assert own_quantum(signers, HOST) is not None
+    signers = signatures.choose_signers(HOST.public, LINES, 2, line)
+    assert signatures.own_quantum(signers, HOST) is not None
     with pytest.raises(SecurityError, match="not this host's key"):
-        own_quantum(signers, ANN)
-    signed = sign_release(ANN, FLEET, DIGEST, signers, sign_release(HOST, FLEET, DIGEST, signers))
+        signatures.own_quantum(signers, ANN)
+    signed = signatures.sign_release(
+        ANN, FLEET, DIGEST, signers, signatures.sign_release(HOST, FLEET, DIGEST, signers)
+    )
     with pytest.raises(WireError, match="ML-DSA-44"):
-        verify_release(signers, FLEET, DIGEST, signed)
-    signed = sign_release(HOST, FLEET, DIGEST, signers, signed, QUANTUM)
-    verify_release(signers, FLEET, DIGEST, signed)
-    verify_release(signers, FLEET, DIGEST, sign_release(BEN, FLEET, DIGEST, signers, signed))
+        signatures.verify_release(signers, FLEET, DIGEST, signed)
+    signed = signatures.sign_release(HOST, FLEET, DIGEST, signers, signed, QUANTUM)
+    signatures.verify_release(signers, FLEET, DIGEST, signed)
+    signatures.verify_release(
+        signers, FLEET, DIGEST, signatures.sign_release(BEN, FLEET, DIGEST, signers, signed)
+    )
     for at in (0, 1, 5, 100, 2437):
         with pytest.raises(WireError):
-            verify_release(signers, FLEET, DIGEST, spoilt(signed, at))
+            signatures.verify_release(signers, FLEET, DIGEST, spoilt(signed, at))
     with pytest.raises(SecurityError, match="copy it again"):
         parse_quantum(line[:-2])
-    assert len(BESIDE) == QUANTUM_SIZE == 2438
-    assert -(-len(BESIDE) // (222 - 14 - 11)) == QUANTUM_FRAMES, "the price on a radio"
+    assert len(BESIDE) == signatures.QUANTUM_SIZE == 2438
+    assert -(-len(BESIDE) // (222 - 14 - 11)) == signatures.QUANTUM_FRAMES, "the price on a radio"

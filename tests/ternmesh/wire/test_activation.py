@@ -11,16 +11,6 @@ from hypothesis.extra.numpy import arrays
 
 from ternmesh.errors import CodecError
 from ternmesh.wire import activation
-from ternmesh.wire.activation import (
-    ANSWER,
-    BITS,
-    LEARN,
-    WHOLE,
-    Activation,
-    body_size,
-    read_activation,
-    write_activation,
-)
 from ternmesh.wire.frame import FRAME_MAX, FRAME_OVERHEAD
 
 VALUES = arrays(
@@ -30,15 +20,17 @@ VALUES = arrays(
 )
 
 
-@given(VALUES, st.sampled_from(BITS), st.integers(0, 2**32 - 1))
+@given(VALUES, st.sampled_from(activation.BITS), st.integers(0, 2**32 - 1))
 def test_values_come_back_within_half_a_step(values: np.ndarray, bits: int, number: int) -> None:
     # R10.1-3
-    body = write_activation(Activation(ANSWER, number, values), bits)
-    item = read_activation(body)
-    assert (item.leg, item.number, item.labels) == (ANSWER, number, b"")
+    body = activation.write_activation(
+        activation.Activation(activation.ANSWER, number, values), bits
+    )
+    item = activation.read_activation(body)
+    assert (item.leg, item.number, item.labels) == (activation.ANSWER, number, b"")
     assert item.values.dtype == np.float32
-    assert len(body) == body_size(values.shape[0], values.shape[1], bits)
-    if bits == WHOLE:
+    assert len(body) == activation.body_size(values.shape[0], values.shape[1], bits)
+    if bits == activation.WHOLE:
         assert item.values.tobytes() == values.tobytes()
         return
     largest = np.abs(values).max(axis=1, keepdims=True).astype(np.float64)
@@ -53,18 +45,20 @@ def test_values_that_are_not_finite_are_not_written(wrong: float) -> None:
     values = np.zeros((2, 3), np.float32)
     values[1, 2] = wrong
     with pytest.raises(CodecError, match="diverged"):
-        write_activation(Activation(LEARN, 0, values), 4)
+        activation.write_activation(activation.Activation(activation.LEARN, 0, values), 4)
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (256, 3), (2, 0), (1, 65_536)])
 def test_shapes_without_a_body(shape: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match="cannot hold"):
-        write_activation(Activation(LEARN, 0, np.zeros(shape, np.float32)), 4)
+        activation.write_activation(
+            activation.Activation(activation.LEARN, 0, np.zeros(shape, np.float32)), 4
+        )
 
 
 def test_a_clip_of_the_keyword_model_takes_102_bytes() -> None:
-    assert body_size(16, 200, 4) - activation.HEAD_SIZE == 16 * 102
-    assert body_size(16, 200, 4, 16) + FRAME_OVERHEAD < FRAME_MAX
+    assert activation.body_size(16, 200, 4) - activation.HEAD_SIZE == 16 * 102
+    assert activation.body_size(16, 200, 4, 16) + FRAME_OVERHEAD < FRAME_MAX
 
 
 VECTORS = json.loads((Path(__file__).parents[2] / "vectors" / "activations.json").read_text())
@@ -73,7 +67,7 @@ VECTORS = json.loads((Path(__file__).parents[2] / "vectors" / "activations.json"
 @pytest.mark.parametrize("case", VECTORS.values(), ids=list(VECTORS))
 def test_golden_bytes(case: dict[str, Any]) -> None:
     body = bytes.fromhex(case["bytes"])
-    read = read_activation(body)
+    read = activation.read_activation(body)
     assert (read.leg, read.number, read.labels.hex()) == (
         case["leg"],
         case["number"],

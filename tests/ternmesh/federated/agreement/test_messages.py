@@ -12,17 +12,6 @@ from hypothesis import strategies as st
 
 from ternmesh.errors import WireError
 from ternmesh.federated.agreement import messages
-from ternmesh.federated.agreement.messages import (
-    Alive,
-    Commit,
-    Prepare,
-    QuorumCertificate,
-    Signed,
-    check_certificate,
-    check_message,
-    read_message,
-    sign_message,
-)
 from ternmesh.federated.agreement.voters import BFT, make_voters
 from tests.sim.simagreement import stub_signature, verify
 
@@ -33,30 +22,34 @@ VOTERS = make_voters(bytes(8), "abcd", BFT)
 VOTE = 1, 7, 3, bytes(range(32))  # voter, term, version, digest
 
 
-def signed(message: Any, key: int | None = None) -> Signed[Any]:
+def signed(message: Any, key: int | None = None) -> messages.Signed[Any]:
     by = message.voter if key is None else key
-    return sign_message(VOTERS, message, lambda data: stub_signature(by, data))
+    return messages.sign_message(VOTERS, message, lambda data: stub_signature(by, data))
 
 
-def certificate(kind: type[Prepare | Commit], *signers: int) -> QuorumCertificate:
+def certificate(
+    kind: type[messages.Prepare | messages.Commit], *signers: int
+) -> messages.QuorumCertificate:
     votes = [signed(kind(voter, *VOTE[1:])) for voter in signers]
-    return QuorumCertificate(*VOTE[1:], signers, b"".join(vote.signature for vote in votes))
+    return messages.QuorumCertificate(
+        *VOTE[1:], signers, b"".join(vote.signature for vote in votes)
+    )
 
 
 @pytest.mark.parametrize("name", GOLDEN)
 def test_golden_messages_read_and_write(name: str) -> None:  # R13.2-1
-    read = read_message(GOLDEN[name])
-    again = sign_message(VOTERS, read.message, lambda _: read.signature)
+    read = messages.read_message(GOLDEN[name])
+    again = messages.sign_message(VOTERS, read.message, lambda _: read.signature)
     assert again.data == GOLDEN[name] == read.data
     assert type(read.message).__name__ == ROWS[name]["type"]
 
 
 def test_a_vote_is_small() -> None:
-    assert len(signed(Prepare(2, 70_000, 5_000, bytes(32))).data) <= 111
+    assert len(signed(messages.Prepare(2, 70_000, 5_000, bytes(32))).data) <= 111
 
 
 CERTIFICATES = st.none() | st.builds(
-    lambda term, version, digest, signers: QuorumCertificate(
+    lambda term, version, digest, signers: messages.QuorumCertificate(
         term, version, digest, tuple(sorted(signers)), bytes(64 * len(signers))
     ),
     st.integers(0, messages.POSITION_MAX),
@@ -80,7 +73,7 @@ def any_message(kind: Any) -> Any:
     needed = CERTIFICATES.filter(lambda proof: proof is not None)
     parts = {}
     for field in messages._FIELDS[kind]:
-        is_needed = field.type is QuorumCertificate
+        is_needed = field.type is messages.QuorumCertificate
         is_number = field.type is int
         strategy = needed if is_needed else numbers if is_number else CERTIFICATES
         parts[field.name] = OF_FIELD.get(field.name, strategy)
@@ -89,9 +82,9 @@ def any_message(kind: Any) -> Any:
 
 @given(st.sampled_from(messages._TYPES).flatmap(any_message))
 def test_each_message_reads_as_it_was_written(message: Any) -> None:  # R13.2-1
-    made = sign_message(VOTERS, message, lambda _: bytes(64))
+    made = messages.sign_message(VOTERS, message, lambda _: bytes(64))
     if len(made.data) <= messages.MESSAGE_MAX:
-        assert read_message(made.data) == made
+        assert messages.read_message(made.data) == made
 
 
 @given(st.binary(max_size=300) | st.sampled_from(sorted(GOLDEN.values())).flatmap(
@@ -102,9 +95,9 @@ def test_each_message_reads_as_it_was_written(message: Any) -> None:  # R13.2-1
 def test_any_bytes_are_a_message_or_refused(data: bytes) -> None:  # R13.2-1
     read = None
     with suppress(WireError):
-        read = read_message(data)
+        read = messages.read_message(data)
     if read is not None:
-        again = sign_message(VOTERS, read.message, lambda _: read.signature)
+        again = messages.sign_message(VOTERS, read.message, lambda _: read.signature)
         assert again.data == data
 
 
@@ -127,35 +120,35 @@ def test_any_bytes_are_a_message_or_refused(data: bytes) -> None:  # R13.2-1
 )
 def test_a_field_out_of_range_is_refused(content: list[Any]) -> None:  # R13.2-1, R13.2-2
     with pytest.raises(WireError) as refused:
-        read_message(cbor2.dumps(content, canonical=True))
+        messages.read_message(cbor2.dumps(content, canonical=True))
     assert refused.value.reason == "agreement"
 
 
 def test_a_signature_is_of_one_voter_message_run_and_fleet() -> None:  # R13.2-3
-    made = signed(Prepare(*VOTE))
-    check_message(VOTERS, made, verify)
+    made = signed(messages.Prepare(*VOTE))
+    messages.check_message(VOTERS, made, verify)
     others = (make_voters(b"another ", "abcd", BFT), make_voters(bytes(8), "abce", BFT))
     for voters in others:
         with pytest.raises(WireError, match="not signed by voter 1"):
-            check_message(voters, made, verify)
+            messages.check_message(voters, made, verify)
     for wrong in (
-        Commit(*VOTE),
-        Prepare(2, *VOTE[1:]),
-        Prepare(1, 8, 3, bytes(32)),
-        Alive(1, 7, 3),
+        messages.Commit(*VOTE),
+        messages.Prepare(2, *VOTE[1:]),
+        messages.Prepare(1, 8, 3, bytes(32)),
+        messages.Alive(1, 7, 3),
     ):
         with pytest.raises(WireError, match="not signed"):
-            check_message(VOTERS, Signed(wrong, made.signature, b""), verify)
+            messages.check_message(VOTERS, messages.Signed(wrong, made.signature, b""), verify)
     with pytest.raises(WireError, match="no voter 4"):
-        check_message(VOTERS, signed(Alive(4, 7, 3)), verify)
+        messages.check_message(VOTERS, signed(messages.Alive(4, 7, 3)), verify)
 
 
 def test_a_certificate_is_a_quorum_of_one_vote() -> None:  # R13.2-2
-    for kind, other in ((Prepare, Commit), (Commit, Prepare)):
-        check_certificate(VOTERS, kind, certificate(kind, 0, 2, 3), verify)
+    for kind, other in ((messages.Prepare, messages.Commit), (messages.Commit, messages.Prepare)):
+        messages.check_certificate(VOTERS, kind, certificate(kind, 0, 2, 3), verify)
         with pytest.raises(WireError, match="of a quorum"):
-            check_certificate(VOTERS, kind, certificate(kind, 0, 2), verify)
+            messages.check_certificate(VOTERS, kind, certificate(kind, 0, 2), verify)
         with pytest.raises(WireError, match="of a quorum"):
-            check_certificate(VOTERS, kind, certificate(kind, 0, 2, 4), verify)
+            messages.check_certificate(VOTERS, kind, certificate(kind, 0, 2, 4), verify)
         with pytest.raises(WireError, match="wrong signature"):
-            check_certificate(VOTERS, other, certificate(kind, 0, 2, 3), verify)
+            messages.check_certificate(VOTERS, other, certificate(kind, 0, 2, 3), verify)

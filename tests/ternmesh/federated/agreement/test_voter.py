@@ -6,16 +6,7 @@ from typing import Any
 import pytest
 
 from ternmesh.errors import StateError, WireError
-from ternmesh.federated.agreement import ballot, voter
-from ternmesh.federated.agreement.events import (
-    Broadcast,
-    Decided,
-    Event,
-    Evidence,
-    Judge,
-    Led,
-    VoterChanged,
-)
+from ternmesh.federated.agreement import ballot, events, voter
 from ternmesh.federated.agreement.messages import (
     Alive,
     Commit,
@@ -63,15 +54,15 @@ def signed(to: Voter, message: Message) -> bytes:
     return sign_message(to.voters, message, lambda data: stub_signature(key, data)).data
 
 
-def tell(to: Voter, *messages: Message, now: float = 0.1) -> list[Event]:
+def tell(to: Voter, *messages: Message, now: float = 0.1) -> list[events.Event]:
     done = []
     for message in messages:
         done += to.receive(signed(to, message), now)
     return done
 
 
-def said(done: list[Event]) -> list[Message]:
-    return [read_message(each.data).message for each in done if isinstance(each, Broadcast)]
+def said(done: list[events.Event]) -> list[Message]:
+    return [read_message(each.data).message for each in done if isinstance(each, events.Broadcast)]
 
 
 def certificate(
@@ -86,7 +77,7 @@ def proposal(digest: bytes = ONE, term: int = 0, proof: QuorumCertificate | None
     return Propose(term % 4, term, 1, digest, NOTHING_DECIDED, proof)
 
 
-def to_term(made: Voter, term: int) -> list[Event]:
+def to_term(made: Voter, term: int) -> list[events.Event]:
     others = [each for each in range(made.voters.count) if each != made.index]
     return tell(made, *(NewTerm(each, term, 0, None) for each in others))
 
@@ -101,11 +92,11 @@ def locked() -> Voter:
 
 def test_a_voter_alone_decides_at_once_and_says_nothing() -> None:  # R13.1-4
     made = Voter(**parts(1, 0))
-    assert made.start(0.0) == [Led(0, 0)]
+    assert made.start(0.0) == [events.Led(0, 0)]
     assert made.can_propose
     stored, decided = made.propose(0, 1, ONE, 2.0)
-    assert isinstance(stored, VoterChanged)
-    assert isinstance(decided, Decided)
+    assert isinstance(stored, events.VoterChanged)
+    assert isinstance(decided, events.Decided)
     assert (decided.version, decided.digest, decided.proof.signers) == (1, ONE, (0,))
     assert made.next_tick() is None
     assert made.tick(1e6) == []
@@ -114,16 +105,16 @@ def test_a_voter_alone_decides_at_once_and_says_nothing() -> None:  # R13.1-4
 
 def test_a_version_is_proposed_judged_and_decided() -> None:  # R13.2-4, R13.3-3, R13.3-5
     made = started()
-    assert tell(made, proposal()) == [Judge(0, 1, ONE)]
+    assert tell(made, proposal()) == [events.Judge(0, 1, ONE)]
     done = made.judged(1, ONE, True, 0.2)
-    assert [type(each) for each in done] == [VoterChanged, Broadcast]
+    assert [type(each) for each in done] == [events.VoterChanged, events.Broadcast]
     assert said(done) == [Prepare(1, 0, 1, ONE)]
     assert said(tell(made, Prepare(0, 0, 1, ONE))) == []
     assert said(tell(made, Prepare(2, 0, 1, ONE))) == [Commit(1, 0, 1, ONE)]
     assert tell(made, Commit(0, 0, 1, ONE)) == []
     stored, decided = tell(made, Commit(3, 0, 1, ONE))
-    assert isinstance(stored, VoterChanged)
-    assert isinstance(decided, Decided)
+    assert isinstance(stored, events.VoterChanged)
+    assert isinstance(decided, events.Decided)
     assert decided.proof.signers == (0, 1, 3)
     assert made.version == 1
     assert tell(made, Commit(2, 0, 1, ONE)) == []
@@ -167,13 +158,15 @@ def test_a_proof_is_checked() -> None:  # R13.2-2, R13.3-2
 def test_a_lock_holds_until_a_later_certificate() -> None:  # R13.3-3, R13.3-4
     made = locked()
     to_term(made, 4)
-    assert not [each for each in tell(made, proposal(TWO, 4)) if isinstance(each, Judge)]
+    assert not [each for each in tell(made, proposal(TWO, 4)) if isinstance(each, events.Judge)]
     to_term(made, 8)
     same = certificate(made, Prepare, 0, 1, TWO)  # of the term of the lock: not later
-    assert not [each for each in tell(made, proposal(TWO, 8, same)) if isinstance(each, Judge)]
+    assert not [
+        each for each in tell(made, proposal(TWO, 8, same)) if isinstance(each, events.Judge)
+    ]
     to_term(made, 12)
     later = certificate(made, Prepare, 8, 1, TWO)
-    assert Judge(12, 1, TWO) in tell(made, proposal(TWO, 12, later))
+    assert events.Judge(12, 1, TWO) in tell(made, proposal(TWO, 12, later))
     assert said(made.judged(1, TWO, True, 0.3)) == [Prepare(1, 12, 1, TWO)]
 
 
@@ -197,7 +190,7 @@ def test_two_votes_for_one_place_are_evidence_once() -> None:  # R13.1-2, R13.3-
     tell(made, Commit(0, 0, 1, TWO))
     shown = tell(made, Commit(0, 0, 1, ONE))
     first, second = signed(made, Commit(0, 0, 1, TWO)), signed(made, Commit(0, 0, 1, ONE))
-    assert shown == [Evidence(0, first, second)]
+    assert shown == [events.Evidence(0, first, second)]
     assert tell(made, Commit(0, 0, 1, bytes([7]) * 32)) == []
     tell(made, Commit(2, 0, 1, ONE))
     assert made.version == 0  # the second word does not count
@@ -212,7 +205,7 @@ def test_time_is_out_when_there_is_something_to_decide() -> None:  # R13.4-1
     assert made.term == 0
     tell(made, Alive(0, 0, 0), Suspect(2, 0), now=6.4)
     done = tell(made, Suspect(3, 0), now=6.5)
-    assert Led(1, 1) in done
+    assert events.Led(1, 1) in done
     assert said(done) == [NewTerm(1, 1, 0, None)]
 
 
@@ -281,7 +274,7 @@ def test_a_new_leader_with_a_quorum_goes_on_after_a_moment() -> None:  # R13.4-3
 
 def test_a_suspect_shows_the_term_of_a_voter() -> None:  # R13.4-2
     made = started(count=3)
-    assert Led(1, 1) in tell(made, Suspect(2, 1))  # else both would wait for ever
+    assert events.Led(1, 1) in tell(made, Suspect(2, 1))  # else both would wait for ever
     made = started()
     tell(made, Suspect(2, 1))
     assert made.term == 0  # it may lie
@@ -329,7 +322,9 @@ def test_a_start_asks_before_it_says_anything() -> None:  # R13.5-1, R13.5-2
     tell(made, answer)
     tell(made, StartAnswer(3, 1, b"an older", 0, 0, None, None, b""))
     assert not made.is_started
-    assert Judge(0, 1, ONE) in tell(made, StartAnswer(3, 1, question.nonce, 0, 0, None, None, b""))
+    assert events.Judge(0, 1, ONE) in tell(
+        made, StartAnswer(3, 1, question.nonce, 0, 0, None, None, b"")
+    )
     assert made.is_started
 
 
@@ -357,7 +352,7 @@ def test_an_old_disk_votes_only_above_what_the_others_prove() -> None:  # R13.5-
 def test_a_disk_from_before_another_restore_is_old(seen: bytes, *, is_old: bool) -> None:  # R13.5-3
     first = started(index=0)
     stored = first.propose(0, 1, ONE, 0.1)[0]
-    assert isinstance(stored, VoterChanged)
+    assert isinstance(stored, events.VoterChanged)
     made = Voter.restored(stored.data, **parts(index=0, trusts_disk=False))
     made.start(0.0)
     nonce = made.start_question.nonce
@@ -372,7 +367,7 @@ def test_a_restart_says_the_same_again() -> None:  # R13.2-4, R13.3-1
     made = started()
     tell(made, proposal())
     stored = made.judged(1, ONE, True, 0.2)[0]
-    assert isinstance(stored, VoterChanged)
+    assert isinstance(stored, events.VoterChanged)
     again = Voter.restored(stored.data, **parts())
     again.start(9.0)
     tell(again, proposal(), now=9.0)
