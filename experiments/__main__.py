@@ -4,7 +4,7 @@ exit codes:
   0  done
   1  cannot start or continue; a message on stderr says why
   2  the command line is wrong, or the folder holds another experiment
-  130  interrupted; the same command continues
+  130  interrupted; `transfer` continues by the same command, `m3` begins anew
 """
 
 import argparse
