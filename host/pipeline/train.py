@@ -76,23 +76,33 @@ class Diagnosis:
 VALIDATION_PARTS = 4  # batches
 OPTIMIZER = "optimizer/"  # how names of the optimisers' tensors begin in a checkpoint
 LOST_MAX = 1e-3  # of the layers' output; layers that lose more are not confined
-TRACE_WAIT, TRACE_WARMUP, TRACE_STEPS = 2, 1, 3
+TRACE_WAIT, TRACE_WARMUP, TRACE_STEPS, TRACE_ROWS = 2, 1, 3, 40
 
 
 @contextmanager
 def tracing(folder: Path | None, rank: int) -> Iterator[Callable[[], None]]:
     """A function to call after each step; steps 4 to 6 are traced to folder/trace-RANK.json.
 
-    Nothing is traced where `folder` is None.
+    The table of their operators, by shape, with time and memory, is in trace-RANK.txt. Nothing is
+    traced where `folder` is None.
     """
     if folder is None:
         yield lambda: None
         return
     path = folder / f"trace-{rank}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
+
+    def write(made: profile) -> None:
+        made.export_chrome_trace(str(path))
+        averages = made.key_averages(group_by_input_shape=True)
+        table = averages.table(sort_by="self_cpu_time_total", row_limit=TRACE_ROWS)
+        path.with_suffix(".txt").write_text(table)
+
     with profile(
         schedule=schedule(wait=TRACE_WAIT, warmup=TRACE_WARMUP, active=TRACE_STEPS, repeat=1),
-        on_trace_ready=lambda made: made.export_chrome_trace(str(path)),
+        on_trace_ready=write,
+        record_shapes=True,
+        profile_memory=True,
     ) as profiler:
         yield profiler.step
 

@@ -72,6 +72,9 @@ def test_ranks_compute_what_one_process_computes(
     assert all(line(row) for row in found)
     traces = sorted(path.name for path in config.folder.glob("trace-*.json"))
     assert traces == (["trace-0.json", "trace-1.json"] if method == "resbm" else [])
+    tables = [path.read_text() for path in config.folder.glob("trace-*.txt")]
+    assert all("Input Shapes" in table and "Self CPU Mem" in table for table in tables)
+    assert len(tables) == len(traces)
 
 
 Eventually = Callable[[Callable[[], object], float], None]
