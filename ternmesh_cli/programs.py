@@ -1,6 +1,11 @@
 """`ternmesh host`, `node` and `gateway`: the programs of a fleet. Each runs until a signal."""
 
 import argparse
+import cProfile
+import pstats
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +18,9 @@ from ternmesh_service.control_socket import RETURN, ControlError
 if TYPE_CHECKING:
     from host.config import HostKnowledgeConfig
     from host.knowledge import Predictions
+
+
+PROFILE_ROWS = 100
 
 
 def add_node_arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,6 +83,23 @@ def _add_arguments(parser: argparse.ArgumentParser, kind: str) -> None:
     parser.set_defaults(run=_run, kind=kind)
     process.add_config(parser)
     process.add_insecure(parser)
+    what = "write a table of what took how long to FILE when the program ends"
+    parser.add_argument("--profile", type=process.path, metavar="FILE", help=what)
+
+
+@contextmanager
+def profiled(path: Path | None) -> Iterator[None]:
+    """Write the calls of this thread, the longest first, where there is a `path`."""
+    if path is None:
+        yield
+        return
+    with cProfile.Profile() as profiler, path.open("w") as file:  # refused before, not after
+        try:
+            yield
+        finally:
+            profiler.disable()
+            statistics = pstats.Stats(profiler, stream=file)
+            statistics.sort_stats(pstats.SortKey.CUMULATIVE).print_stats(PROFILE_ROWS)
 
 
 def _open_predictions(model: Path, config: "HostKnowledgeConfig") -> "Predictions":
@@ -101,6 +126,12 @@ def _run(arguments: argparse.Namespace) -> int:
     if getattr(arguments, "return_to", None) is not None:
         return _return(arguments.config, arguments.return_to)
     stop = process.start(config.log_level)
+    with profiled(arguments.profile):
+        _serve(arguments, config, stop)
+    return 0
+
+
+def _serve(arguments: argparse.Namespace, config: Any, stop: threading.Event) -> None:
     match arguments.kind:
         case "host":
             from host.groups import run_groups
@@ -124,4 +155,3 @@ def _run(arguments: argparse.Namespace) -> int:
             from edge.service import run_node
 
             run_node(config, stop, insecure=arguments.insecure)
-    return 0

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from ternmesh_cli.main import main
+from ternmesh_cli.programs import profiled
 from ternmesh_service.control_socket import RETURN, ControlServer
 
 
@@ -32,3 +33,13 @@ def test_return_to_asks_the_running_host(
         assert main(command) == 1
         assert "older ternmesh" in capsys.readouterr().err
     assert asked == [{RETURN: 12}] * 3
+
+
+def test_a_profile_says_what_took_how_long_also_after_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "profile.txt"
+    with pytest.raises(SystemExit), profiled(path):
+        main(["radio", "estimate", "--bytes", "none"])
+    assert "cumtime" in path.read_text()
+    assert "(add_arguments)" in path.read_text()
+    with profiled(None):
+        pass
