@@ -7,6 +7,7 @@ import os
 for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[_name] = "1"
 
+import logging
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -33,6 +34,14 @@ os.environ.pop(PROGRAM, None)  # `./run test` sets it, and what we say would nam
 @pytest.fixture(autouse=True)
 def _no_settings_of_another_test() -> None:
     os.environ.pop(CONFIG, None)  # a command leaves it to what it says afterwards
+
+
+@pytest.fixture
+def no_log() -> Iterator[None]:
+    """Decoders log what they refuse."""
+    logging.disable()
+    yield
+    logging.disable(logging.NOTSET)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -3,7 +3,6 @@
 `python -m fuzz` adds the inputs that fail.
 """
 
-import logging
 import random
 from collections.abc import Iterator
 from contextlib import suppress
@@ -17,12 +16,7 @@ from fuzz.target import Target
 DAMAGED, INPUTS = 20, 100  # copies of each input with another byte or cut short; about all of them
 
 
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    """Decoders log what they refuse."""
-    logging.disable()
-    yield
-    logging.disable(logging.NOTSET)
+pytestmark = pytest.mark.usefixtures("no_log")
 
 
 def others(target: Target, seeds: list[bytes]) -> Iterator[bytes]:

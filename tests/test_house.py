@@ -75,27 +75,6 @@ def test_no_error_is_swallowed_in_silence(path: Path) -> None:
                 assert (named, reason) == (True, True), f"{line}: an error is swallowed"
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
-def test_nothing_unpickles(path: Path) -> None:
-    for node in ast.walk(ast.parse(path.read_text())):
-        names: list[str] = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            names = [node.module or ""]
-        assert not {name.split(".")[0] for name in names} & {
-            "pickle",
-            "joblib",
-            "marshal",
-            "shelve",
-        }
-        if isinstance(node, ast.Call):
-            called = ast.unparse(node.func)
-            assert called not in ("torch.load", "eval", "exec"), f"line {node.lineno}: {called}"
-            for keyword in node.keywords:
-                assert keyword.arg != "allow_pickle" or ast.unparse(keyword.value) == "False"
-
-
 def test_tests_are_no_packages() -> None:
     assert not [name_of(path) for path in TESTS if path.name == "__init__.py"]
 

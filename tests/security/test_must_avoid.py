@@ -16,8 +16,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-PACKAGES = tuple(PROJECT["tool"]["importlinter"]["root_packages"])
-SHIPPED = tuple(package for package in PACKAGES if package not in ("bench", "experiments", "fuzz"))
+ROOTS = tuple(PROJECT["tool"]["importlinter"]["root_packages"])
+PACKAGES = (*ROOTS, "packaging")
+SHIPPED = tuple(package for package in ROOTS if package not in ("bench", "experiments", "fuzz"))
 Found = list[str]
 
 

@@ -1,6 +1,5 @@
 """What refusing costs: no hostile input of 64 KiB makes a decoder allocate much more than that."""
 
-import logging
 import random
 import tracemalloc
 from collections.abc import Iterator
@@ -30,12 +29,7 @@ def inputs(target: Target) -> Iterator[bytes]:
             yield seed[:at] + b"\xff" * 4 + seed[at + 4 :]
 
 
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    """Decoders log what they refuse."""
-    logging.disable()
-    yield
-    logging.disable(logging.NOTSET)
+pytestmark = pytest.mark.usefixtures("no_log")
 
 
 @pytest.mark.parametrize("name", TARGETS)

@@ -204,15 +204,6 @@ def test_a_head_that_promises_too_much_is_refused(tiny, tmp_path, kind, shape, s
         open_folder(path, tiny.package, PLAIN)
 
 
-def test_an_array_beyond_the_limit_is_refused_before_it_is_read(
-    tiny, tiny_data, tmp_path, monkeypatch
-) -> None:
-    path = save(tmp_path / "a.npz", **tiny_data)
-    monkeypatch.setattr("edge.data.sources.BYTES_MAX", 2000)
-    with pytest.raises(DataError, match=r"x has 2432 bytes, more than the 2000"):
-        open_folder(path, tiny.package, PLAIN)
-
-
 class Beeper:
     def __init__(self, tone: int = 3) -> None:
         if tone < 0:
