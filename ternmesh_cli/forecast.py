@@ -103,7 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
 def text(channel: RadioPath, cost: Traffic, rounds: list[Round]) -> Iterator[str]:
     """What a person reads."""
     shown = [
-        (str(row.number), f"{row.hours / 24:.1f}", _share(row.accuracy), f"{row.loss:.3g}")
+        (str(row.number), f"{row.hours / 24:.3g}", _share(row.accuracy), f"{row.loss:.3g}")
         for row in rounds
     ]
     yield from table(("round", "days on air", "right", "loss"), shown)
