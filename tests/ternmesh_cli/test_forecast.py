@@ -119,7 +119,7 @@ def test_a_person_gets_a_table_in_days_and_what_a_round_costs(forecasts: Forecas
     code, out, progress = forecasts.run(*MESH, rounds=2)
     _, _, second, costs, note = out.splitlines()
     days, right = told["rounds"][1]["hours"] / 24, told["rounds"][1]["accuracy"]
-    assert second.split()[:3] == ["2", f"{days:.1f}", f"{right:.1%}"]
+    assert second.split()[:3] == ["2", f"{days:.3g}", f"{right:.1%}"]
     assert f"{told['traffic']['bytes_up']:,} bytes up" in costs
     assert "for 0.50% of an hour" in costs
     assert note.startswith("simulated")
