@@ -9,8 +9,8 @@ import random
 import subprocess
 import tempfile
 import time
-from collections import Counter, defaultdict, deque
-from collections.abc import Hashable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -26,7 +26,7 @@ from ternmesh_cli.demo.fleet import BOARDS as VOICES
 from ternmesh_cli.demo.fleet import MODEL, ROWS, RUN
 from ternmesh_cli.process import write_toml
 from ternmesh_cli.workers import Worker, python
-from transports.serial_lora.emulator.channel import EmulatedChannel, Transmission
+from transports.serial_lora.emulator.channel import EmulatedChannel
 from transports.serial_lora.emulator.meshtastic import MeshtasticModem
 from transports.serial_lora.emulator.modem import Transmit
 
@@ -66,53 +66,11 @@ class Mesh:
         return f"{self.dialect}_{self.hops}" + "_faults" * self.faults
 
 
-class WatchedChannel(EmulatedChannel):
-    """Notes when which modem sends, and may have repeaters that limit what they pass on."""
-
-    def __init__(self, hops: int, per_minute: int | None) -> None:
-        super().__init__(random.Random(f"{hops} air"), LOSS, hops)
-        # When, by whom, its airtime in seconds, and its bytes
-        self.sent: list[tuple[float, int, float, int]] = []
-        self.limited = 0
-        self._per_minute = per_minute
-        self._passed: dict[int, deque[float]] = {}
-
-    def start(self, sender: int, tuning: Hashable, transmit: Transmit, now: float) -> None:
-        super().start(sender, tuning, transmit, now)
-        if sender >= 0:
-            airtime_s, size = transmit.airtime_us / 1e6, len(transmit.payload)
-            self.sent.append((now, sender, airtime_s, size))
-
-    def repeat(self, over: Transmission) -> None:
-        if self._per_minute is not None and over.sender >= 0:
-            passed = self._passed.setdefault(over.sender, deque(maxlen=self._per_minute))
-            if len(passed) == self._per_minute and over.end - passed[0] < 60:
-                self.limited += 1
-                return
-            passed.append(over.end)
-        super().repeat(over)
-
-    def share(self, repeats: int) -> tuple[float, int]:
-        """The largest share of a rolling hour that a modem took, and its frames above the cap."""
-        most, breaches = 0.0, 0
-        for sender in {row[1] for row in self.sent}:
-            hour, spent_s = deque[tuple[float, float]](), 0.0
-            for at, _, airtime_s, _ in sorted(row for row in self.sent if row[1] == sender):
-                hour.append((at, airtime_s))
-                spent_s += airtime_s
-                while hour[0][0] <= at - HOUR_S:
-                    spent_s -= hour.popleft()[1]
-                share = spent_s * (1 + repeats) / HOUR_S
-                most, breaches = max(most, share), breaches + (share > SHARE)
-        return most, breaches
-
-
 def run_mesh(mesh: Mesh, folder: Path) -> Row:
     """Let a fleet learn until its boards are right in nine of ten cases."""
     speed = SPEEDS[mesh.hops]
     air = Air(mesh.dialect, mesh.hops, speed)
-    radios = emulated(air, len(BOARDS))
-    radios._channel = channel = WatchedChannel(mesh.hops, PER_MINUTE if mesh.faults else None)
+    radios, channel = emulated(air, len(BOARDS), PER_MINUTE if mesh.faults else None)
     boards = {name: _data(folder, name) for name in BOARDS}
     history, give_up_at = list[Row](), time.monotonic() + PATIENCE_S
     with radios, radio_fleet(folder, air, radios.paths, MODEL, _run(), boards) as [host, *nodes]:
@@ -127,7 +85,7 @@ def run_mesh(mesh: Mesh, folder: Path) -> Row:
             history = (host.status() or {"history": history})["history"]
             reached = _reached(nodes)
         diverged = sum((node.status() or {"diverged": 0})["diverged"] for node in nodes)
-    share, breaches = channel.share(mesh.hops)
+    share, breaches = channel.share(mesh.hops, SHARE)
     counted = Counter((row["version"], name) for row in history for name in row["counted"])
     return {
         "rounds": reached or 0,

@@ -1,6 +1,8 @@
 """A fleet of real processes, with keys and files, on emulated radio modems: a host and boards."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import random
+from collections import deque
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,10 +14,13 @@ from ternmesh_cli.demo.fleet import HOST
 from ternmesh_cli.keys import enrol_fleet
 from ternmesh_cli.process import write_toml
 from ternmesh_cli.workers import Worker, python
+from transports.serial_lora.emulator.channel import EmulatedChannel, Transmission
+from transports.serial_lora.emulator.modem import Transmit
 from transports.serial_lora.emulator.radios import LONG_FAST, EmulatedRadios, new_modem
+from transports.serial_lora.settings import HOP_SETTINGS
 
 FLEET, GATEWAY, REGION, FREQUENCY_HZ, LOSS = "bench", "shed", "EU868", 869_525_000, 0.2
-HOP_OF = {"meshcore": "hops", "meshtastic": "hop_limit"}
+HOUR_S = 3600.0
 SETTINGS = {  # what most people of the region use
     "rnode": LoraSetting(7), "meshcore": LoraSetting(8, 62.5, 4), "meshtastic": LONG_FAST,
 }  # fmt: skip
@@ -31,10 +36,55 @@ class Air:
     speed: float  # radio seconds in a second
 
 
-def emulated(air: Air, boards: int) -> EmulatedRadios:
-    """The modems of a host and so many boards."""
+class WatchedChannel(EmulatedChannel):
+    """Notes when which modem sends, and may have repeaters that limit what they pass on."""
+
+    def __init__(self, hops: int, per_minute: int | None) -> None:
+        super().__init__(random.Random(f"{hops} air"), LOSS, hops)
+        # When, by whom, its airtime in seconds, and its bytes
+        self.sent: list[tuple[float, int, float, int]] = []
+        self.limited = 0
+        self._per_minute = per_minute
+        self._passed: dict[int, deque[float]] = {}
+
+    def start(self, sender: int, tuning: Hashable, transmit: Transmit, now: float) -> None:
+        super().start(sender, tuning, transmit, now)
+        if sender >= 0:
+            airtime_s, size = transmit.airtime_us / 1e6, len(transmit.payload)
+            self.sent.append((now, sender, airtime_s, size))
+
+    def repeat(self, over: Transmission) -> None:
+        if self._per_minute is not None and over.sender >= 0:
+            passed = self._passed.setdefault(over.sender, deque(maxlen=self._per_minute))
+            if len(passed) == self._per_minute and over.end - passed[0] < 60:
+                self.limited += 1
+                return
+            passed.append(over.end)
+        super().repeat(over)
+
+    def share(self, repeats: int, cap: float) -> tuple[float, int]:
+        """The largest share of a rolling hour that a modem took, and its frames above `cap`."""
+        most, breaches = 0.0, 0
+        for sender in {row[1] for row in self.sent}:
+            hour, spent_s = deque[tuple[float, float]](), 0.0
+            for at, _, airtime_s, _ in sorted(row for row in self.sent if row[1] == sender):
+                hour.append((at, airtime_s))
+                spent_s += airtime_s
+                while hour[0][0] <= at - HOUR_S:
+                    spent_s -= hour.popleft()[1]
+                share = spent_s * (1 + repeats) / HOUR_S
+                most, breaches = max(most, share), breaches + (share > cap)
+        return most, breaches
+
+
+def emulated(
+    air: Air, boards: int, per_minute: int | None = None
+) -> tuple[EmulatedRadios, WatchedChannel]:
+    """The modems of a host and so many boards, and what is between them."""
     modems = [new_modem(air.dialect, i, radio=SETTINGS[air.dialect]) for i in range(boards + 1)]
-    return EmulatedRadios(modems, speed=air.speed, loss=LOSS, hops=air.hops)
+    radios = EmulatedRadios(modems, speed=air.speed, loss=LOSS, hops=air.hops)
+    radios._channel = channel = WatchedChannel(air.hops, per_minute)
+    return radios, channel
 
 
 @contextmanager
@@ -58,8 +108,8 @@ def radio_fleet(
         "addresses": {name: number for number, name in enumerate(boards, 1)},
         **asdict(SETTINGS[air.dialect]),
     }  # fmt: skip
-    if air.dialect in HOP_OF:
-        serial[HOP_OF[air.dialect]] = air.hops
+    if air.dialect in HOP_SETTINGS:
+        serial[HOP_SETTINGS[air.dialect]] = air.hops
 
     def radio(port: str) -> dict[str, Any]:
         return {"region": REGION, "serial": {**serial, "port": port}}

@@ -16,7 +16,6 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from bench.mesh import WatchedChannel
 from bench.processes import CONFIG, MODEL, RUN, ProcessFleet, kill9, started, wait
 from bench.radio_fleet import LOSS, Air, emulated, radio_fleet
 from bench.result import Figure, Result
@@ -33,7 +32,7 @@ from tests.mosquitto import Mosquitto
 from transports.base import HOST
 
 VERSION, DATA, PACKED = 2, "data.npz", 0.92  # of an adapter's bytes, once it is compressed
-RADIOS = {  # boards, bytes, kills, and the part of the hour that a mesh may take
+RADIOS = {  # boards, bytes, kills
     Air("rnode", 0, 100.0): (10, 400_000, 14), Air("meshcore", 1, 600.0): (3, 12_000, 3),
     Air("meshtastic", 1, 600.0): (3, 12_000, 3),
 }  # fmt: skip
@@ -119,8 +118,7 @@ def radios(air: Air, boards: int, size: int, kills: int, url: str = "") -> Table
     With a broker's `url` the host is there, and its boards behind a gateway.
     """
     names = [f"board-{number}" for number in range(boards)]
-    modems = emulated(air, boards)
-    modems._channel = channel = WatchedChannel(air.hops, None)
+    modems, channel = emulated(air, boards)
     begun = time.monotonic()
     with tempfile.TemporaryDirectory() as name, modems:
         folder, rng = Path(name), np.random.default_rng(0)

@@ -53,7 +53,7 @@ MISSING = (
 
 def stream(name: str) -> Array:
     """The rows of all speech in a language, of the music, or of a licence that is read aloud."""
-    return _kept(name, lambda: _rows_of(_whole(name)))
+    return _kept(name, lambda: _rows_of(sound_of(name)))
 
 
 def clips(word: Word, speaker: str, what: str) -> Array:
@@ -151,7 +151,8 @@ def _digits() -> dict[tuple[str, int, int], Array]:
     return words
 
 
-def _whole(name: str) -> Array:
+def sound_of(name: str) -> Array:
+    """All sound of a stream at 16 kHz; see `stream`."""
     licence, rate = name.removesuffix(WIDE), shelf.RATE if name.endswith(WIDE) else PHONE
     if licence in READ:
         sound = spoken(Path("/usr/share/common-licenses", licence).read_text(), READ[licence])

@@ -289,7 +289,7 @@ def _shipped_words() -> dict[str, float]:
         return found
 
     quiet, figures = np.zeros(24_000, np.float32), {}
-    others = [wake_sounds._whole(name) for name in ("music", "russian", "french")]
+    others = [wake_sounds.sound_of(name) for name in ("music", "russian", "french")]
     hours = sum(map(len, others)) / 16_000 / 3600
     for package in makers:
         for word, text in SHIPPED.items():

@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -31,7 +31,13 @@ from ternmesh_cli.process import add_option, number, real
 from transports.base import HOST
 from transports.factory import Radio
 from transports.serial_lora.emulator.radios import EmulatedRadios, new_modem
-from transports.serial_lora.settings import DIALECTS, HOPS_MAX, MESHES, SerialLoraSettings
+from transports.serial_lora.settings import (
+    DIALECTS,
+    HOP_SETTINGS,
+    HOPS_MAX,
+    MESHES,
+    SerialLoraSettings,
+)
 from transports.serial_lora.transport import SerialLoraTransport
 
 BYTES_MAX = (1 << 24) - 1
@@ -109,12 +115,12 @@ def read_channel(arguments: argparse.Namespace) -> RadioPath:
     if arguments.dialect is None:
         frame = longest_frame(band, setting)
         return RadioPath(setting, band, 0, loss, frame, partial(airtime_us, setting))
-    hops = {"meshcore": "hops", "meshtastic": "hop_limit"}.get(arguments.dialect)
+    hops = HOP_SETTINGS.get(arguments.dialect)
     settings = SerialLoraSettings(
         "none", arguments.dialect, HOST, {}, setting, frequency_hz, mesh_share=arguments.share,
         **({hops: arguments.hops} if hops else {}),
     )  # fmt: skip
-    band = replace(band, duty_cycle=Radio(settings, band).duty)
+    band = Radio(settings, band).own_band
     modem = SerialLoraTransport(settings, frame_us_max=frame_limit_us(band))
     if modem.mtu < SHORTEST_FRAME:
         raise ConfigError("no frame fits in its airtime of an hour: lower --sf, or raise --share")

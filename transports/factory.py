@@ -80,6 +80,11 @@ class Radio:
         """How much longer than on a channel of 10 % its peers wait: repeats cost airtime, too."""
         return max(1.0, PACE_DUTY / self.duty)
 
+    @property
+    def own_band(self) -> SubBand:
+        """The rule with what is left of the hour for this end's own frames."""
+        return replace(self.band, duty_cycle=self.duty)
+
 
 def check_link(link: LinkConfig, role: str) -> None:
     """ConfigError where the table does not name usable bearers."""
@@ -226,8 +231,8 @@ def profile_of(link: LinkConfig) -> BearerProfile:
         frame_mtu = min(NETWORK_PROFILE.frame_mtu, longest)
         return replace(NETWORK_PROFILE, frame_mtu=frame_mtu, frame_max=longest)
     radios = [radio_of(one, HOST) for one in bearers if one.serial]
-    speed = min((radio.settings.speed for radio in radios), default=1.0)
-    announce_s = LINK_ANNOUNCE_S * max((radio.slowness for radio in radios), default=1.0)
+    speed, slowness = _pace(radios)
+    announce_s = LINK_ANNOUNCE_S * slowness
     announce_s = max(1, round(min(announce_s, ANNOUNCE_MAX_S) / speed))
     reliable = BearerProfile(LINK_FRAME_MTU, announce_s=announce_s)
     if link.service != UNRELIABLE:
@@ -252,9 +257,13 @@ def _timing(
     if relay:
         frames_us.append(airtime_us(_relay_radio(relay), LORA_MAX))
     frame_us = max(frames_us, default=0)
+    return link_timing(min(sizes), frame_us, nodes, *_pace(radios))
+
+
+def _pace(radios: Sequence[Radio]) -> tuple[float, float]:
+    """Speed and slowness of the slowest of some radios."""
     speed = min((radio.settings.speed for radio in radios), default=1.0)
-    slowness = max((radio.slowness for radio in radios), default=1.0)
-    return link_timing(min(sizes), frame_us, nodes, speed, slowness)
+    return speed, max((radio.slowness for radio in radios), default=1.0)
 
 
 def is_linked(link: LinkConfig) -> bool:
@@ -272,7 +281,7 @@ def _bearer(name: str, link: LinkConfig, role: str, stores: Stores) -> Bearer:
 
     radio = radio_of(link, role)
     log = stores.airtime("" if name == MAIN else name)
-    band = replace(radio.band, duty_cycle=radio.duty)
+    band = radio.own_band
     hold_s = MESH_HOLD_S if radio.settings.dialect in MESHES else HOLD_S
     budget = AirtimeBudget(log, band, hold_s=hold_s, speed=radio.settings.speed)
     raw = SerialLoraTransport(radio.settings, budget, frame_us_max=frame_limit_us(band))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ternmesh.link.airtime import LoraSetting
+from transports.serial_lora.settings import HOP_SETTINGS
 
 MQTT = "mqtt"
 LORA = "lora"
@@ -104,7 +105,7 @@ def on_radio(radios: Radios, nodes: Sequence[str], fleet: str) -> Iterator[Links
                 "frequency_hz": FREQUENCY_HZ,
                 "spreading_factor": RADIO.spreading_factor,
                 "bandwidth_khz": RADIO.bandwidth_khz,
-                "hop_limit" if radios.dialect == "meshtastic" else "hops": radios.hops,
+                HOP_SETTINGS.get(radios.dialect, "hops"): radios.hops,
                 "speed": radios.speed,
             }
             return {"region": REGION, "fleet": fleet, "serial": serial}

@@ -15,7 +15,9 @@ DIALECTS = ("rnode", "ebyte", "meshtastic", "meshcore")
 HOST_ADDRESS, ALL_ADDRESS, HOPS_MAX = 0, 255, 7
 _BAUD_RATES = {"ebyte": 9600}  # factory settings; all others have 115,200
 NEED_FREQUENCY = ("rnode", "meshcore")  # the others hide it, or set it themselves
-MESHES = ("meshtastic", "meshcore")  # whose radios repeat the frames of others
+# Of meshes, whose radios repeat the frames of others: the setting that says how often
+HOP_SETTINGS = {"meshtastic": "hop_limit", "meshcore": "hops"}
+MESHES = tuple(HOP_SETTINGS)
 _MESHTASTIC = needs("dialect", "meshtastic")
 _EBYTE, _MESHCORE = needs("dialect", "ebyte"), needs("dialect", "meshcore")
 _ABOVE_0 = limits(1e-3, 1e9)
