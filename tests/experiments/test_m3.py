@@ -98,7 +98,7 @@ def test_the_published_sizes_follow_from_the_model_of_the_log():
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    """A random encoder with a tokenizer of a dozen words, and data in those words."""
+    """A random DistilBERT with a tokenizer of a dozen words, and data in those words."""
     transformers = pytest.importorskip(
         "transformers", reason="transformers is not installed: pip install -e '.[text]'"
     )
@@ -106,13 +106,13 @@ def tiny(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("tiny")
     torch.manual_seed(0)
-    config = transformers.BertConfig(
-        vocab_size=len(WORDS), hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
-        intermediate_size=8, max_position_embeddings=40,
+    config = transformers.DistilBertConfig(
+        vocab_size=len(WORDS), dim=8, n_layers=1, n_heads=2, hidden_dim=8,
+        max_position_embeddings=40,
     )  # fmt: skip
-    transformers.BertModel(config).save_pretrained(folder / "encoder")
+    transformers.DistilBertModel(config).save_pretrained(folder / "encoder")
     vocabulary = {word: index for index, word in enumerate(WORDS)}
-    transformers.BertTokenizerFast(vocab=vocabulary).save_pretrained(folder / "encoder")
+    transformers.DistilBertTokenizerFast(vocab=vocabulary).save_pretrained(folder / "encoder")
     rng = np.random.default_rng(0)
     (folder / "snli").mkdir()
     for name, count in ((TRAIN, PAIRS), *((name, 20) for name in TESTS)):

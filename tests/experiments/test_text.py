@@ -15,6 +15,9 @@ from edge.onnx.session import Inference, TrainStep, load_model  # noqa: E402
 from experiments.text.encoder import TextConfig, attention_patterns, build, example_batch  # noqa: E402
 from experiments.text.export import export_text, main  # noqa: E402
 from experiments.text.pairs import LABELS, Pair, TextError, read_pairs, to_arrays  # noqa: E402
+from experiments.transfer.distillation import predict  # noqa: E402
+from experiments.transfer.learners import make_learner  # noqa: E402
+from experiments.transfer.tasks import Samples  # noqa: E402
 from models.adapters.spaces import SpaceConfig  # noqa: E402
 
 WIDTH, LAYERS, RANK, TOKENS, BATCH = 16, 1, 2, 7, 4
@@ -90,6 +93,24 @@ def test_padding_changes_nothing(encoder, pooling):
     length = torch.tensor([4], dtype=torch.int32)
     torch.testing.assert_close(module(short, length), module(padded, length))
     assert not torch.allclose(module(short, length), module(padded, length + 3), atol=1e-3)
+
+
+def test_a_transfer_takes_a_distilbert_and_a_gpt2_from_folders(tmp_path):
+    words = {word: at for at, word in enumerate(("[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "b"))}
+    teacher, student = save_encoder("distilbert", tmp_path / "teacher"), str(tmp_path / "student")
+    transformers.DistilBertTokenizerFast(vocab=words).save_pretrained(teacher)
+    config = transformers.GPT2Config(vocab_size=6, n_embd=8, n_layer=1, n_head=2)
+    gpt2 = transformers.GPT2LMHeadModel(config)
+    gpt2.save_pretrained(student)
+    tokenizer = transformers.GPT2TokenizerFast(vocab=words, merges=[], unk_token="[UNK]")
+    tokenizer.save_pretrained(student)
+    columns = {"texts": ["a", "b b", "a b"], "seconds": ["b", "a", "b"]}
+    samples = Samples(LABELS, columns, np.arange(3), {}, 1.0)
+    for folder, is_teacher in ((teacher, True), (student, False)):
+        learner = make_learner(folder, samples, tmp_path, tmp_path, is_teacher=is_teacher)
+        module = learner.make()
+        assert predict(module, learner.inputs).shape == (3, len(LABELS))
+    assert torch.equal(module.model.wte.weight, gpt2.transformer.wte.weight)
 
 
 def test_an_encoder_that_does_not_fit_is_a_sentence(tmp_path, capsys):
