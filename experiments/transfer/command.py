@@ -64,8 +64,8 @@ def _parser() -> argparse.ArgumentParser:
         help=help_pairs)  # fmt: skip
     add("--seeds", type=number(1, SEEDS_MAX), default=1, help="default: 1")
     add("--task", choices=("banking", "snli"), help="instead of pairs: models by name")
-    add("--teacher", default="distilbert-base-uncased", help="a Hugging Face encoder")
-    add("--student", default="gpt2", help="a Hugging Face model")
+    add("--teacher", default="distilbert-base-uncased", help="encoder of Hugging Face, or folder")
+    add("--student", default="gpt2", help="a Hugging Face model, or folder")
     add("--json", action="store_true", help="print all results as one JSON line")
     return parser
 
