@@ -40,6 +40,7 @@ from experiments.transfer.report import efficiency, published_ratio
 from experiments.transfer.soft_labels import quantise
 from experiments.transfer.tasks import TASKS, Samples, Split, split
 from ternmesh.codec.entropy_coder import encode_trits
+from ternmesh.errors import TernmeshError
 from ternmesh.federated.knowledge import UNKNOWN, KnowledgeReceiver
 from ternmesh.security.signatures import SIGNED_HEAD
 from ternmesh.types import Trits
@@ -298,7 +299,10 @@ def main() -> None:
     torch.set_num_threads(1)
     Path(kept).mkdir(parents=True, exist_ok=True)
     show = partial(print, f"{name}, seed {seed}:", file=sys.stderr, flush=True)
-    result = Run(pair, int(seed), Path(kept), Path(data), show).all()
+    try:
+        result = Run(pair, int(seed), Path(kept), Path(data), show).all()
+    except TernmeshError as error:
+        raise SystemExit(f"{name}: {error}") from error
     ratios = {"efficiency": efficiency(result), "published_ratio": published_ratio(result)}
     print(json.dumps(result | ratios))
 

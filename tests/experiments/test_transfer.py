@@ -42,6 +42,14 @@ def test_missing_data_says_what_to_fetch(tmp_path: Path, monkeypatch: Any) -> No
         find_data("text", "snli", given=tmp_path)
 
 
+def test_a_model_that_cannot_be_had_is_a_sentence(tmp_path: Path, monkeypatch: Any) -> None:
+    from experiments.transfer import arms
+
+    monkeypatch.setattr("sys.argv", ["", "digits:nothing:keyword", "0", *2 * [str(tmp_path)]])
+    with pytest.raises(SystemExit, match="nothing is no model of this task"):
+        arms.main()
+
+
 @pytest.mark.nightly
 def test_one_transfer_has_all_arms(tmp_path: Path, monkeypatch: Any) -> None:
     from examples.voice.pretrain_keyword import pretrain
