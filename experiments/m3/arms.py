@@ -1,5 +1,6 @@
 """An arm from its start to its result: a published one in this process, or ternmesh's programs."""
 
+import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -46,7 +47,7 @@ def run_arm(experiment: Experiment, arm: Arm, broker: str, show: Show) -> ArmRes
     loaded = load_model(prepared.model)
     began, parts = time.monotonic(), Counter[str]()
     if arm.codec == HYPERVECTOR:
-        adapter, rounds = run_ternmesh(experiment, arm, prepared, broker, show)
+        adapter, rounds = run_ternmesh(experiment, arm, prepared, loaded, broker, show)
     else:
         adapter, rounds, parts = run_published(experiment, arm, prepared, loaded, show)
     seconds, count = time.monotonic() - began, len(NODES) * len(rounds)
@@ -115,9 +116,17 @@ def run_published(
 
 
 def run_ternmesh(
-    experiment: Experiment, arm: Arm, prepared: Prepared, broker: str, show: Show
+    experiment: Experiment,
+    arm: Arm,
+    prepared: Prepared,
+    loaded: LoadedModel,
+    broker: str,
+    show: Show,
 ) -> tuple[Path, tuple[Round, ...]]:
-    """`ternmesh host` and two `ternmesh node` with keys over the broker."""
+    """`ternmesh host` and two `ternmesh node` with keys over the broker.
+
+    Each global adapter is kept and tested at the end: a node that trains skips evaluations.
+    """
     folder = experiment.folder / arm.name
     enrol_fleet("m3", folder / HOST, {node: folder / node for node in NODES})
     workers = [_worker(arm, prepared, broker, folder / end) for end in (HOST, *NODES)]
@@ -125,7 +134,7 @@ def run_ternmesh(
     with ExitStack() as stack:
         for worker in workers:
             stack.enter_context(running(worker))
-        latest, changed_at = -1, time.monotonic()
+        kept, latest, changed_at = dict[int, Path](), -1, time.monotonic()
         while latest < arm.run.rounds:
             time.sleep(POLL_S)
             for worker in workers:
@@ -133,15 +142,24 @@ def run_ternmesh(
             version = min(adapter_version(a) if a.exists() else -1 for a in adapters)
             if version > latest:
                 latest, changed_at = version, time.monotonic()
+                copy = Path(shutil.copy(adapters[0], folder / f"{version}{ADAPTER}"))
+                kept[adapter_version(copy)] = copy
                 show(f"learning, round {version} of {arm.run.rounds}")
             if time.monotonic() > changed_at + STALL_S:
                 raise ExperimentError(
                     f"no new global adapter for {STALL_S:.0f} s: see the logs in {folder}"
                 )
-        rounds = _rounds_of(*workers)
+        host, *told = (_history(worker, latest) for worker in workers)
     if len({adapter.read_bytes() for adapter in adapters}) != 1:
         raise ExperimentError(f"{arm.name}: the nodes hold different adapters: see {folder}")
-    return adapters[0], rounds
+    show("testing the adapters of all rounds")
+    right = {at: accuracy(loaded, prepared, copy, CURVE_PAIRS) for at, copy in kept.items()}
+    rounds = []
+    for version, row in host.items():
+        losses = [rows.get(version, {}).get("loss") for rows in told]
+        curves = dict(zip(NODES, losses, strict=True)), dict.fromkeys(NODES, right.get(version))
+        rounds.append(Round(version, row["bytes_up"], row["bytes_down"], *curves))
+    return adapters[0], tuple(rounds)
 
 
 def _worker(arm: Arm, prepared: Prepared, url: str, folder: Path) -> Worker:
@@ -155,7 +173,6 @@ def _worker(arm: Arm, prepared: Prepared, url: str, folder: Path) -> Worker:
     else:
         tables[""] = {"name": end, **tables[""]}
         tables["data"] = {"path": str(prepared.samples(end))}
-        tables["evaluate"] = {"path": str(prepared.samples(TEST)), "samples_max": CURVE_PAIRS}
         tables["training"] = asdict(arm.training)
     config = folder / "config.toml"
     config.write_text(write_toml(tables))
@@ -164,25 +181,12 @@ def _worker(arm: Arm, prepared: Prepared, url: str, folder: Path) -> Worker:
     return Worker(end, folder, arguments, may_end=True)
 
 
-def _rounds_of(host: Worker, *nodes: Worker) -> tuple[Round, ...]:
-    found = {worker.name: _history(worker) for worker in (host, *nodes)}
-    told = {node.name: {row["version"]: row for row in found[node.name]} for node in nodes}
-    return tuple(
-        Round(row["version"], row["bytes_up"], row["bytes_down"], *_curves(told, row["version"]))
-        for row in found[host.name]
-    )
-
-
-def _curves(told: Mapping[str, Any], version: int) -> list[dict[str, float | None]]:
-    return [
-        {name: rows.get(version, {}).get(key) for name, rows in told.items()}
-        for key in ("loss", "metric")
-    ]
-
-
-def _history(worker: Worker) -> list[dict[str, Any]]:
+def _history(worker: Worker, version: int) -> dict[int, dict[str, Any]]:
+    """What a program tells of each version up to this one."""
     for _ in range(STATUS_TRIES):
-        if answer := worker.status():
-            history: list[dict[str, Any]] = answer["history"]
-            return history
-    raise ExperimentError(f"{worker.name} does not answer: see {worker.log}")
+        answer = worker.status()
+        rows = {row["version"]: row for row in answer["history"]} if answer else {}
+        if version in rows:
+            return rows
+        time.sleep(POLL_S)
+    raise ExperimentError(f"{worker.name} does not tell of round {version}: see {worker.log}")

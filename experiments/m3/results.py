@@ -17,7 +17,7 @@ class Round:
     """One round: bytes of each node, and of the downlink, which all nodes receive.
 
     `loss` is the mean over a node's steps. `accuracy` is that of the global adapter after the
-    round, as each node measures it on some of the test pairs.
+    round, which both nodes hold, on some of the test pairs; None where it was not seen.
     """
 
     version: int

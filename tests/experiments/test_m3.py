@@ -158,7 +158,9 @@ def check_arm(name: str, found: dict[str, Any]) -> None:
     for item in found["rounds"]:
         for rows in (item["bytes_up"], item["loss"], item["accuracy"]):
             assert set(rows) == set(NODES)
-        assert all(0 <= value <= 1 for value in item["accuracy"].values())
+        is_last = item is found["rounds"][-1]
+        seen = [one for one in item["accuracy"].values() if is_last or one is not None]
+        assert all(0 <= value <= 1 for value in seen)
         assert all(value > 0 for value in item["loss"].values())
     up = sum(sum(item["bytes_up"].values()) for item in found["rounds"]) / (2 * ROUNDS)
     if name == "ours":
