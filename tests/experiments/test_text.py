@@ -104,8 +104,7 @@ def test_a_transfer_takes_a_distilbert_and_a_gpt2_from_folders(tmp_path):
     gpt2.save_pretrained(student)
     tokenizer = transformers.GPT2TokenizerFast(vocab=words, merges=[], unk_token="[UNK]")
     tokenizer.save_pretrained(student)
-    columns = {"texts": ["a", "b b", "a b"], "seconds": ["b", "a", "b"]}
-    samples = Samples(LABELS, columns, np.arange(3), {}, 1.0)
+    samples = Samples(LABELS, {"texts": 3 * ["a b"], "seconds": 3 * ["b"]}, np.arange(3), {}, 1.0)
     for folder, is_teacher in ((teacher, True), (student, False)):
         learner = make_learner(folder, samples, tmp_path, tmp_path, is_teacher=is_teacher)
         module = learner.make()

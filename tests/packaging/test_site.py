@@ -12,6 +12,7 @@ NAV = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILIN
 MISSING = "zensical is not installed: pip install 'ternmesh[docs]'"
 DEEP = {
     Path("docs/results/2026-11-21-experiment_m3.md"),
+    Path("docs/results/2026-11-29-experiments.md"),
     Path("models/zoo/fsdd/ATTRIBUTION.md"),
     Path("models/zoo/speech/ATTRIBUTION.md"),
 }
