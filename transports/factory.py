@@ -240,7 +240,7 @@ def profile_of(link: LinkConfig) -> BearerProfile:
     from transports.serial_lora.transport import SerialLoraTransport
 
     modems = [
-        SerialLoraTransport(r.settings, frame_us_max=frame_limit_us(r.band)).mtu for r in radios
+        SerialLoraTransport(r.settings, frame_us_max=frame_limit_us(r.own_band)).mtu for r in radios
     ]
     frame_mtu = min(modems, default=NETWORK_PROFILE.frame_mtu)
     return replace(reliable, frame_mtu=frame_mtu, manifest_repeats=1)

@@ -146,8 +146,13 @@ def test_a_plan_takes_what_fits_the_bearer() -> None:
         check_link(replace(behind, service="complete"), "theo")
 
 
-def test_an_update_that_does_not_fit_the_unreliable_service_is_too_long(tmp_path: Path) -> None:
-    link = replace(serial(dialect="rnode"), service="unreliable")
+@pytest.mark.parametrize(
+    "radio", [{"dialect": "rnode"}, {"dialect": "meshcore", "spreading_factor": 12, "hops": 7}]
+)
+def test_an_update_that_does_not_fit_the_unreliable_service_is_too_long(
+    tmp_path: Path, radio: Any
+) -> None:
+    link = replace(serial(**radio), service="unreliable")
     node = make_transport(link, "theo", StateFile(tmp_path / "theo"))
     host = make_transport(link, "host", StateFile(tmp_path / "host"))
     assert frame_max(node) == profile_of(link).frame_mtu
