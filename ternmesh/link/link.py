@@ -25,7 +25,7 @@ from ternmesh.security.keyed_sealing import FRAME_MIN, NEIGHBOUR
 from ternmesh.security.notices import is_notice
 from ternmesh.security.sealing import CountersReserved, OpenSealing, Sealing, SecurityChanged
 from ternmesh.timers import earliest
-from ternmesh.wire.frame import BROADCAST, SUITE_OPEN, suite_of
+from ternmesh.wire.frame import BROADCAST, SUITE_OPEN, UNASSIGNED, suite_of
 
 COUNTERS_BLOCK = 4096  # seal counters that are reserved at once
 FRAMES_MAX = 256  # handed out at once
@@ -86,10 +86,24 @@ class Link:
         return number
 
     def send_frames(self, peer: str, frames: Sequence[bytes]) -> None:
-        """Send frames once each, unreliably. LinkFull, and none is taken, where too many wait."""
+        """Send frames once each, unreliably. LinkFull, and none is taken, where too many wait.
+
+        One that joins a node to the run takes the place of an older one of its kind.
+        """
         if self._unreliable and len(self._unreliable) + len(frames) > UNRELIABLE_MAX:
             raise LinkFull("too many frames wait for the bearer: offer these later")
-        self._unreliable.extend((peer, frame) for frame in frames)
+        for frame in frames:
+            at = self._older(peer, frame) if joins(frame) else None
+            if at is None:
+                self._unreliable.append((peer, frame))
+            else:
+                self._unreliable[at] = peer, frame
+
+    def _older(self, peer: str, frame: bytes) -> int | None:
+        """Where a frame of its kind waits for a peer; sealed, its length stands for its kind."""
+        alike = enumerate(self._unreliable)
+        found = (at for at, (to, old) in alike if (to, len(old)) == (peer, len(frame)))
+        return next((at for at in found if joins(self._unreliable[at][1])), None)
 
     def cancel(self, number: int) -> None:
         """Stop sending an object that is not needed any more."""
@@ -212,3 +226,12 @@ class Link:
             return []
         self._counter += 1
         return [(peer, frame)]
+
+
+def joins(frame: bytes) -> bool:
+    """Whether a frame joins a node to the run: keys, hellos, and what answers them.
+
+    Its sender's timer repeats it. On a slow radio, where repeats wait for hours, only the newest is
+    worth its airtime.
+    """
+    return frame[1:3] == UNASSIGNED.to_bytes(2, "little") and suite_of(frame) == SUITE_END
