@@ -7,7 +7,7 @@ follow from the airtime of a round, as `ternmesh radio estimate` counts it.
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from math import ceil, log, sqrt
 
@@ -19,7 +19,7 @@ from ternmesh.codec.encoder import zero_residual
 from ternmesh.config import ConfigError
 from ternmesh.extras import installed
 from ternmesh.federated.aggregation import encode_update, make_step
-from ternmesh.link.estimate import estimate
+from ternmesh.link.estimate import OFFER_FRAME, STATUS_FRAME, Estimate, dry_run_s, estimate
 from ternmesh.link.ledger import HOUR_S
 from ternmesh.plan import COUNTED_ENTRY, GLOBAL_UPDATE_HEAD, LENGTH_PREFIX, Plan
 from ternmesh.wire.frame import FRAME_OVERHEAD
@@ -32,8 +32,9 @@ from transports.base import BearerProfile
 from transports.factory import LINK_FRAME_MTU
 
 NOTICE, NOTICES = 110, 2  # bytes of what else host and board say to each other in a round
-WELCOMES = 2  # long frames to each board before the first round
+WELCOMES = 6  # frames to each board before the first round: keys twice in each layer, and two more
 BOARDS_MAX = 250
+REPEATS = 10  # rounds of which the airtime ledger is tried
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +94,24 @@ def run(arguments: argparse.Namespace) -> int:
         rounds.append(Round(number_, cost.before_h + number_ * cost.hours, accuracy, loss))
         print(f"\rround {number_} of {plan.rounds} ", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
+    remark = _deadline(wanted, cost, boards)
     if arguments.json:
-        print(json.dumps({"traffic": asdict(cost), "rounds": [asdict(row) for row in rounds]}))
+        told = {"traffic": asdict(cost), "rounds": [asdict(row) for row in rounds]}
+        print(json.dumps({**told, "remark": remark}))
     else:
-        print("\n".join(text(channel, cost, rounds)))
+        print("\n".join([*text(channel, cost, rounds), *filter(None, [remark])]))
     return 0
+
+
+def _deadline(wanted: RunConfig, cost: Traffic, boards: int) -> str:
+    """A sentence where the host would end a round without some of its boards; else empty."""
+    if wanted.deadline_s >= cost.hours * HOUR_S or wanted.min_peers >= boards:
+        return ""
+    return (
+        f"with [run] deadline_s = {wanted.deadline_s:g} the host ends rounds with as few as "
+        f"{wanted.min_peers} boards: the forecast is for all of them, so set at least "
+        f"{ceil(cost.hours * HOUR_S)}"
+    )
 
 
 def text(channel: RadioPath, cost: Traffic, rounds: list[Round]) -> Iterator[str]:
@@ -135,14 +149,29 @@ def traffic(channel: RadioPath, plan: Plan, model_hash: bytes, boards: int) -> T
     loss, frame_us = channel.loss, channel.airtime_us
     sent, told = (estimate(size, frame_us, channel.frame_max, loss) for size in (up, down))
     late = sqrt(2 * log(boards) * told.symbols * loss) / (1 - loss) if boards > 1 else 0.0
-    notices_us = NOTICES * frame_us(NOTICE)
-    board_us = sent.airtime_us + told.reply_airtime_us + notices_us
-    host_us = told.airtime_us + ceil(late) * frame_us(told.frame_bytes)
-    host_us += boards * (sent.reply_airtime_us + notices_us)
-    budget_us = channel.band.budget_us
-    capped = max(board_us, host_us) / budget_us if budget_us else 0.0
-    join_us = boards * WELCOMES * frame_us(NOTICE)
-    before_h = join_us / budget_us if budget_us else 0.0
-    shared = (host_us + boards * board_us) * (1 + channel.hops) / (HOUR_S * 1e6)
-    hours = max(capped, shared)
-    return Traffic(up, down, board_us / 1e6, host_us / 1e6, hours, before_h)
+    notices = NOTICES * [frame_us(NOTICE)]
+    board = _sent(sent, frame_us) + told.statuses * [frame_us(STATUS_FRAME)] + notices
+    host = _sent(told, frame_us) + ceil(late) * [frame_us(told.frame_bytes)]
+    host += boards * (sent.statuses * [frame_us(STATUS_FRAME)] + notices)
+    capped_s = max(_pace_s(channel, frames) for frames in (board, host))
+    join_s = _pace_s(channel, boards * WELCOMES * [frame_us(NOTICE)])
+    shared_s = (sum(host) + boards * sum(board)) * (1 + channel.hops) / 1e6
+    hours = max(capped_s, shared_s) / HOUR_S
+    return Traffic(up, down, sum(board) / 1e6, sum(host) / 1e6, hours, join_s / HOUR_S)
+
+
+def _sent(cost: Estimate, frame_us: Callable[[int], int]) -> list[int]:
+    """The airtime of each frame of an object's sender."""
+    return cost.offers * [frame_us(OFFER_FRAME)] + cost.frames * [frame_us(cost.frame_bytes)]
+
+
+def _pace_s(channel: RadioPath, frames_us: list[int]) -> float:
+    """How long frames take that are sent again and again; 0 without a limit.
+
+    A frame waits until it fits as a whole: where an hour has room for some frames, a part is lost.
+    """
+    if (budget_us := channel.band.budget_us) is None:
+        return 0.0
+    ends_s = (dry_run_s(n * frames_us, budget_us, channel.hold_s) for n in (1, 1 + REPEATS))
+    first_s, last_s = ends_s
+    return (last_s - first_s) / REPEATS

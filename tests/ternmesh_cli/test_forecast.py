@@ -2,6 +2,7 @@
 
 import json
 from itertools import chain
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +42,14 @@ class Forecasts:
         self._folder, self._capsys = folder, capsys
         self.configs = [config_of(folder, voice) for voice in BOARDS]
 
-    def run(self, *options: str, rounds: int = 1) -> tuple[int, str, str]:
+    def run(self, *options: str, rounds: int = 1, **limits: float) -> tuple[int, str, str]:
         """The exit code, and what is printed."""
-        host = write(self._folder, "host", {}, {"run": {**RUN, "rounds": rounds}})
+        host = write(self._folder, "host", {}, {"run": {**RUN, "rounds": rounds, **limits}})
         words = ["forecast", "--config", *self.configs, "--host-config", host, *ASKED, *options]
         return (main.main(words), *self._capsys.readouterr())
 
-    def told(self, *options: str, rounds: int = 1) -> Any:
-        code, out, _ = self.run(*MESH, "--json", *options, rounds=rounds)
+    def told(self, *options: str, rounds: int = 1, **limits: float) -> Any:
+        code, out, _ = self.run(*MESH, "--json", *options, rounds=rounds, **limits)
         assert code == 0
         return json.loads(out)
 
@@ -73,6 +74,8 @@ def test_voices_learn_from_each_other_and_one_seed_gives_one_forecast(forecasts:
     expected = [cost["before_h"] + number * cost["hours"] for number in range(1, 7)]
     assert [row["hours"] for row in told["rounds"]] == pytest.approx(expected)
     assert forecasts.told(rounds=6) == told
+    capped_h = cost["host_s"] / (3600 * 0.01 / 2)
+    assert cost["hours"] > 3900 / 3600 * capped_h, "a frame counts until 5 minutes after its hour"
 
 
 def test_each_sample_is_dealt_to_one_board(
@@ -117,12 +120,18 @@ def test_without_a_duty_cycle_a_round_takes_the_airtime_of_all(forecasts: Foreca
 def test_a_person_gets_a_table_in_days_and_what_a_round_costs(forecasts: Forecasts) -> None:
     told = forecasts.told(rounds=2)
     code, out, progress = forecasts.run(*MESH, rounds=2)
-    _, _, second, costs, note = out.splitlines()
+    _, _, second, costs, note, remark = out.splitlines()
     days, right = told["rounds"][1]["hours"] / 24, told["rounds"][1]["accuracy"]
     assert second.split()[:3] == ["2", f"{days:.3g}", f"{right:.1%}"]
     assert f"{told['traffic']['bytes_up']:,} bytes up" in costs
     assert "for 0.50% of an hour" in costs
     assert note.startswith("simulated")
+    least_s = ceil(3600 * told["traffic"]["hours"])
+    assert remark == told["remark"]
+    assert "with [run] deadline_s = 60 the host ends rounds with as few as 2 boards" in remark
+    assert remark.endswith(f"at least {least_s}")
+    limits = ({"deadline_s": least_s - 1, "min_peers": 6}, {"deadline_s": least_s})
+    assert [forecasts.told(**each)["remark"] for each in limits] == ["", ""]
     assert (code, "round 2 of 2" in progress) == (0, True)
 
 
