@@ -7,7 +7,7 @@ follow from the airtime of a round, as `ternmesh radio estimate` counts it.
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from math import ceil, log, sqrt
 
@@ -19,7 +19,7 @@ from ternmesh.codec.encoder import zero_residual
 from ternmesh.config import ConfigError
 from ternmesh.extras import installed
 from ternmesh.federated.aggregation import encode_update, make_step
-from ternmesh.link.estimate import OFFER_FRAME, STATUS_FRAME, Estimate, dry_run_s, estimate
+from ternmesh.link.estimate import OFFER_FRAME, STATUS_FRAME, dry_run_s, estimate
 from ternmesh.link.ledger import HOUR_S
 from ternmesh.plan import COUNTED_ENTRY, GLOBAL_UPDATE_HEAD, LENGTH_PREFIX, Plan
 from ternmesh.wire.frame import FRAME_OVERHEAD
@@ -89,29 +89,22 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("a forecast needs a run with an end: give [run] rounds")
     channel, boards = read_channel(arguments), arguments.boards
     cost = traffic(channel, plan, loaded.package.model_hash(), boards)
+    if wanted.deadline_s < (least_s := ceil(cost.hours * HOUR_S)) and wanted.min_peers < boards:
+        print(
+            f"with [run] deadline_s = {wanted.deadline_s:g} the host ends rounds with as few as "
+            f"{wanted.min_peers} boards; this forecast is for all: set it to at least {least_s}",
+            file=sys.stderr,
+        )
     rounds = []
     for number_, (accuracy, loss) in enumerate(learn(configs, loaded, plan, boards), 1):
         rounds.append(Round(number_, cost.before_h + number_ * cost.hours, accuracy, loss))
         print(f"\rround {number_} of {plan.rounds} ", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
-    remark = _deadline(wanted, cost, boards)
     if arguments.json:
-        told = {"traffic": asdict(cost), "rounds": [asdict(row) for row in rounds]}
-        print(json.dumps({**told, "remark": remark}))
+        print(json.dumps({"traffic": asdict(cost), "rounds": [asdict(row) for row in rounds]}))
     else:
-        print("\n".join([*text(channel, cost, rounds), *filter(None, [remark])]))
+        print("\n".join(text(channel, cost, rounds)))
     return 0
-
-
-def _deadline(wanted: RunConfig, cost: Traffic, boards: int) -> str:
-    """A sentence where the host would end a round without some of its boards; else empty."""
-    if wanted.deadline_s >= cost.hours * HOUR_S or wanted.min_peers >= boards:
-        return ""
-    return (
-        f"with [run] deadline_s = {wanted.deadline_s:g} the host ends rounds with as few as "
-        f"{wanted.min_peers} boards: the forecast is for all of them, so set at least "
-        f"{ceil(cost.hours * HOUR_S)}"
-    )
 
 
 def text(channel: RadioPath, cost: Traffic, rounds: list[Round]) -> Iterator[str]:
@@ -149,29 +142,20 @@ def traffic(channel: RadioPath, plan: Plan, model_hash: bytes, boards: int) -> T
     loss, frame_us = channel.loss, channel.airtime_us
     sent, told = (estimate(size, frame_us, channel.frame_max, loss) for size in (up, down))
     late = sqrt(2 * log(boards) * told.symbols * loss) / (1 - loss) if boards > 1 else 0.0
+    offer_us, status_us = frame_us(OFFER_FRAME), frame_us(STATUS_FRAME)
     notices = NOTICES * [frame_us(NOTICE)]
-    board = _sent(sent, frame_us) + told.statuses * [frame_us(STATUS_FRAME)] + notices
-    host = _sent(told, frame_us) + ceil(late) * [frame_us(told.frame_bytes)]
-    host += boards * (sent.statuses * [frame_us(STATUS_FRAME)] + notices)
-    capped_s = max(_pace_s(channel, frames) for frames in (board, host))
-    join_s = _pace_s(channel, boards * WELCOMES * [frame_us(NOTICE)])
+    board = sent.offers * [offer_us] + sent.frames * [frame_us(sent.frame_bytes)]
+    board += told.statuses * [status_us] + notices
+    host = told.offers * [offer_us] + (told.frames + ceil(late)) * [frame_us(told.frame_bytes)]
+    host += boards * (sent.statuses * [status_us] + notices)
     shared_s = (sum(host) + boards * sum(board)) * (1 + channel.hops) / 1e6
-    hours = max(capped_s, shared_s) / HOUR_S
-    return Traffic(up, down, sum(board) / 1e6, sum(host) / 1e6, hours, join_s / HOUR_S)
-
-
-def _sent(cost: Estimate, frame_us: Callable[[int], int]) -> list[int]:
-    """The airtime of each frame of an object's sender."""
-    return cost.offers * [frame_us(OFFER_FRAME)] + cost.frames * [frame_us(cost.frame_bytes)]
+    hours = max(_pace_s(channel, board), _pace_s(channel, host), shared_s) / HOUR_S
+    before_h = _pace_s(channel, boards * WELCOMES * [frame_us(NOTICE)]) / HOUR_S
+    return Traffic(up, down, sum(board) / 1e6, sum(host) / 1e6, hours, before_h)
 
 
 def _pace_s(channel: RadioPath, frames_us: list[int]) -> float:
-    """How long frames take that are sent again and again; 0 without a limit.
-
-    A frame waits until it fits as a whole: where an hour has room for some frames, a part is lost.
-    """
-    if (budget_us := channel.band.budget_us) is None:
-        return 0.0
-    ends_s = (dry_run_s(n * frames_us, budget_us, channel.hold_s) for n in (1, 1 + REPEATS))
-    first_s, last_s = ends_s
+    """How long frames take that are sent again and again: each waits until it fits as a whole."""
+    budget_us, hold_s = channel.band.budget_us, channel.hold_s
+    first_s, last_s = (dry_run_s(n * frames_us, budget_us, hold_s) for n in (1, 1 + REPEATS))
     return (last_s - first_s) / REPEATS

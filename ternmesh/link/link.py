@@ -53,7 +53,7 @@ class Link:
         self._events: deque[events.LinkEvent] = deque()
         self._out = Sender(settings, state, rng, self._events)
         self._in = Receiver(settings, state, rng, self._events)
-        self._unreliable: deque[tuple[str, bytes]] = deque()
+        self._unreliable: dict[object, tuple[str, bytes]] = {}
         # The newest message of the sealing itself to each peer: address, body
         self._sealing_messages: dict[str, tuple[int, bytes]] = {}
         self._counter = state.counter  # of the next frame
@@ -88,22 +88,13 @@ class Link:
     def send_frames(self, peer: str, frames: Sequence[bytes]) -> None:
         """Send frames once each, unreliably. LinkFull, and none is taken, where too many wait.
 
-        One that joins a node to the run takes the place of an older one of its kind.
+        One that `joins` takes the place of an older one of its kind.
         """
         if self._unreliable and len(self._unreliable) + len(frames) > UNRELIABLE_MAX:
             raise LinkFull("too many frames wait for the bearer: offer these later")
-        for frame in frames:
-            at = self._older(peer, frame) if joins(frame) else None
-            if at is None:
-                self._unreliable.append((peer, frame))
-            else:
-                self._unreliable[at] = peer, frame
-
-    def _older(self, peer: str, frame: bytes) -> int | None:
-        """Where a frame of its kind waits for a peer; sealed, its length stands for its kind."""
-        alike = enumerate(self._unreliable)
-        found = (at for at, (to, old) in alike if (to, len(old)) == (peer, len(frame)))
-        return next((at for at in found if joins(self._unreliable[at][1])), None)
+        for frame in frames:  # they are sealed: the length stands for the kind
+            key = (peer, len(frame)) if joins(frame) else object()
+            self._unreliable[key] = peer, frame
 
     def cancel(self, number: int) -> None:
         """Stop sending an object that is not needed any more."""
@@ -175,8 +166,7 @@ class Link:
         for peer, body in self._in.bodies(room - len(frames)):
             frames += self._seal(peer, self._address(peer), body)
         while self._unreliable and len(frames) < room:
-            peer, frame = self._unreliable.popleft()
-            frames.append((peer, frame))
+            frames.append(self._unreliable.pop(next(iter(self._unreliable))))
         for peer, body in self._out.bodies(now, room - len(frames)):
             frames += self._seal(peer, self._address(peer), body)
         return frames
@@ -229,9 +219,5 @@ class Link:
 
 
 def joins(frame: bytes) -> bool:
-    """Whether a frame joins a node to the run: keys, hellos, and what answers them.
-
-    Its sender's timer repeats it. On a slow radio, where repeats wait for hours, only the newest is
-    worth its airtime.
-    """
+    """Whether a frame joins a node to the run (keys, hellos, answers): its sender repeats it."""
     return frame[1:3] == UNASSIGNED.to_bytes(2, "little") and suite_of(frame) == SUITE_END

@@ -48,8 +48,8 @@ class Forecasts:
         words = ["forecast", "--config", *self.configs, "--host-config", host, *ASKED, *options]
         return (main.main(words), *self._capsys.readouterr())
 
-    def told(self, *options: str, rounds: int = 1, **limits: float) -> Any:
-        code, out, _ = self.run(*MESH, "--json", *options, rounds=rounds, **limits)
+    def told(self, *options: str, rounds: int = 1) -> Any:
+        code, out, _ = self.run(*MESH, "--json", *options, rounds=rounds)
         assert code == 0
         return json.loads(out)
 
@@ -114,24 +114,23 @@ def test_without_a_duty_cycle_a_round_takes_the_airtime_of_all(forecasts: Foreca
     cost = forecasts.told(*free)["traffic"]
     airtime_s = cost["host_s"] + 6 * cost["board_s"]
     assert cost["hours"] == pytest.approx(3 * airtime_s / 3600), "two repeaters send all again"
-    assert cost["before_h"] == 0
+    assert cost["before_h"] < cost["hours"]
 
 
 def test_a_person_gets_a_table_in_days_and_what_a_round_costs(forecasts: Forecasts) -> None:
     told = forecasts.told(rounds=2)
     code, out, progress = forecasts.run(*MESH, rounds=2)
-    _, _, second, costs, note, remark = out.splitlines()
+    _, _, second, costs, note = out.splitlines()
     days, right = told["rounds"][1]["hours"] / 24, told["rounds"][1]["accuracy"]
     assert second.split()[:3] == ["2", f"{days:.3g}", f"{right:.1%}"]
     assert f"{told['traffic']['bytes_up']:,} bytes up" in costs
     assert "for 0.50% of an hour" in costs
     assert note.startswith("simulated")
     least_s = ceil(3600 * told["traffic"]["hours"])
-    assert remark == told["remark"]
-    assert "with [run] deadline_s = 60 the host ends rounds with as few as 2 boards" in remark
-    assert remark.endswith(f"at least {least_s}")
-    limits = ({"deadline_s": least_s - 1, "min_peers": 6}, {"deadline_s": least_s})
-    assert [forecasts.told(**each)["remark"] for each in limits] == ["", ""]
+    assert "deadline_s = 60 the host ends rounds with as few as 2 boards" in progress
+    assert f"at least {least_s}\n" in progress
+    for limits in ({"deadline_s": least_s - 1, "min_peers": 6}, {"deadline_s": least_s}):
+        assert "deadline_s" not in forecasts.run(*MESH, **limits)[2]
     assert (code, "round 2 of 2" in progress) == (0, True)
 
 

@@ -12,7 +12,6 @@ from ternmesh.link.link import FRAMES_MAX, UNRELIABLE_MAX, LinkFull
 from ternmesh.link.messages import Status, Symbol, object_name
 from ternmesh.link.sender import ACTIVE_MAX, LEAD_MAX
 from ternmesh.link.settings import MTU_MIN
-from ternmesh.security.key_derivation import SUITE_END
 from ternmesh.wire.frame import FRAME_MAX, FRAME_OVERHEAD, Header, seal_open
 from tests.ternmesh.link.wired_air import ALL, HOST, NODE, ROOM, SETTINGS, Air, content, said
 
@@ -207,8 +206,7 @@ def test_a_newer_hello_takes_the_place_of_one_that_waits() -> None:  # R8.2-29
     air = Air((HOST, NODE, "other"))
     rows = [(NODE, 0, 9), (NODE, 5, 9), ("other", 0, 9), (NODE, 0, 8), (NODE, 0, 9), (NODE, 5, 9)]
     for number, (peer, address, size) in enumerate(rows):
-        frame = seal_open(Header(address, number, SUITE_END), bytes(size))
-        air.host.send_frames(peer, [frame])
+        air.host.send_frames(peer, [seal_open(Header(address, number, suite=1), bytes(size))])
     air.take()
     assert [frame[3] for _, frame in air.host.frames_to_send(0.0)] == [4, 1, 2, 3, 5]
 
