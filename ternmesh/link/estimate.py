@@ -85,10 +85,9 @@ def _rounds(symbols: int, loss: float) -> int:
 
 
 def dry_run_s(airtimes_us: list[int], budget_us: int | None, hold_s: float = 0.0) -> float:
-    """Return how long frames of these airtimes take, in this order, in seconds.
+    """Return how long frames of these airtimes take, in this order, in seconds; inf: for ever.
 
-    A radio may keep each for `hold_s`, so that it is charged to the hour for as much longer. inf:
-    one of them never fits in the budget.
+    A radio may keep each for `hold_s`, so that it is charged to the hour for as much longer.
     """
     if budget_us is None:
         return sum(airtimes_us) / 1e6
