@@ -143,14 +143,14 @@ def traffic(channel: RadioPath, plan: Plan, model_hash: bytes, boards: int) -> T
     sent, told = (estimate(size, frame_us, channel.frame_max, loss) for size in (up, down))
     late = sqrt(2 * log(boards) * told.symbols * loss) / (1 - loss) if boards > 1 else 0.0
     offer_us, status_us = frame_us(OFFER_FRAME), frame_us(STATUS_FRAME)
-    notices = NOTICES * [frame_us(NOTICE)]
+    notice_us = frame_us(min(NOTICE, channel.frame_max))
     board = sent.offers * [offer_us] + sent.frames * [frame_us(sent.frame_bytes)]
-    board += told.statuses * [status_us] + notices
+    board += told.statuses * [status_us] + NOTICES * [notice_us]
     host = told.offers * [offer_us] + (told.frames + ceil(late)) * [frame_us(told.frame_bytes)]
-    host += boards * (sent.statuses * [status_us] + notices)
+    host += boards * (sent.statuses * [status_us] + NOTICES * [notice_us])
     shared_s = (sum(host) + boards * sum(board)) * (1 + channel.hops) / 1e6
     hours = max(_pace_s(channel, board), _pace_s(channel, host), shared_s) / HOUR_S
-    before_h = _pace_s(channel, boards * WELCOMES * [frame_us(NOTICE)]) / HOUR_S
+    before_h = _pace_s(channel, boards * WELCOMES * [notice_us]) / HOUR_S
     return Traffic(up, down, sum(board) / 1e6, sum(host) / 1e6, hours, before_h)
 
 

@@ -100,7 +100,7 @@ def test_its_bytes_are_about_those_that_a_fleet_was_measured_to_send(forecasts: 
 
 
 @pytest.mark.parametrize(
-    "options", [("--hops", "2"), ("--sf", "9"), ("--boards", "9"), ("--share", "0.005")]
+    "options", [("--hops", "2"), ("--sf", "9"), ("--boards", "9"), ("--share", "0.0004")]
 )
 def test_a_round_takes_longer_over(forecasts: Forecasts, options: tuple[str, ...]) -> None:
     before, after = (forecasts.told(*more)["traffic"] for more in ((), options))
