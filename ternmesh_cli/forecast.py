@@ -19,7 +19,7 @@ from ternmesh.codec.encoder import zero_residual
 from ternmesh.config import ConfigError
 from ternmesh.extras import installed
 from ternmesh.federated.aggregation import encode_update, make_step
-from ternmesh.link.estimate import estimate
+from ternmesh.link.estimate import OFFER_FRAME, STATUS_FRAME, dry_run_s, estimate
 from ternmesh.link.ledger import HOUR_S
 from ternmesh.plan import COUNTED_ENTRY, GLOBAL_UPDATE_HEAD, LENGTH_PREFIX, Plan
 from ternmesh.wire.frame import FRAME_OVERHEAD
@@ -32,8 +32,9 @@ from transports.base import BearerProfile
 from transports.factory import LINK_FRAME_MTU
 
 NOTICE, NOTICES = 110, 2  # bytes of what else host and board say to each other in a round
-WELCOMES = 2  # long frames to each board before the first round
+WELCOMES = 6  # frames to each board before the first round: keys twice in each layer, and two more
 BOARDS_MAX = 250
+REPEATS = 10  # rounds of which the airtime ledger is tried
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,12 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("a forecast needs a run with an end: give [run] rounds")
     channel, boards = read_channel(arguments), arguments.boards
     cost = traffic(channel, plan, loaded.package.model_hash(), boards)
+    if wanted.deadline_s < (least_s := ceil(cost.hours * HOUR_S)) and wanted.min_peers < boards:
+        print(
+            f"with [run] deadline_s = {wanted.deadline_s:g} the host ends rounds with as few as "
+            f"{wanted.min_peers} boards; this forecast is for all: set it to at least {least_s}",
+            file=sys.stderr,
+        )
     rounds = []
     for number_, (accuracy, loss) in enumerate(learn(configs, loaded, plan, boards), 1):
         rounds.append(Round(number_, cost.before_h + number_ * cost.hours, accuracy, loss))
@@ -135,14 +142,20 @@ def traffic(channel: RadioPath, plan: Plan, model_hash: bytes, boards: int) -> T
     loss, frame_us = channel.loss, channel.airtime_us
     sent, told = (estimate(size, frame_us, channel.frame_max, loss) for size in (up, down))
     late = sqrt(2 * log(boards) * told.symbols * loss) / (1 - loss) if boards > 1 else 0.0
-    notices_us = NOTICES * frame_us(NOTICE)
-    board_us = sent.airtime_us + told.reply_airtime_us + notices_us
-    host_us = told.airtime_us + ceil(late) * frame_us(told.frame_bytes)
-    host_us += boards * (sent.reply_airtime_us + notices_us)
-    budget_us = channel.band.budget_us
-    capped = max(board_us, host_us) / budget_us if budget_us else 0.0
-    join_us = boards * WELCOMES * frame_us(NOTICE)
-    before_h = join_us / budget_us if budget_us else 0.0
-    shared = (host_us + boards * board_us) * (1 + channel.hops) / (HOUR_S * 1e6)
-    hours = max(capped, shared)
-    return Traffic(up, down, board_us / 1e6, host_us / 1e6, hours, before_h)
+    offer_us, status_us = frame_us(OFFER_FRAME), frame_us(STATUS_FRAME)
+    notice_us = frame_us(min(NOTICE, channel.frame_max))
+    board = sent.offers * [offer_us] + sent.frames * [frame_us(sent.frame_bytes)]
+    board += told.statuses * [status_us] + NOTICES * [notice_us]
+    host = told.offers * [offer_us] + (told.frames + ceil(late)) * [frame_us(told.frame_bytes)]
+    host += boards * (sent.statuses * [status_us] + NOTICES * [notice_us])
+    shared_s = (sum(host) + boards * sum(board)) * (1 + channel.hops) / 1e6
+    hours = max(_pace_s(channel, board), _pace_s(channel, host), shared_s) / HOUR_S
+    before_h = _pace_s(channel, boards * WELCOMES * [notice_us]) / HOUR_S
+    return Traffic(up, down, sum(board) / 1e6, sum(host) / 1e6, hours, before_h)
+
+
+def _pace_s(channel: RadioPath, frames_us: list[int]) -> float:
+    """How long frames take that are sent again and again: each waits until it fits as a whole."""
+    budget_us, hold_s = channel.band.budget_us, channel.hold_s
+    first_s, last_s = (dry_run_s(n * frames_us, budget_us, hold_s) for n in (1, 1 + REPEATS))
+    return (last_s - first_s) / REPEATS

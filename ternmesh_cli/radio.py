@@ -59,6 +59,7 @@ class RadioPath:
     loss: float  # of a frame, on its whole way
     frame_max: int  # bytes
     airtime_us: Callable[[int], int]  # of a frame of so many bytes
+    hold_s: float = 0.0  # for how long the modem may keep a frame
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -115,16 +116,18 @@ def read_channel(arguments: argparse.Namespace) -> RadioPath:
     if arguments.dialect is None:
         frame = longest_frame(band, setting)
         return RadioPath(setting, band, 0, loss, frame, partial(airtime_us, setting))
-    hops = HOP_SETTINGS.get(arguments.dialect)
+    key = HOP_SETTINGS.get(arguments.dialect)
     settings = SerialLoraSettings(
         "none", arguments.dialect, HOST, {}, setting, frequency_hz, mesh_share=arguments.share,
-        **({hops: arguments.hops} if hops else {}),
+        **({key: arguments.hops} if key else {}),
     )  # fmt: skip
-    band = Radio(settings, band).own_band
+    radio = Radio(settings, band)
+    band = radio.own_band
     modem = SerialLoraTransport(settings, frame_us_max=frame_limit_us(band))
     if modem.mtu < SHORTEST_FRAME:
         raise ConfigError("no frame fits in its airtime of an hour: lower --sf, or raise --share")
-    return RadioPath(setting, band, arguments.hops, loss, modem.mtu, modem.airtime_us)
+    hops, hold_s = arguments.hops, radio.hold_s
+    return RadioPath(setting, band, hops, loss, modem.mtu, modem.airtime_us, hold_s)
 
 
 def _add_emulate_arguments(parser: argparse.ArgumentParser) -> None:
@@ -144,7 +147,8 @@ def _estimate(arguments: argparse.Namespace) -> int:
     """Estimate and print. ChannelError where the law forbids the channel."""
     channel = read_channel(arguments)
     budget_us = channel.band.budget_us
-    cost = estimate(arguments.bytes, channel.airtime_us, channel.frame_max, channel.loss, budget_us)
+    frame_us, longest, loss = channel.airtime_us, channel.frame_max, channel.loss
+    cost = estimate(arguments.bytes, frame_us, longest, loss, budget_us, channel.hold_s)
     if arguments.json:
         print(json.dumps(_summary(arguments.bytes, arguments.region, channel, cost)))
     else:

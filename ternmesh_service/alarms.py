@@ -307,6 +307,8 @@ def _board(board: HostedBoard, status: HostStatus) -> Iterator[Alarm]:
         since = f" since global update {board.since}" if board.since else ""
         advice = "look at its samples and labels; mute or revoke it if it lies"
         advice = "check its power and its link" if "absent" in board.reason else advice
+        if "the same" in board.reason:
+            advice = "no fault where they hear the same: together they count as one board"
         yield Alarm(WARN, name, f"counts {board.weight:.0%}{since}: {board.reason}", advice)
     if board.influence is not None and board.influence.norm == 0:
         yield Alarm(WARN, name, "sends empty updates", "see its log: training may diverge there")

@@ -85,6 +85,11 @@ class Radio:
         """The rule with what is left of the hour for this end's own frames."""
         return replace(self.band, duty_cycle=self.duty)
 
+    @property
+    def hold_s(self) -> float:
+        """For how long a modem may keep a frame that it was given: its hour ends as much later."""
+        return MESH_HOLD_S if self.settings.dialect in MESHES else HOLD_S
+
 
 def check_link(link: LinkConfig, role: str) -> None:
     """ConfigError where the table does not name usable bearers."""
@@ -240,7 +245,7 @@ def profile_of(link: LinkConfig) -> BearerProfile:
     from transports.serial_lora.transport import SerialLoraTransport
 
     modems = [
-        SerialLoraTransport(r.settings, frame_us_max=frame_limit_us(r.band)).mtu for r in radios
+        SerialLoraTransport(r.settings, frame_us_max=frame_limit_us(r.own_band)).mtu for r in radios
     ]
     frame_mtu = min(modems, default=NETWORK_PROFILE.frame_mtu)
     return replace(reliable, frame_mtu=frame_mtu, manifest_repeats=1)
@@ -282,8 +287,7 @@ def _bearer(name: str, link: LinkConfig, role: str, stores: Stores) -> Bearer:
     radio = radio_of(link, role)
     log = stores.airtime("" if name == MAIN else name)
     band = radio.own_band
-    hold_s = MESH_HOLD_S if radio.settings.dialect in MESHES else HOLD_S
-    budget = AirtimeBudget(log, band, hold_s=hold_s, speed=radio.settings.speed)
+    budget = AirtimeBudget(log, band, hold_s=radio.hold_s, speed=radio.settings.speed)
     raw = SerialLoraTransport(radio.settings, budget, frame_us_max=frame_limit_us(band))
     return Bearer(name, raw, frozenset(radio.settings.peers), metered=True)
 

@@ -1,7 +1,8 @@
 """A transport of whole messages around a bearer that loses small frames: the link around it.
 
-A frame alone that fits the bearer is sent unreliably, once. Several frames, or a longer one, travel
-as an object (`ternmesh.link`), which arrives whole or not at all, also over restarts of both sides.
+A frame alone that fits the bearer is sent unreliably, once, as are frames that join a node to the
+run: their senders repeat them. Several others, or a longer one, travel as an object
+(`ternmesh.link`), which arrives whole or not at all, also over restarts of both sides.
 With the unreliable service the frames of an update that fit are sent once each instead.
 
 Each object is reported as held, then as delivered or lost, for each receiver: the protocol above
@@ -22,7 +23,7 @@ from ternmesh.errors import WireError
 from ternmesh.federated.events import OTHER, known_reason, refusals
 from ternmesh.federated.refusals import why
 from ternmesh.link import events
-from ternmesh.link.link import Link, LinkFull
+from ternmesh.link.link import Link, LinkFull, joins
 from ternmesh.link.settings import LinkSettings
 from ternmesh.security.sealing import Change, OpenSealing, Sealing, SecurityChanged
 from ternmesh.timers import TimerSettings
@@ -183,8 +184,9 @@ class ReliableTransport:
         """
         check_sizes(frames, self.mtu)
         fits = max(map(len, frames)) <= self._inner.mtu
-        if fits and (len(frames) == 1 or self._is_unreliable):
-            self._send_unreliably(peer, frames)
+        is_alone = len(frames) == 1 or all(map(joins, frames))
+        if fits and (is_alone or self._is_unreliable):
+            self._send_unreliably(peer, frames, is_update=not is_alone)
         else:
             self._send_objects(peer, frames)
         self._settle()
@@ -237,7 +239,7 @@ class ReliableTransport:
 
     # Sending
 
-    def _send_unreliably(self, peer: str, frames: Sequence[bytes]) -> None:
+    def _send_unreliably(self, peer: str, frames: Sequence[bytes], *, is_update: bool) -> None:
         """Each frame once. An update counts as delivered: its receipt decides about a repeat.
 
         A frame alone is a question or an answer: its sender's timer repeats it.
@@ -246,7 +248,7 @@ class ReliableTransport:
             self._link.send_frames(peer, frames)
         except LinkFull as error:
             raise Busy(str(error)) from error
-        if len(frames) > 1:
+        if is_update:
             self._report(peer, DeliveryState.HELD)
             self._report(peer, DeliveryState.DELIVERED)
 

@@ -148,7 +148,7 @@ class Reputations:
         return is_known and self.weight(address) >= PROVEN
 
     def reason(self, address: int) -> str:
-        """Why a node's weight is low, in a word or two; empty where it is not."""
+        """Why a node's weight is low, in some words; empty where it is not."""
         standing = self.of(address)
         if address in self.fixed:
             return "pinned by the owner" if self.fixed[address] else "muted by the owner"
@@ -157,7 +157,7 @@ class Reputations:
         if standing.turned:
             return "sends the opposite of what it sent before"
         if self.copies.get(address, 1) > 1:
-            return "sends what another sends"
+            return "sends nearly the same as another, as boards in one room do"
         if standing.opposed >= OPPOSED_MIN:
             return "opposes the others"
         if standing.agreement < OPPOSED:

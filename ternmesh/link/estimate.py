@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from ternmesh.link.airtime import FRAME_MAX
-from ternmesh.link.ledger import Ledger
+from ternmesh.link.ledger import HOLD_MAX_S, Ledger
 from ternmesh.link.regions import SHORTEST_FRAME
 
 SYMBOL_OVERHEAD = 17  # bytes: seal 14, head 3
@@ -41,12 +41,14 @@ def estimate(
     frame_max: int = FRAME_MAX,
     loss: float = 0.0,
     budget_us: int | None = None,
+    hold_s: float = 0.0,
 ) -> Estimate:
     """Return the cost of `size` bytes in frames of up to `frame_max`; a fraction `loss` is lost.
 
     `airtime_us` tells what a frame of so many bytes takes, in microseconds. `budget_us` is the
-    airtime of an hour (None: no duty cycle), and all of it is left. ValueError for an object of no
-    bytes, frames too short for an offer, or a loss outside 0 to below 1.
+    airtime of an hour (None: no duty cycle), and all of it is left; `hold_s` as in `dry_run_s`.
+    ValueError for an object of no bytes, frames too short for an offer, or a loss outside 0 to
+    below 1.
     """
     if size < 1 or frame_max < OFFER_FRAME or not 0 <= loss < 1:
         raise ValueError(
@@ -68,7 +70,7 @@ def estimate(
         statuses=statuses,
         airtime_us=sum(sent),
         reply_airtime_us=replies_us,
-        wall_s=_dry_run_s(sent, budget_us) + replies_us / 1e6,
+        wall_s=dry_run_s(sent, budget_us, hold_s) + replies_us / 1e6,
     )
 
 
@@ -82,14 +84,18 @@ def _rounds(symbols: int, loss: float) -> int:
     return rounds
 
 
-def _dry_run_s(airtimes_us: list[int], budget_us: int | None) -> float:
+def dry_run_s(airtimes_us: list[int], budget_us: int | None, hold_s: float = 0.0) -> float:
+    """Return how long frames of these airtimes take, in this order, in seconds; inf: for ever.
+
+    A radio may keep each for `hold_s`, so that it is charged to the hour for as much longer.
+    """
     if budget_us is None:
         return sum(airtimes_us) / 1e6
     trial = Ledger(budget_us)
     at = 0.0
     for airtime in airtimes_us:
         at = trial.next_free_s(at, airtime)
-        if not trial.reserve(at, airtime):
+        if not trial.reserve(at, airtime, min(hold_s, HOLD_MAX_S - airtime / 1e6)):
             break  # inf: it never fits
         at += airtime / 1e6
     return at

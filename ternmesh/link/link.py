@@ -25,7 +25,7 @@ from ternmesh.security.keyed_sealing import FRAME_MIN, NEIGHBOUR
 from ternmesh.security.notices import is_notice
 from ternmesh.security.sealing import CountersReserved, OpenSealing, Sealing, SecurityChanged
 from ternmesh.timers import earliest
-from ternmesh.wire.frame import BROADCAST, SUITE_OPEN, suite_of
+from ternmesh.wire.frame import BROADCAST, SUITE_OPEN, UNASSIGNED, suite_of
 
 COUNTERS_BLOCK = 4096  # seal counters that are reserved at once
 FRAMES_MAX = 256  # handed out at once
@@ -53,7 +53,7 @@ class Link:
         self._events: deque[events.LinkEvent] = deque()
         self._out = Sender(settings, state, rng, self._events)
         self._in = Receiver(settings, state, rng, self._events)
-        self._unreliable: deque[tuple[str, bytes]] = deque()
+        self._unreliable: dict[object, tuple[str, bytes]] = {}
         # The newest message of the sealing itself to each peer: address, body
         self._sealing_messages: dict[str, tuple[int, bytes]] = {}
         self._counter = state.counter  # of the next frame
@@ -86,10 +86,15 @@ class Link:
         return number
 
     def send_frames(self, peer: str, frames: Sequence[bytes]) -> None:
-        """Send frames once each, unreliably. LinkFull, and none is taken, where too many wait."""
+        """Send frames once each, unreliably. LinkFull, and none is taken, where too many wait.
+
+        One that `joins` takes the place of an older one of its kind.
+        """
         if self._unreliable and len(self._unreliable) + len(frames) > UNRELIABLE_MAX:
             raise LinkFull("too many frames wait for the bearer: offer these later")
-        self._unreliable.extend((peer, frame) for frame in frames)
+        for frame in frames:  # they are sealed: the length stands for the kind
+            key = (peer, len(frame)) if joins(frame) else object()
+            self._unreliable[key] = peer, frame
 
     def cancel(self, number: int) -> None:
         """Stop sending an object that is not needed any more."""
@@ -161,8 +166,7 @@ class Link:
         for peer, body in self._in.bodies(room - len(frames)):
             frames += self._seal(peer, self._address(peer), body)
         while self._unreliable and len(frames) < room:
-            peer, frame = self._unreliable.popleft()
-            frames.append((peer, frame))
+            frames.append(self._unreliable.pop(next(iter(self._unreliable))))
         for peer, body in self._out.bodies(now, room - len(frames)):
             frames += self._seal(peer, self._address(peer), body)
         return frames
@@ -212,3 +216,8 @@ class Link:
             return []
         self._counter += 1
         return [(peer, frame)]
+
+
+def joins(frame: bytes) -> bool:
+    """Whether a frame joins a node to the run (keys, hellos, answers): its sender repeats it."""
+    return frame[1:3] == UNASSIGNED.to_bytes(2, "little") and suite_of(frame) == SUITE_END

@@ -211,7 +211,9 @@ def test_a_transfer_goes_on_after_a_crash_of_either_end(new_fleet, name: str) ->
 def test_an_object_is_reported_as_held_and_then_as_delivered(new_fleet) -> None:  # R8.2-38
     air = new_fleet(faults=Faults(drop=0.1))
     air.ends["theo"].send(HOST, frames(1, size=20))
-    assert reports(air.ends["theo"]) == []
+    joining = [seal_open(Header(0, number, suite=1), bytes(9)) for number in range(3)]
+    air.ends["theo"].send(HOST, joining)
+    assert reports(air.ends["theo"]) == [], "a frame that its sender repeats is no object"
     air.ends["theo"].send(HOST, frames(4))
     assert reports(air.ends["theo"]) == [(HOST, "HELD")]
     air.crash("theo")

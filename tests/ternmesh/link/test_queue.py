@@ -202,6 +202,15 @@ def test_frames_that_wait_are_bounded() -> None:
     assert (len(frames), frames[-1]) == (UNRELIABLE_MAX, b"z")
 
 
+def test_a_newer_hello_takes_the_place_of_one_that_waits() -> None:  # R8.2-29
+    air = Air((HOST, NODE, "other"))
+    rows = [(NODE, 0, 9), (NODE, 5, 9), ("other", 0, 9), (NODE, 0, 8), (NODE, 0, 9), (NODE, 5, 9)]
+    for number, (peer, address, size) in enumerate(rows):
+        air.host.send_frames(peer, [seal_open(Header(address, number, suite=1), bytes(size))])
+    air.take()
+    assert [frame[3] for _, frame in air.host.frames_to_send(0.0)] == [4, 1, 2, 3, 5]
+
+
 def test_answers_go_before_frames_and_frames_before_objects() -> None:
     air = Air()
     air.node.send(HOST, b"object")
