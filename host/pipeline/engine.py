@@ -1,13 +1,16 @@
 """One rank's stage: the schedule of its micro-batches, and what it tells its neighbours.
 
 A stage computes the gradient of the oldest micro-batch as soon as it arrives, and otherwise the
-next activation. So it waits only where nothing has arrived. Gradients are added in the order of
-micro-batches, whatever arrives first: a run that is repeated gives the same numbers.
+next activation. Where nothing has arrived, it computes gradients of weights that it has left for
+then, and waits only where there are none. Gradients are added in the order of micro-batches,
+whatever arrives first: a run that is repeated gives the same numbers.
 """
 
 import math
 import time
 from collections import deque
+from contextlib import nullcontext
+from enum import Enum, auto
 
 import torch
 from torch import Tensor
@@ -17,7 +20,16 @@ from host.pipeline.config import PipelineConfig, PipelineError
 from host.pipeline.links import LinkEvents, RankLink, floats_in
 from host.pipeline.wire import Kind, read_json, write_json
 from models.bottleneck.codes import WORD
+from models.later import LaterGradients
 from models.stages import Stage
+
+
+class Turn(Enum):
+    """What a stage computes next."""
+
+    BACK = auto()  # the gradient of the oldest micro-batch in flight
+    FORWARD = auto()
+    WEIGHTS = auto()  # one gradient of weights that was left
 
 
 class Engine:
@@ -47,6 +59,7 @@ class Engine:
         self._before = before
         self._after = after
         self._rtt_s = rtt_s
+        self._later = LaterGradients()
         # Of what comes from the stage before, and goes back
         self._wire_bytes = self._back_bytes = 0
         if stage.entry is not None:
@@ -69,17 +82,22 @@ class Engine:
         done = started = 0
         while done < count:
             can_go_back = bool(kept) and (self._config.schedule == "1f1b" or started == count)
-            can_start = started < count and len(kept) < limit
-            if self._choose(can_go_back, can_start):
-                self._backward(done, *kept.popleft())
-                done += 1
-                continue
-            wire, out = self._forward(started, parts[started])
-            if self.is_last:
-                losses.append(out.detach())
-                out = out / count
-            kept.append((wire, out))
-            started += 1
+            can_start = started < count and len(kept) + self._later.batches < limit
+            match self._choose(can_go_back, can_start):
+                case Turn.BACK:
+                    self._backward(done, *kept.popleft())
+                    done += 1
+                case Turn.FORWARD:
+                    wire, out = self._forward(started, parts[started])
+                    if self.is_last:
+                        losses.append(out.detach())
+                        out = out / count
+                    kept.append((wire, out))
+                    started += 1
+                case Turn.WEIGHTS:
+                    self._later.run_one()
+        while self._later.batches:
+            self._later.run_one()
         busy_s = time.perf_counter() - began - (self.events.waited_s - waited_s)
         self.micro_batch_s = busy_s / count
         return float(torch.stack(losses).mean()) if losses else None
@@ -162,8 +180,8 @@ class Engine:
             travelling = math.ceil(2 * self._rtt_s / self.micro_batch_s)
         return min(count, self._config.stages - self._number + travelling)
 
-    def _choose(self, can_go_back: bool, can_start: bool) -> bool:
-        """Wait until something can be done; whether it is the gradient of the oldest in flight."""
+    def _choose(self, can_go_back: bool, can_start: bool) -> Turn:
+        """What to do next; waits where nothing can be done."""
         before, after = self._before, self._after
 
         def back() -> bool:
@@ -172,8 +190,12 @@ class Engine:
         def start() -> bool:
             return can_start and (before is None or before.reader.is_ready)
 
+        if self._later.batches and not (back() or start()):
+            self._synchronise()  # else they would all be queued ahead of what arrives meanwhile
+            if not (back() or start()):
+                return Turn.WEIGHTS
         self.events.wait(lambda: back() or start(), f"what stage {self._number} needs next")
-        return back()
+        return Turn.BACK if back() else Turn.FORWARD
 
     def _forward(self, number: int, batch: Tensor) -> tuple[Tensor | None, Tensor]:
         """The input that wants a gradient, and the output that gives it: wire or loss."""
@@ -185,7 +207,9 @@ class Engine:
             data = body.to(self._device, non_blocking=True)
             wire = data[: self._wire_bytes].view(torch.float32).requires_grad_()
             inputs = (wire, data[self._wire_bytes :]) if entry.sends_ids else (wire,)
-        outputs = self.stage(*inputs)
+        # Layers that are computed again must leave the same: they do so outside of this context.
+        with nullcontext() if self.stage.recompute else self._later:
+            outputs = self.stage(*inputs)
         if self._after is None:
             return wire, next_token_loss(outputs, batch[:, 1:].to(self._device))
         data = torch.cat([part.detach().view(torch.uint8) for part in outputs])

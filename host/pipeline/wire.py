@@ -12,7 +12,7 @@ from typing import Any
 
 from ternmesh.errors import TernmeshError
 
-MAGIC = b"TMP1"
+MAGIC = b"TMP2"
 _HEAD = struct.Struct("!4sBIQ")  # magic, kind, number, bytes of the body
 HEAD_SIZE = _HEAD.size
 

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from host.pipeline import meeting, tls
 from host.pipeline.config import PipelineConfig, PipelineError, read_pipeline_config
 from host.pipeline.launch import Ranks, hold, own_ranks
-from host.pipeline.links import LinkEvents, LinkReader, LinkWriter
+from host.pipeline.links import LinkEvents, LinkReader, LinkWriter, RankLink
 from host.pipeline.meeting import Meeting, Place, Wires, place_of
-from host.pipeline.rank import choose_device, wanted_links
+from host.pipeline.rank import FULL_BYTES, choose_device, fill, wanted_links
 from host.pipeline.wire import HEAD_SIZE, LIMITS, Kind, LinkError, read_head, write_head
 from ternmesh.config import ConfigError
 from ternmesh.security.identity import Role, identity_text
@@ -193,6 +193,15 @@ def test_a_head_is_within_limits_or_an_error(head: bytes) -> None:
     except LinkError:
         return
     assert size == 5 if kind is Kind.BACK else size <= LIMITS[kind]
+
+
+def test_each_end_fills_a_link_before_the_first_payload() -> None:  # R11-3
+    both = socket.socketpair(), socket.socketpair()
+    ends = [Wires(both[0][0], both[1][0], 0.0), Wires(both[1][1], both[0][1], 0.0)]
+    made = [RankLink(*links(end, LinkEvents(30.0)), 0.0) for end in ends]
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda link: fill([link]), made))
+    assert [link.writer.sent_bytes for link in made] == [HEAD_SIZE + FULL_BYTES] * 2
 
 
 def test_what_does_not_come_in_time_is_told() -> None:
