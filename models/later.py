@@ -17,19 +17,7 @@ Left = deque[tuple[Tensor, Tensor, Tensor]]  # a weight, and its layer's input a
 
 
 class LaterGradients(TorchFunctionMode):
-    """Linear layers that run in this context leave the gradients of their weights to `run_one`.
-
-    >>> later = LaterGradients()
-    >>> layer = torch.nn.Linear(2, 1)
-    >>> with later:
-    ...     loss = layer(torch.ones(3, 2)).sum()
-    >>> loss.backward()
-    >>> layer.weight.grad is None, later.batches
-    (True, 1)
-    >>> later.run_one()
-    >>> layer.weight.grad, later.batches
-    (tensor([[3., 3.]]), 0)
-    """
+    """Linear layers that run in this context leave the gradients of their weights to `run_one`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,38 +47,23 @@ class LaterGradients(TorchFunctionMode):
         self,
         function: Callable[..., Any],
         _types: Iterable[type],
-        arguments: tuple[Any, ...] = (),
+        given: tuple[Any, ...] = (),
         named: Mapping[str, Any] | None = None,
     ) -> Any:
         if function is functional.linear and torch.is_grad_enabled():
-            return self._linear(*arguments, **(named or {}))
-        return function(*arguments, **(named or {}))
+            function = self._linear
+        return function(*given, **(named or {}))
 
     def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        if not (weight.is_leaf and weight.requires_grad):
+        if not (input.requires_grad and weight.requires_grad and weight.is_leaf):
             return functional.linear(input, weight, bias)
-        layer = _Linear.apply(self._batches, self._newest, input, weight, bias)  # type: ignore[no-untyped-call]
-        made: Tensor = layer
+        made = functional.linear(input, weight.detach(), bias)
+        left, x = self._newest, input.detach().to(made.dtype)  # with autocast not that of `input`
+
+        def leave(gradient: Tensor) -> None:
+            if not left:
+                self._batches.append(left)
+            left.append((weight, x, gradient))
+
+        made.register_hook(leave)  # type: ignore[no-untyped-call]
         return made
-
-
-class _Linear(torch.autograd.Function):
-    """torch's linear layer, whose backward pass adds to `left`, and that to `batches`."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, batches: deque[Left], left: Left, x: Tensor, weight: Tensor, bias: Tensor | None
-    ) -> Tensor:
-        made = functional.linear(x, weight, bias)
-        ctx.save_for_backward(x.to(made.dtype), weight)  # autocast computes with such numbers
-        ctx.batches, ctx.left, ctx.has_bias = batches, left, bias is not None
-        return made
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
-        if not ctx.left:
-            ctx.batches.append(ctx.left)
-        ctx.left.append((weight, x, gradient))
-        of_bias = gradient.flatten(0, -2).sum(0) if ctx.has_bias else None
-        return None, None, gradient @ weight.to(gradient.dtype), None, of_bias
