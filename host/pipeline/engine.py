@@ -9,6 +9,7 @@ whatever arrives first: a run that is repeated gives the same numbers.
 import math
 import time
 from collections import deque
+from collections.abc import Sequence
 from contextlib import nullcontext
 from enum import Enum, auto
 
@@ -35,7 +36,7 @@ class Turn(Enum):
 class Engine:
     """The training steps of the stage `number`, between the links to its neighbours.
 
-    `rtt_s` is the round trip from here to the last stage.
+    `rtts_s` has the round trip of each stage to the one before it.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Engine:
         events: LinkEvents,
         before: RankLink | None,
         after: RankLink | None,
-        rtt_s: float,
+        rtts_s: Sequence[float],
     ) -> None:
         self.stage = stage
         self.events = events
@@ -58,7 +59,7 @@ class Engine:
         self._device = device
         self._before = before
         self._after = after
-        self._rtt_s = rtt_s
+        self._rtts_s = rtts_s
         self._later = LaterGradients()
         # Of what comes from the stage before, and goes back
         self._wire_bytes = self._back_bytes = 0
@@ -75,14 +76,15 @@ class Engine:
         """Compute gradients of a batch [rows, length + 1]; the mean loss on the last stage."""
         count = self._config.micro_batches
         parts = torch.split(batch, self._config.micro_batch)
-        limit = self._limit()
+        limit, limit_left = self._limit(self._number), self._limit(0)
         kept: deque[tuple[Tensor | None, Tensor]] = deque()
         losses: list[Tensor] = []
         began, waited_s = time.perf_counter(), self.events.waited_s
         done = started = 0
         while done < count:
             can_go_back = bool(kept) and (self._config.schedule == "1f1b" or started == count)
-            can_start = started < count and len(kept) + self._later.batches < limit
+            can_start = started < count and len(kept) < limit
+            can_start = can_start and len(kept) + self._later.batches < limit_left
             match self._choose(can_go_back, can_start):
                 case Turn.BACK:
                     self._backward(done, *kept.popleft())
@@ -166,19 +168,20 @@ class Engine:
         """What this stage has sent to its neighbours, with headers."""
         return sum(link.writer.sent_bytes for link in (self._before, self._after) if link)
 
-    def _limit(self) -> int:
-        """How many micro-batches may be in flight behind this stage, so that it need not wait.
+    def _limit(self, stage: int) -> int:
+        """How many micro-batches may be in flight behind a stage, so that it need not wait.
 
         One for each stage behind it, and what it computes while bytes travel there and back, twice
-        over: on a slow link they do not only travel, but also take turns.
+        over: on a slow link they do not only travel, but also take turns. The first stage keeps
+        most; others may keep as many inputs of layers, with those that are left for later.
         """
         count = self._config.micro_batches
         if self._config.schedule == "gpipe":
             return count
         travelling = self._config.stages  # in the first step
         if self.micro_batch_s:
-            travelling = math.ceil(2 * self._rtt_s / self.micro_batch_s)
-        return min(count, self._config.stages - self._number + travelling)
+            travelling = math.ceil(2 * sum(self._rtts_s[stage + 1 :]) / self.micro_batch_s)
+        return min(count, self._config.stages - stage + travelling)
 
     def _choose(self, can_go_back: bool, can_start: bool) -> Turn:
         """What to do next; waits where nothing can be done."""

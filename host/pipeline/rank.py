@@ -61,8 +61,8 @@ def run_rank(config: PipelineConfig, place: Place) -> None:
                 fill(neighbours.values())
             own_s = sum(link.rtt_s for link in neighbours.values())
             rtts = control.decide("rtt", own_s, lambda each: each)
-            behind = rtts[rank + 1 : (replica + 1) * config.stages]
-            trainer.connect(neighbours.get(rank - 1), neighbours.get(rank + 1), sum(behind))
+            own = rtts[replica * config.stages :][: config.stages]
+            trainer.connect(neighbours.get(rank - 1), neighbours.get(rank + 1), own)
             trainer.prepare()
             trainer.run()
             control.decide("done", None)

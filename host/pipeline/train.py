@@ -2,7 +2,7 @@
 
 import copy
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -176,8 +176,10 @@ class StageTrainer:
         forward, back = boundary.sizes(self._config.micro_batch, self._config.model.length)
         return {Kind.FORWARD: forward} if other < self._context.rank else {Kind.BACK: back}
 
-    def connect(self, before: RankLink | None, after: RankLink | None, rtt_s: float) -> None:
-        """Use these links to the neighbours; `rtt_s` is the round trip to the last stage."""
+    def connect(
+        self, before: RankLink | None, after: RankLink | None, rtts_s: Sequence[float]
+    ) -> None:
+        """Use these links to the neighbours; `rtts_s` as for `Engine`."""
         self._engine = Engine(
             self._stage,
             self._context.stage,
@@ -186,7 +188,7 @@ class StageTrainer:
             self._context.events,
             before,
             after,
-            rtt_s,
+            rtts_s,
         )
 
     def prepare(self) -> None:
