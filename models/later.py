@@ -1,7 +1,6 @@
 """Gradients of weights, computed while nothing else can be: "zero bubble" (Qi et al., 2023).
 
-Another stage waits for the gradient of a stage's input. Those of its weights are needed only by the
-optimiser.
+Other stages wait for the gradients of inputs. Those of weights are for the optimiser alone.
 """
 
 from collections import deque

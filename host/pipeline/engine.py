@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import nullcontext
-from enum import Enum, auto
 
 import torch
 from torch import Tensor
@@ -23,14 +22,6 @@ from host.pipeline.wire import Kind, read_json, write_json
 from models.bottleneck.codes import WORD
 from models.later import LaterGradients
 from models.stages import Stage
-
-
-class Turn(Enum):
-    """What a stage computes next."""
-
-    BACK = auto()  # the gradient of the oldest micro-batch in flight
-    FORWARD = auto()
-    WEIGHTS = auto()  # one gradient of weights that was left
 
 
 class Engine:
@@ -81,25 +72,35 @@ class Engine:
         losses: list[Tensor] = []
         began, waited_s = time.perf_counter(), self.events.waited_s
         done = started = 0
-        while done < count:
-            can_go_back = bool(kept) and (self._config.schedule == "1f1b" or started == count)
-            can_start = started < count and len(kept) < limit
-            can_start = can_start and len(kept) + self._later.batches < limit_left
-            match self._choose(can_go_back, can_start):
-                case Turn.BACK:
-                    self._backward(done, *kept.popleft())
-                    done += 1
-                case Turn.FORWARD:
-                    wire, out = self._forward(started, parts[started])
-                    if self.is_last:
-                        losses.append(out.detach())
-                        out = out / count
-                    kept.append((wire, out))
-                    started += 1
-                case Turn.WEIGHTS:
-                    self._later.run_one()
-        while self._later.batches:
-            self._later.run_one()
+
+        def can_go_back() -> bool:
+            may = bool(kept) and (self._config.schedule == "1f1b" or started == count)
+            return may and (self._after is None or self._after.reader.is_ready)
+
+        def can_start() -> bool:
+            may = started < count and len(kept) < limit
+            may = may and len(kept) + self._later.batches < limit_left
+            return may and (self._before is None or self._before.reader.is_ready)
+
+        def can_go_on() -> bool:
+            return can_go_back() or can_start()
+
+        while done < count or self._later.batches:
+            if self._later.batches and not can_go_on():
+                self._synchronise()  # else a GPU had them all queued ahead of what arrives next
+                self._later.run_one()
+                continue
+            self.events.wait(can_go_on, f"what stage {self._number} needs next")
+            if can_go_back():
+                self._backward(done, *kept.popleft())
+                done += 1
+                continue
+            wire, out = self._forward(started, parts[started])
+            if self.is_last:
+                losses.append(out.detach())
+                out = out / count
+            kept.append((wire, out))
+            started += 1
         busy_s = time.perf_counter() - began - (self.events.waited_s - waited_s)
         self.micro_batch_s = busy_s / count
         return float(torch.stack(losses).mean()) if losses else None
@@ -111,35 +112,29 @@ class Engine:
         outs = [self._forward(number, part)[1] for number, part in enumerate(parts)]
         return float(torch.stack(outs).mean()) if self.is_last else None
 
-    def sum_to_first(self, value: list[float]) -> list[float]:
-        """The sums of all stages' values, on the first stage; elsewhere of those behind it."""
-        if self._after is not None:
-            behind = read_json(self._after.reader.take(Kind.NOTE).data)
-            value = [a + b for a, b in zip(value, behind, strict=True)]
-        if self._before is not None:
-            self._before.writer.send(Kind.NOTE, write_json(value))
-        return value
-
     def norm(self, square: float) -> float:
         """The norm of the whole model's gradients; `square` is the part of this stage.
 
         Squares travel behind the last gradient, and the sum ahead of the next activation: nobody
         waits for either. PipelineError where it is not finite.
         """
-        total = self.sum_to_first([square])
-        if self._before is not None:
-            total = read_json(self._before.reader.take(Kind.NOTE).data)
-        if self._after is not None:
-            self._after.writer.send(Kind.NOTE, write_json(total))
-        if not math.isfinite(total[0]):
+        before, after = self._before, self._after
+        if after is not None:
+            square += read_json(after.reader.take(Kind.NOTE).data)
+        if before is not None:
+            before.writer.send(Kind.NOTE, write_json(square))
+            square = read_json(before.reader.take(Kind.NOTE).data)
+        if after is not None:
+            after.writer.send(Kind.NOTE, write_json(square))
+        if not math.isfinite(square):
             raise PipelineError(
                 "the gradients are not finite: the training has diverged, or a rank is broken; "
                 "lower the learning rate, or continue from an older checkpoint"
             )
-        return math.sqrt(total[0])
+        return math.sqrt(square)
 
     def tensor_to_first(self, tensor: Tensor) -> Tensor:
-        """As `sum_to_first`, of a float32 tensor."""
+        """The sum of all stages' float32 tensors, on the first one; elsewhere of those behind."""
         if self._after is not None:
             tensor = tensor + floats_in(self._after.reader.take(Kind.NUMBERS).body, tensor)
         if self._before is not None:
@@ -172,8 +167,7 @@ class Engine:
         """How many micro-batches may be in flight behind a stage, so that it need not wait.
 
         One for each stage behind it, and what it computes while bytes travel there and back, twice
-        over: on a slow link they do not only travel, but also take turns. The first stage keeps
-        most; others may keep as many inputs of layers, with those that are left for later.
+        over: they also take turns. With what is left of weights, all may keep as many as the first.
         """
         count = self._config.micro_batches
         if self._config.schedule == "gpipe":
@@ -182,23 +176,6 @@ class Engine:
         if self.micro_batch_s:
             travelling = math.ceil(2 * sum(self._rtts_s[stage + 1 :]) / self.micro_batch_s)
         return min(count, self._config.stages - stage + travelling)
-
-    def _choose(self, can_go_back: bool, can_start: bool) -> Turn:
-        """What to do next; waits where nothing can be done."""
-        before, after = self._before, self._after
-
-        def back() -> bool:
-            return can_go_back and (after is None or after.reader.is_ready)
-
-        def start() -> bool:
-            return can_start and (before is None or before.reader.is_ready)
-
-        if self._later.batches and not (back() or start()):
-            self._synchronise()  # else they would all be queued ahead of what arrives meanwhile
-            if not (back() or start()):
-                return Turn.WEIGHTS
-        self.events.wait(lambda: back() or start(), f"what stage {self._number} needs next")
-        return Turn.BACK if back() else Turn.FORWARD
 
     def _forward(self, number: int, batch: Tensor) -> tuple[Tensor | None, Tensor]:
         """The input that wants a gradient, and the output that gives it: wire or loss."""

@@ -25,8 +25,6 @@ SAID_MAX = 10  # refused callers that are logged
 TCP_CONGESTION, TCP_USER_TIMEOUT = 13, 18  # linux/tcp.h
 DEAD_MS = 60_000  # a peer whose machine is gone
 
-LOOPBACK = "loopback"  # the transport of ranks that are all on this machine
-
 Way = tuple[int, str, str]  # the calling rank, what for, and "up" or "down" from it
 
 _log = logging.getLogger(__name__)
@@ -104,7 +102,7 @@ class Meeting:
     def transport(self) -> str:
         """What links use, for people."""
         if tls.is_loopback(self._place.own[0]):
-            return LOOPBACK
+            return "loopback"
         wanted = self._config.congestion
         with socket.socket() as probe:
             _tune(probe, wanted)

@@ -11,8 +11,9 @@ from host.pipeline.agreement import Control, check_agreement
 from host.pipeline.config import PipelineConfig, PipelineError, host_and_port
 from host.pipeline.launch import hold
 from host.pipeline.links import LinkEvents, LinkReader, LinkWriter, RankLink
-from host.pipeline.meeting import LOOPBACK, Meeting, Place, Wires
+from host.pipeline.meeting import Meeting, Place, Wires
 from host.pipeline.replicas import Peers
+from host.pipeline.tls import is_loopback
 from host.pipeline.train import RankContext, StageTrainer
 from host.pipeline.wire import Kind, LinkError
 from ternmesh.errors import TernmeshError
@@ -57,12 +58,12 @@ def run_rank(config: PipelineConfig, place: Place) -> None:
                 for other, why in wires
                 if why == BOUNDARY
             }
-            if meeting.transport != LOOPBACK:
+            if not is_loopback(place.own[0]):
                 fill(neighbours.values())
             own_s = sum(link.rtt_s for link in neighbours.values())
-            rtts = control.decide("rtt", own_s, lambda each: each)
-            own = rtts[replica * config.stages :][: config.stages]
-            trainer.connect(neighbours.get(rank - 1), neighbours.get(rank + 1), own)
+            rtts_s = control.decide("rtt", own_s, lambda each: each)
+            rtts_s = rtts_s[replica * config.stages :][: config.stages]
+            trainer.connect(neighbours.get(rank - 1), neighbours.get(rank + 1), rtts_s)
             trainer.prepare()
             trainer.run()
             control.decide("done", None)
@@ -107,10 +108,7 @@ def make_link(
 
 
 def fill(links: Collection[RankLink]) -> None:
-    """Fill each link once, both ways. BBR sends a burst as fast as it has seen the link carry data.
-
-    Payloads are too short to show it: they would take a third of a round trip longer.
-    """
+    """Fill each link once, both ways: BBR sends no burst faster than it has seen the link carry."""
     for link in links:
         link.writer.send(Kind.NUMBERS, bytes(FULL_BYTES))
     for link in links:

@@ -82,14 +82,11 @@ def line(report: Mapping[str, Any]) -> str:
     if "validation_loss" in report:
         return f"{head}  validation loss {report['validation_loss']:.4f}"
     sizes, idle = report["boundary_bytes_per_token"], report["bubble"]
-    replicas = ""
-    if "replica_bytes_per_token" in report:
-        replicas = f"{report['replica_bytes_per_token']:.4g} to each other replica  "
-    loses = alarm(report)
+    replicas, loses = report.get("replica_bytes_per_token"), alarm(report)
     return (
         f"{head}  loss {report['loss']:.4f}  {report['tokens_per_s']:.0f} tokens/s  "
         f"{sizes['forward']:.4g} bytes/token forward, {sizes['back']:.4g} back, a boundary  "
-        f"{replicas}"
+        f"{'' if replicas is None else f'{replicas:.4g} to each other replica  '}"
         f"idle {', '.join(f'{share:.0%}' for share in idle)}  "
         f"{report['left_s'] / 60:.1f} min left{'  ' if loses else ''}{loses}"
     )
