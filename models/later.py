@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+WIDE = 8  # times its input: gradients of wider outputs, such as logits, take much memory
 Left = deque[tuple[Tensor, Tensor, Tensor]]  # a weight, and its layer's input and gradient
 
 
@@ -25,7 +26,7 @@ class LaterGradients(TorchFunctionMode):
 
     @property
     def batches(self) -> int:
-        """How many backward passes have left something. Their layers' inputs are kept so long."""
+        """How many backward passes have left something: inputs, and gradients of outputs."""
         return len(self._batches)
 
     @torch.no_grad()
@@ -34,7 +35,8 @@ class LaterGradients(TorchFunctionMode):
         weight, x, gradient = self._batches[0].popleft()
         if not self._batches[0]:
             self._batches.popleft()
-        made = (gradient.flatten(0, -2).T @ x.flatten(0, -2)).to(weight.dtype)
+        rows, columns = (each.reshape(-1, each.shape[-1]) for each in (gradient, x))
+        made = (rows.T @ columns).to(weight.dtype)
         weight.grad = made if weight.grad is None else weight.grad.add_(made)
 
     def __enter__(self) -> Self:
@@ -54,12 +56,15 @@ class LaterGradients(TorchFunctionMode):
         return function(*given, **(named or {}))
 
     def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        if not (input.requires_grad and weight.requires_grad and weight.is_leaf):
+        is_trained = input.requires_grad and weight.requires_grad and weight.is_leaf
+        if not is_trained or len(weight) > WIDE * weight.shape[1]:
             return functional.linear(input, weight, bias)
-        made = functional.linear(input, weight.detach(), bias)
+        made, version = functional.linear(input, weight.detach(), bias), input._version
         left, x = self._newest, input.detach().to(made.dtype)  # with autocast not that of `input`
 
         def leave(gradient: Tensor) -> None:
+            # Autograd does not see it here.
+            assert input._version == version, "a layer has changed another one's input in place"
             if not left:
                 self._batches.append(left)
             left.append((weight, x, gradient))

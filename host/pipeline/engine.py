@@ -59,10 +59,6 @@ class Engine:
             self._back_bytes = stage.entry.sizes(stage.batch, stage.length)[1]
         events.before_wait = self._synchronise
 
-    @property
-    def is_last(self) -> bool:
-        return self._after is None
-
     def train_step(self, batch: Tensor) -> float | None:
         """Compute gradients of a batch [rows, length + 1]; the mean loss on the last stage."""
         count = self._config.micro_batches
@@ -96,7 +92,7 @@ class Engine:
                 done += 1
                 continue
             wire, out = self._forward(started, parts[started])
-            if self.is_last:
+            if self._after is None:
                 losses.append(out.detach())
                 out = out / count
             kept.append((wire, out))
@@ -110,13 +106,13 @@ class Engine:
         """The mean loss of a batch [rows, length + 1] without gradients, on the last stage."""
         parts = torch.split(batch, self._config.micro_batch)
         outs = [self._forward(number, part)[1] for number, part in enumerate(parts)]
-        return float(torch.stack(outs).mean()) if self.is_last else None
+        return float(torch.stack(outs).mean()) if self._after is None else None
 
     def norm(self, square: float) -> float:
         """The norm of the whole model's gradients; `square` is the part of this stage.
 
-        Squares travel behind the last gradient, and the sum ahead of the next activation: nobody
-        waits for either. PipelineError where it is not finite.
+        Squares travel to the first stage behind the last gradients of weights, and the sum ahead of
+        the next activation. PipelineError where it is not finite.
         """
         before, after = self._before, self._after
         if after is not None:

@@ -155,7 +155,7 @@ class LinkWriter:
     """Sends messages to one peer from a thread of its own."""
 
     def __init__(self, peer: str, connection: socket.socket, events: LinkEvents) -> None:
-        self.sent_bytes = 0
+        self.sent_bytes = 0  # without what fills the link
         self._peer = peer
         self._connection = connection
         self._events = events
@@ -193,7 +193,7 @@ class LinkWriter:
                 wait()
                 view = body.numpy().data.cast("B")
                 head = write_head(kind, number, len(view))
-                self.sent_bytes += len(head) + len(view)
+                self.sent_bytes += 0 if kind == Kind.FILLING else len(head) + len(view)
                 if len(view) <= SHORT:
                     self._connection.sendall(head + view)
                 else:

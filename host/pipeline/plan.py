@@ -7,7 +7,6 @@ pipeline, cost 0.28 there.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil
 
 from host.pipeline.config import PipelineConfig
 
@@ -48,12 +47,11 @@ def plan(
 ) -> Sequence[Row]:
     """Each choice for links of `mbit` out of each machine; a middle stage sends forward and back.
 
-    `micro_batch_ms` is what the slowest stage computes on a micro-batch, a third of it forward. The
-    first stage starts further ones while it waits for its first gradient.
+    `micro_batch_ms` is what the slowest stage computes on a micro-batch, a third of it forward. No
+    step begins before the gradients' norm has come to the first stage, and an activation back.
     """
     tokens = config.micro_batch * config.model.length
     count, hops = config.micro_batches, config.stages - 1
-    flying = min(count, config.stages + ceil(2 * hops * rtt_ms / micro_batch_ms))
     rows = []
     for choice in CHOICES:
         forward_ms, back_ms = (
@@ -62,8 +60,7 @@ def plan(
         )
         sent_ms = forward_ms + back_ms if config.stages > 2 else max(forward_ms, back_ms)
         turn_ms = max(micro_batch_ms, sent_ms)
-        first_ms = hops * (rtt_ms + 2 / 3 * micro_batch_ms + forward_ms + back_ms)
-        step_ms = count * turn_ms + max(0.0, first_ms - (flying - 1) * micro_batch_ms / 3)
+        step_ms = count * turn_ms + hops * (rtt_ms + micro_batch_ms / 3 + forward_ms + back_ms)
         busy = count * micro_batch_ms / step_ms
         rows.append(Row(choice, busy, 1000 * count * tokens / step_ms))
     return rows

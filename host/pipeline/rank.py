@@ -15,12 +15,11 @@ from host.pipeline.meeting import Meeting, Place, Wires
 from host.pipeline.replicas import Peers
 from host.pipeline.tls import is_loopback
 from host.pipeline.train import RankContext, StageTrainer
-from host.pipeline.wire import Kind, LinkError
+from host.pipeline.wire import FILLING_SIZE, Kind, LinkError
 from ternmesh.errors import TernmeshError
 
 CONTROL, BOUNDARY, REPLICA = "control", "boundary", "replica"  # what a link is for
 REASON_S = 4.0  # how long a rank that has lost another one waits for a reason
-FULL_BYTES = 1 << 21  # enough to fill a link of 80 Mbit/s and 50 ms
 
 _log = logging.getLogger(__name__)
 
@@ -58,7 +57,7 @@ def run_rank(config: PipelineConfig, place: Place) -> None:
                 for other, why in wires
                 if why == BOUNDARY
             }
-            if not is_loopback(place.own[0]):
+            if not all(is_loopback(host_and_port(each)[0]) for each in place.addresses):
                 fill(neighbours.values())
             own_s = sum(link.rtt_s for link in neighbours.values())
             rtts_s = control.decide("rtt", own_s, lambda each: each)
@@ -110,9 +109,9 @@ def make_link(
 def fill(links: Collection[RankLink]) -> None:
     """Fill each link once, both ways: BBR sends no burst faster than it has seen the link carry."""
     for link in links:
-        link.writer.send(Kind.NUMBERS, bytes(FULL_BYTES))
+        link.writer.send(Kind.FILLING, bytes(FILLING_SIZE))
     for link in links:
-        link.reader.take(Kind.NUMBERS)
+        link.reader.take(Kind.FILLING)
 
 
 def build(config: PipelineConfig, context: RankContext) -> StageTrainer:

@@ -252,7 +252,7 @@ class StageTrainer:
 
     def _progress(self) -> Progress | None:
         entry, config = self._stage.entry, self._config
-        if entry is None or not self._engine.is_last or not self._is_first_replica:
+        if entry is None or self._stage.exit is not None or not self._is_first_replica:
             return None
         tokens = config.micro_batch * config.model.length
         forward, back = entry.sizes(config.micro_batch, config.model.length)

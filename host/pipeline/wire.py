@@ -27,15 +27,17 @@ class Kind(IntEnum):
     NOTE = 5  # JSON: settings, norms, figures
     NUMBERS = 6  # raw numbers: a basis, a Gram matrix, an update of a replica
     REFUSAL = 7  # why all ranks end
+    FILLING = 8  # zeros: what fills a link before it is used
 
 
-HELLO_MAX = 4096
+HELLO_MAX, FILLING_SIZE = 4096, 1 << 21  # the latter fills a link of 80 Mbit/s and 50 ms
 LIMITS: Mapping[Kind, int] = {
     Kind.HELLO: HELLO_MAX,
     Kind.ANSWER: HELLO_MAX,
     Kind.NOTE: 1 << 24,
     Kind.NUMBERS: 1 << 30,
     Kind.REFUSAL: 1 << 16,
+    Kind.FILLING: FILLING_SIZE,
 }
 
 
@@ -59,7 +61,7 @@ def read_head(
     """Kind, number and size of the body; LinkError where it is not in `exact` or `LIMITS`."""
     magic, kind, number, size = _HEAD.unpack(head)
     if magic != MAGIC:
-        raise LinkError(f"bytes that are no message of a pipeline ({bytes(head[:8]).hex(' ')})")
+        raise LinkError(f"bytes that are no message of this version ({bytes(head[:8]).hex(' ')})")
     if kind not in exact and kind not in LIMITS:
         raise LinkError(f"a message of kind {kind}, which cannot come here")
     wanted = exact.get(Kind(kind))
