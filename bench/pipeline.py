@@ -48,7 +48,7 @@ NOTES = (
     f"than unthrottled, of the slower method; speedup_80mbit is over links of {HOME_MBIT:g} "
     "Mbit/s; both are against the uncompressed run (bfloat16) over the same links",
     f"home_share: tokens/s at home over tokens/s unthrottled, of resbm, in {PAIRS} pairs of "
-    f"runs of {PAIR_STEPS} steps in turn; of other arms medians",
+    f"runs of {PAIR_STEPS} steps in turn; home_share_ARM: medians",
     f"uncompressed_link_share: what the busiest host sends at the link-bound rate, with {FILLED} "
     "micro-batches a step, over what its link carries; with 4 in 4 stages no schedule can reach "
     "more than 0.73, since a step fills and drains the pipeline",
