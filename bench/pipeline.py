@@ -67,6 +67,7 @@ def measure(*, quick: bool, resume: Path | None = None) -> Result:
     fast = runs.speed("none", Link())
     bound = Link(_link_bound_mbit(runs, fast))
     home = Link(HOME_MBIT, HOME_RTT_MS, HOME_LOSS)
+    # Arms take turns: `rows` only collects what is kept here.
     for number, link in product(range(runs.count), (bound, Link(), home)):
         for arm in ARMS:
             runs.one(arm, link, number)

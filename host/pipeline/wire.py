@@ -30,7 +30,8 @@ class Kind(IntEnum):
     FILLING = 8  # zeros: what fills a link before it is used
 
 
-HELLO_MAX, FILLING_SIZE = 4096, 1 << 21  # the latter fills a link of 80 Mbit/s and 50 ms
+HELLO_MAX = 4096
+FILLING_SIZE = 1 << 21  # fills a link of 80 Mbit/s and 50 ms
 LIMITS: Mapping[Kind, int] = {
     Kind.HELLO: HELLO_MAX,
     Kind.ANSWER: HELLO_MAX,

@@ -198,10 +198,13 @@ def test_a_head_is_within_limits_or_an_error(head: bytes) -> None:
 def test_each_end_fills_a_link_before_the_first_payload() -> None:  # R11-3
     both = socket.socketpair(), socket.socketpair()
     ends = [Wires(both[0][0], both[1][0], 0.0), Wires(both[1][1], both[0][1], 0.0)]
-    made = [RankLink(*links(end, LinkEvents(30.0)), 0.0) for end in ends]
+    near, far = (RankLink(*links(end, LinkEvents(30.0)), 0.0) for end in ends)
     with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda link: fill([link]), made))
-    assert [link.writer.sent_bytes for link in made] == [0, 0]
+        filled = pool.submit(fill, [near])
+        assert far.reader.take(Kind.FILLING).data == bytes(1 << 21)
+        far.writer.send(Kind.FILLING, bytes(1 << 21))
+        filled.result()
+    assert near.writer.sent_bytes == 0  # it is no traffic of the training
 
 
 def test_what_does_not_come_in_time_is_told() -> None:
