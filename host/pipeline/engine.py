@@ -23,12 +23,12 @@ from models.bottleneck.codes import WORD
 from models.later import LaterGradients
 from models.stages import Stage
 
+# Of each stage, to the one before it: the round trip and what a payload's bytes take, in seconds
+Hops = Sequence[Sequence[float]]
+
 
 class Engine:
-    """The training steps of the stage `number`, between the links to its neighbours.
-
-    `rtts_s` has the round trip of each stage to the one before it.
-    """
+    """The training steps of the stage `number`, between the links to its neighbours."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Engine:
         events: LinkEvents,
         before: RankLink | None,
         after: RankLink | None,
-        rtts_s: Sequence[float],
+        hops_s: Hops,
     ) -> None:
         self.stage = stage
         self.events = events
@@ -50,7 +50,7 @@ class Engine:
         self._device = device
         self._before = before
         self._after = after
-        self._rtts_s = rtts_s
+        self._hops_s = hops_s
         self._later = LaterGradients()
         # Of what comes from the stage before, and goes back
         self._wire_bytes = self._back_bytes = 0
@@ -162,15 +162,19 @@ class Engine:
     def _limit(self, stage: int) -> int:
         """How many micro-batches may be in flight behind a stage, so that it need not wait.
 
-        One for each stage behind it, and what it computes while bytes travel there and back, twice
-        over: they also take turns. With what is left of weights, all may keep as many as the first.
+        One for each stage behind it, and what the slowest stage or link passes while bytes travel
+        there and back, twice over: they also take turns. With what is left of weights, all may keep
+        as many as the first.
         """
         count = self._config.micro_batches
         if self._config.schedule == "gpipe":
             return count
         travelling = self._config.stages  # in the first step
         if self.micro_batch_s:
-            travelling = math.ceil(2 * sum(self._rtts_s[stage + 1 :]) / self.micro_batch_s)
+            behind = self._hops_s[stage + 1 :]
+            period_s = max(self.micro_batch_s, *(payload_s for _, payload_s in behind), 0.0)
+            travel_s = sum(rtt_s + 2 * payload_s for rtt_s, payload_s in behind)
+            travelling = math.ceil(2 * travel_s / period_s)
         return min(count, self._config.stages - stage + travelling)
 
     def _forward(self, number: int, batch: Tensor) -> tuple[Tensor | None, Tensor]:

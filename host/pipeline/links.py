@@ -29,6 +29,7 @@ class Message:
     kind: Kind
     number: int
     body: Tensor
+    took_s: float  # its body, to come
 
     @property
     def data(self) -> bytes:
@@ -110,8 +111,7 @@ class LinkReader:
 
     def take(self, kind: Kind, number: int = 0) -> Message:
         """The next message, which must be of this kind and number; LinkError."""
-        what = f"the {kind.name.lower()} of {self._peer}"
-        self._events.wait(lambda: self.is_ready, what)
+        self._events.wait(lambda: self.is_ready, f"the {kind.name.lower()} of {self._peer}")
         with self._events.changed:
             if not self._messages:
                 assert self._error is not None
@@ -147,8 +147,9 @@ class LinkReader:
         kind, number, size = read_head(head, self._exact)
         is_pinned = self._is_pinned and kind in self._exact
         body = torch.empty(size, dtype=torch.uint8, pin_memory=is_pinned)
+        began = time.perf_counter()
         receive(self._connection, memoryview(body.numpy().data))
-        return Message(kind, number, body)
+        return Message(kind, number, body, time.perf_counter() - began)
 
 
 class LinkWriter:

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
@@ -57,12 +57,13 @@ def run_rank(config: PipelineConfig, place: Place) -> None:
                 for other, why in wires
                 if why == BOUNDARY
             }
+            own_s = [sum(link.rtt_s for link in neighbours.values()), 0.0]
             if not all(is_loopback(host_and_port(each)[0]) for each in place.addresses):
-                fill(neighbours.values())
-            own_s = sum(link.rtt_s for link in neighbours.values())
-            rtts_s = control.decide("rtt", own_s, lambda each: each)
-            rtts_s = rtts_s[replica * config.stages :][: config.stages]
-            trainer.connect(neighbours.get(rank - 1), neighbours.get(rank + 1), rtts_s)
+                for other, took_s in fill(neighbours).items():
+                    own_s[1] += took_s / FILLING_SIZE * trainer.exact(other).get(Kind.FORWARD, 0)
+            hops_s = control.decide("hops", own_s, lambda each: each)
+            hops_s = hops_s[replica * config.stages :][: config.stages]
+            trainer.connect(neighbours.get(rank - 1), neighbours.get(rank + 1), hops_s)
             trainer.prepare()
             trainer.run()
             control.decide("done", None)
@@ -106,12 +107,14 @@ def make_link(
     return RankLink(writer, reader, wires.rtt_s)
 
 
-def fill(links: Collection[RankLink]) -> None:
-    """Fill each link once, both ways: BBR sends no burst faster than it has seen the link carry."""
-    for link in links:
+def fill(links: Mapping[int, RankLink]) -> dict[int, float]:
+    """Fill each link once, both ways: BBR sends no burst faster than it has seen the link carry.
+
+    Returns the seconds that the filling of each neighbour took to come.
+    """
+    for link in links.values():
         link.writer.send(Kind.FILLING, bytes(FILLING_SIZE))
-    for link in links:
-        link.reader.take(Kind.FILLING)
+    return {other: link.reader.take(Kind.FILLING).took_s for other, link in links.items()}
 
 
 def build(config: PipelineConfig, context: RankContext) -> StageTrainer:

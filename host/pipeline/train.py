@@ -2,7 +2,7 @@
 
 import copy
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from torch.profiler import profile, schedule
 from host.pipeline.agreement import Control, check_agreement
 from host.pipeline.checkpoint import Checkpoints, common_step, copy_into
 from host.pipeline.config import PipelineConfig, PipelineError
-from host.pipeline.engine import Engine
+from host.pipeline.engine import Engine, Hops
 from host.pipeline.links import LinkEvents, RankLink
 from host.pipeline.replicas import Peers, Replica
 from host.pipeline.report import Progress
@@ -176,10 +176,8 @@ class StageTrainer:
         forward, back = boundary.sizes(self._config.micro_batch, self._config.model.length)
         return {Kind.FORWARD: forward} if other < self._context.rank else {Kind.BACK: back}
 
-    def connect(
-        self, before: RankLink | None, after: RankLink | None, rtts_s: Sequence[float]
-    ) -> None:
-        """Use these links to the neighbours; `rtts_s` as for `Engine`."""
+    def connect(self, before: RankLink | None, after: RankLink | None, hops_s: Hops) -> None:
+        """Use these links to the neighbours; `hops_s` as for `Engine`."""
         self._engine = Engine(
             self._stage,
             self._context.stage,
@@ -188,7 +186,7 @@ class StageTrainer:
             self._context.events,
             before,
             after,
-            rtts_s,
+            hops_s,
         )
 
     def prepare(self) -> None:
@@ -317,13 +315,8 @@ class StageTrainer:
     def _load(self) -> None:
         tensors = self._checkpoints.load(self._step)
         copy_into(self._tensors(), tensors)
-        self._optimizer.load(
-            {
-                name.removeprefix(OPTIMIZER): tensor
-                for name, tensor in tensors.items()
-                if name.startswith(OPTIMIZER)
-            }
-        )
+        moments = {name: each for name, each in tensors.items() if name.startswith(OPTIMIZER)}
+        self._optimizer.load({name.removeprefix(OPTIMIZER): each for name, each in moments.items()})
 
 
 def _common(answers: list[dict[str, Any]]) -> int:
