@@ -162,20 +162,15 @@ class Engine:
     def _limit(self, stage: int) -> int:
         """How many micro-batches may be in flight behind a stage, so that it need not wait.
 
-        One for each stage behind it, and what the slowest stage or link passes while bytes travel
-        there and back, twice over: they also take turns. With what is left of weights, all may keep
-        as many as the first.
+        With what is left of weights, all stages may keep as many as the first.
         """
         count = self._config.micro_batches
         if self._config.schedule == "gpipe":
             return count
-        travelling = self._config.stages  # in the first step
+        under_way = self._config.stages  # in the first step
         if self.micro_batch_s:
-            behind = self._hops_s[stage + 1 :]
-            period_s = max(self.micro_batch_s, *(payload_s for _, payload_s in behind), 0.0)
-            travel_s = sum(rtt_s + 2 * payload_s for rtt_s, payload_s in behind)
-            travelling = math.ceil(2 * travel_s / period_s)
-        return min(count, self._config.stages - stage + travelling)
+            under_way = travelling(self._hops_s[stage + 1 :], self.micro_batch_s)
+        return min(count, self._config.stages - stage + under_way)
 
     def _forward(self, number: int, batch: Tensor) -> tuple[Tensor | None, Tensor]:
         """The input that wants a gradient, and the output that gives it: wire or loss."""
@@ -230,6 +225,18 @@ class Engine:
         """Before it waits: else a GPU that computes would count as waiting."""
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
+
+
+def travelling(hops_s: Hops, micro_batch_s: float) -> int:
+    """How many micro-batches pass the slowest place while one travels there and back, twice over.
+
+    >>> from host.pipeline.engine import travelling
+    >>> travelling([(0.04, 0.0)] * 3, 0.1), travelling([(0.0, 1.0)] * 3, 0.1)
+    (3, 12)
+    """
+    # A place is a stage, or a link. Twice: they also take turns.
+    slowest_s = max(micro_batch_s, *(payload_s for _, payload_s in hops_s), 0.0)
+    return math.ceil(2 * sum(rtt_s + 2 * payload_s for rtt_s, payload_s in hops_s) / slowest_s)
 
 
 def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:

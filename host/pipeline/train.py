@@ -56,11 +56,8 @@ class Diagnosis:
             basis = self._subspace.basis
             drifts = [(w - project(w, basis, axis)).norm() / w.norm() for w, axis in weights]
             found["drift"] = float(torch.stack(drifts).max())
-        if self._error is not None:
-            found["error"] = float(self._error)
-        if self._captured is not None:
-            found["captured"] = float(self._captured)
-        return found
+        seen = {"error": self._error, "captured": self._captured}
+        return found | {name: float(value) for name, value in seen.items() if value is not None}
 
     @torch.no_grad()
     def _leaves(self, x: Tensor, unknown: Tensor) -> None:
