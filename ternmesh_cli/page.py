@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print it; the token stands behind #, which browsers send to nobody."""
     end = read(arguments.config)
-    page = getattr(read_program(end.role.name.lower(), arguments.config), "page", PageConfig())
+    page = getattr(read_program(end.program, arguments.config), "page", PageConfig())
     if page.port == 0:
         raise ConfigError(f"{arguments.config} has no page: set port in [page], 8080 say")
     if arguments.new_token:

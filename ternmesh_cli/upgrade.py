@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from ternmesh.errors import TernmeshError
-from ternmesh.security.identity import Role
 from ternmesh_cli import keys, release
 from ternmesh_cli.keys import End
 from ternmesh_cli.process import Subcommands, add_json, add_option, number
@@ -76,7 +75,7 @@ def _status(arguments: argparse.Namespace) -> int:
 def _install(arguments: argparse.Namespace) -> int:
     here = arguments.config or commands.found(commands.ALL)
     arguments.config = here or [commands.find(commands.ALL)]
-    ends = {_unit(end.role): end for end in map(keys.read, arguments.config)}
+    ends = {_unit(end.program): end for end in map(keys.read, arguments.config)}
     make_private_folder(FOLDER)
     _on_signals(signal.default_int_handler)
     try:
@@ -103,7 +102,7 @@ def _prepare(
     arguments: argparse.Namespace, kept: Path, ends: Mapping[str, End]
 ) -> tuple[software.Package, dict[str, Any]]:
     """Check everything, and keep the way back: after an error nothing has changed."""
-    for unit in map(_unit, (Role.HOST, Role.NODE, Role.GATEWAY)):
+    for unit in map(_unit, ("host", "node", "gateway")):
         runs = _pid(unit) is not None
         if unit not in ends and runs:
             raise Failed(f"{unit} runs here too: give its --config as well")
@@ -170,8 +169,8 @@ def watch(ends: Mapping[str, End], trial_s: float) -> None:
         time.sleep(LOOK_S)
 
 
-def _unit(role: Role) -> str:
-    return f"ternmesh-{role.name.lower()}.service"
+def _unit(program: str) -> str:
+    return f"ternmesh-{program}.service"
 
 
 def _pid(unit: str) -> str | None:

@@ -650,7 +650,8 @@ def test_the_command_prints_the_address_with_the_token(tmp_path: Path, capsys: A
     config.write_text(head)
     assert main.main(["page", "--config", str(config)]) == 2
     assert "set port in [page]" in capsys.readouterr().err
-    config.write_text(f"{head}[page]\nport = 8080\n")
+    above = 'aggregator = "attic"\n[upstream]\nurl = "mqtt://127.0.0.1"\n'  # an aggregator
+    config.write_text(f"{head}{above}[page]\nport = 8080\n")
     assert main.main(["page", "--config", str(config)]) == 0
     printed = capsys.readouterr().out.strip()
     token = read_token(tmp_path)
