@@ -128,6 +128,12 @@ def _run(arguments: argparse.Namespace) -> int:
     stop = process.start(config.log_level)
     with profiled(arguments.profile):
         _serve(arguments, config, stop)
+    if arguments.profile and arguments.kind == "node":
+        from edge.export import model_in_use
+        from edge.onnx.session import load_model, operator_times
+
+        with arguments.profile.open("a") as file:
+            file.write(operator_times(load_model(model_in_use(config))))
     return 0
 
 

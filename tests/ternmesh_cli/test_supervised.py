@@ -124,11 +124,13 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Fleet:
             found = re.search(r"^code +(\S+)", enrol("code", host_config).stdout, re.MULTILINE)
             assert found is not None
             joined = enrol("join", config, *found[1].split("-"))  # typed with blanks
-            with Supervisor(folder / "theo", "node", "--config", config, clock=IN_2099) as node:
+            board = ("node", "--profile", folder / "profile", "--config", config)
+            with Supervisor(folder / "theo", *board, clock=IN_2099) as node:
                 node.listen(f"STATUS=finished; global adapter {ROUNDS}")
                 node.stop()
             host.stop()
     logs = {"host": host.log, "node": node.log, "join": joined.stderr}
+    logs["profile"] = (folder / "profile").read_text()
     secrets = {"password": PASSWORD, "code": found[1], "short code": found[1].replace("-", "")}
     for name in ("host", "theo"):
         secrets[f"identity of {name}"] = (folder / name / "state" / "identity").read_text().strip()
@@ -139,6 +141,11 @@ def test_clocks_of_1970_and_2099_change_nothing(fleet: Fleet) -> None:
     assert "1970-01-01 " in fleet.logs["host"]
     assert "2099-12-31 " in fleet.logs["node"]
     assert "the run is finished" in fleet.logs["host"]
+
+
+def test_a_profile_has_calls_and_operators(fleet: Fleet) -> None:
+    assert "cumtime" in fleet.logs["profile"]
+    assert "  Gemm [[" in fleet.logs["profile"]
 
 
 def test_no_secret_is_logged(fleet: Fleet) -> None:
