@@ -3,13 +3,12 @@
 import math
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge.data.gate import failing
-from edge.data.sources import input_specs, target_specs
+from edge.data.sources import Array, input_specs, target_specs
 from edge.errors import DataError, ModelError, OutOfMemory
 from edge.onnx.session import Inference
 from edge.resources import BatchSize
@@ -18,8 +17,6 @@ from ternmesh.model_package import ModelPackage
 from ternmesh_service.notify import no_beat
 
 SLICE_S = 0.05  # of an evaluation, between which a node serves traffic
-
-Array = NDArray[Any]
 
 
 class Evaluator:

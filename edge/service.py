@@ -171,7 +171,7 @@ def _serve(
         link, last = regions.begin(store, last)
     keys = hop_keys(keyring, config.name, link.gateway or link.aggregator)
     transport = make_transport(link, config.name, state, keys)
-    try:
+    with closing(transport):
         data = open_data(config, package, state, front_of(config, loaded, manager.beat))
         path = control_path(config.state_dir, config.control_socket)
         server = ControlServer(path, lambda request: finish_data(relay.ask(request)))
@@ -209,5 +209,3 @@ def _serve(
                 manager.turn(partial(summary, node), lambda: [transport.status()])
             if stop.is_set():
                 manager.stopping()
-    finally:
-        transport.close()

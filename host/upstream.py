@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -234,9 +234,8 @@ def opened_upstream(
         yield None
         return
     manager.ready()
-    state = StateFile(Path(config.state_dir, FOLDER))
-    state.open(keep=())
-    try:
+    with closing(StateFile(Path(config.state_dir, FOLDER))) as state:
+        state.open(keep=())
         keys, model_hash, name = keyring.twin(state), package.model_hash(), config.link.aggregator
         store = NodeStore(state)
         stored = store.load(model_hash, package.dimension, package.adapter_key())
@@ -266,15 +265,11 @@ def opened_upstream(
             transport=transport,
             clock=time.monotonic,
         )
-        transport.open()
-        try:
+        with closing(transport):
+            transport.open()
             node.start(time.monotonic())
             _log.info("%s waits for the run of the host above", name)
             while node.plan is None and not stop.is_set():
                 made.poll(POLL_S)
                 manager.beat()
             yield None if node.plan is None else made
-        finally:
-            transport.close()
-    finally:
-        state.close()

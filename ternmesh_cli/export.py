@@ -10,6 +10,7 @@ from ternmesh.config import ConfigError
 from ternmesh_cli import keys
 from ternmesh_cli.process import add_config, path
 from ternmesh_cli.programs import read_program
+from ternmesh_service.config_file import package_folder
 from ternmesh_service.control_socket import BACKUP, ControlError
 from ternmesh_store.database import StoreError
 from ternmesh_store.host_store import HostStore
@@ -61,12 +62,10 @@ def _from_peft(arguments: argparse.Namespace, end: keys.End) -> int:
     from edge.export import export_learned
     from edge.onnx.session import load_model
     from models.peft import read_peft
-    from ternmesh_service.config_file import package_folder
 
     if end.program == "gateway":
         raise ConfigError("--from-peft needs the settings of a host or board")
-    program = end.program
-    loaded = load_model(package_folder(read_program(program, arguments.config).model))
+    loaded = load_model(package_folder(read_program(end.program, arguments.config).model))
     vector = read_peft(arguments.from_peft, loaded.package, loaded.folder)
     made = export_learned(arguments.out, loaded, vector, 0)[0]
     print(f"{made} begins with it: name it as `model` in the settings of host and boards")
@@ -77,7 +76,6 @@ def learned_on_host(config: Path, end: keys.End) -> "tuple[LoadedModel, Vector, 
     """The model of a host, which may run, the adapter that it has learned, and the version."""
     from edge.onnx.session import load_model
     from ternmesh.codec.scale import to_float
-    from ternmesh_service.config_file import package_folder
 
     loaded = load_model(package_folder(read_program("host", config).model))
     # The copy has the private key, too: it stays in the host's own folder.

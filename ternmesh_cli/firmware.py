@@ -36,21 +36,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     row.add_argument("--all", action="store_true", help=what)
     process.add_json(row, "print a JSON list")
 
-    row = rows.add("provision", "give all modems of a fleet their settings", _provision)
-    _add_fleet(row)
-    row.set_defaults(is_dry=False)
-    process.add_json(row, "print a JSON list")
-
-    row = rows.add("verify", "compare the modems with the file of their fleet", _provision)
-    _add_fleet(row)
-    row.set_defaults(is_dry=True)
-    process.add_json(row, "print a JSON list")
-
-
-def _add_fleet(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", type=process.path, metavar="FILE", help="the radios of the fleet")
-    what = "where the modem of the host or of a board is plugged in; may be repeated"
-    parser.add_argument("--port", action="append", metavar="NAME=PORT", required=True, help=what)
+    for name, summary in (
+        ("provision", "give all modems of a fleet their settings"),
+        ("verify", "compare the modems with the file of their fleet"),
+    ):
+        row = rows.add(name, summary, _provision)
+        row.set_defaults(is_dry=name == "verify")
+        row.add_argument("file", type=process.path, metavar="FILE", help="the radios of the fleet")
+        what = "where the modem of the host or of a board is plugged in; may be repeated"
+        row.add_argument("--port", action="append", metavar="NAME=PORT", required=True, help=what)
+        process.add_json(row, "print a JSON list")
 
 
 def _fleet(arguments: argparse.Namespace) -> tuple[RadioFleet, dict[str, str]]:

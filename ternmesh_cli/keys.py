@@ -5,7 +5,7 @@ the rest of the file may still be wrong.
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -190,14 +190,11 @@ def keyring_at(
 
 @contextmanager
 def _opened(folder: Path, config: SecurityConfig) -> Iterator[Keyring]:
-    state = StateFile(folder)
-    keyring = Keyring(state, config)
-    state.open()
-    try:
+    with closing(StateFile(folder)) as state:
+        keyring = Keyring(state, config)
+        state.open()
         keyring.open()
         yield keyring
-    finally:
-        state.close()
 
 
 def enrol_fleet(

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 
 from ternmesh.config import ConfigError
 from ternmesh.errors import SecurityError, WireError
+from ternmesh.release import MANIFEST, MANIFEST_MAX, SIGNATURES, SIGNATURES_MAX
 from ternmesh.security import signatures
 from ternmesh_cli import keys
 from ternmesh_cli.process import Subcommands, add_config, add_json, add_option, number, path, real
 from ternmesh_service.config_file import package_folder
 from ternmesh_service.control_socket import INSTALLED, PUBLISHED, ControlError
-from ternmesh_service.release_files import entry_of
+from ternmesh_service.release_files import entry_of, pack_folder
+from ternmesh_store import files
 
 if TYPE_CHECKING:
     from edge.config import NodeConfig
@@ -92,7 +94,6 @@ def _make(arguments: argparse.Namespace) -> int:
 def _sign(arguments: argparse.Namespace) -> int:
     from edge.files import read_file
     from edge.releases.store import Releases, accept_unsigned
-    from ternmesh.release import MANIFEST, MANIFEST_MAX, SIGNATURES
 
     folder = arguments.release
     manifest = Releases(folder.parent, accept_unsigned).read(folder)
@@ -107,9 +108,7 @@ def sign(
     """Add the signature of the host, or of another signer, for a content to those in `path`."""
     from edge.errors import ModelError
     from edge.files import read_optional
-    from ternmesh.release import SIGNATURES_MAX
     from ternmesh_service.identity_file import read_identity_file
-    from ternmesh_store.files import replace_file
 
     if arguments.identity is None:
         own, fleet = keys.host_of(arguments.config)
@@ -124,7 +123,7 @@ def sign(
     before = read_optional(path, SIGNATURES_MAX) or b""
     signed = signatures.sign_release(own, fleet.name, content, signers, before, quantum, domain)
     try:
-        replace_file(path, signed)
+        files.replace_file(path, signed)
     except OSError as error:
         raise ModelError(
             f"cannot write {path} ({error.strerror}): check the folder and the disk"
@@ -144,9 +143,6 @@ def sign_software(arguments: argparse.Namespace, path: Path) -> None:
 
 def check_software(path: Path, digest: bytes, config: Path) -> None:
     """SecurityError unless the fleet of this configuration has signed this SHA-256 of `path`."""
-    from ternmesh.release import SIGNATURES_MAX
-    from ternmesh_store.files import read_file
-
     file = _signature_file(path)
     if not file.exists():
         raise SecurityError(
@@ -154,7 +150,7 @@ def check_software(path: Path, digest: bytes, config: Path) -> None:
         )
     fleet = keys.fleet_of(config)
     try:
-        signed = read_file(file, SIGNATURES_MAX)
+        signed = files.read_file(file, SIGNATURES_MAX)
         signatures.verify_release(fleet.signers, fleet.name, digest, signed, signatures.SOFTWARE)
     except WireError as error:
         raise SecurityError(f"{path} is not signed by this fleet, or damaged ({error})") from error
@@ -202,16 +198,14 @@ def _install(arguments: argparse.Namespace) -> int:
 def _publish(arguments: argparse.Namespace) -> int:
     from edge.releases.store import Releases, load_release
     from host.releases import FOLDER, NEW, REFUSED
-    from ternmesh_service.release_files import pack_folder
-    from ternmesh_store.files import replace_file
 
     host, release = _host(arguments.config), arguments.release
     manifest = Releases(release.parent, _signed_in(arguments.config)).read(release)
     load_release(release, manifest)
     folder = host.folder / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
-    replace_file(folder / NEW, pack_folder(release))
-    replace_file(folder / f"{NEW}.json", str(arguments.canary).encode())
+    files.replace_file(folder / NEW, pack_folder(release))
+    files.replace_file(folder / f"{NEW}.json", str(arguments.canary).encode())
     answer = host.ask({PUBLISHED: "publish"})
     if answer is None:
         print(f"{_named(manifest)} waits for the next start of the host")

@@ -5,6 +5,7 @@ Each voter's folder holds what a backup holds, the key with which it votes, and 
 
 import argparse
 import re
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +50,10 @@ def make_voters_of(arguments: argparse.Namespace) -> dict[str, Any]:
     for name in names:
         if (out / name).exists():
             raise StoreError(f"{out / name} exists: name another folder, or remove it")
-    state = StateFile(end.folder)
-    state.open()
-    try:
+    with closing(StateFile(end.folder)) as state:
+        state.open()
         for name in names:
             make_backup(state, end.security.path(end.folder), out / name)
-    finally:
-        state.close()
     for name in names:
         _forget_seat(out / name)
     keys = [make_identity_file(out / name / VOTER, name, Role.OBSERVER) for name in names]
@@ -72,11 +70,10 @@ def make_voters_of(arguments: argparse.Namespace) -> dict[str, Any]:
 def _forget_seat(folder: Path) -> None:
     """Take out of a copy what an earlier seat of this host has left in it."""
     (folder / VOTER).unlink(missing_ok=True)
-    copy = StateFile(folder)
-    copy.open(keep=())
-    HostStore(copy).forget_seat()
-    copy.commit()
-    copy.close()
+    with closing(StateFile(folder)) as copy:
+        copy.open(keep=())
+        HostStore(copy).forget_seat()
+        copy.commit()
 
 
 def _check_run(end: End, mode: str) -> None:

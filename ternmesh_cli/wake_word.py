@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import signal
-from pathlib import Path
 
 from ternmesh_cli import process
 from ternmesh_cli.process import ExitCode, add_option, real
@@ -34,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     from ternmesh_service.config_file import control_path
 
     check_address(arguments.listen, in_lan=arguments.in_lan)
-    config = read_node_config(Path(arguments.config))
+    config = read_node_config(arguments.config)
     loaded = learned_on(config)[0]
     predictor = Predictor(loaded, config.adapter_path)
     board = control_path(config.state_dir, config.control_socket)

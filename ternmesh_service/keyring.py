@@ -9,7 +9,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -428,10 +428,8 @@ def opened(
 
     The tables of `groups` are needed besides those of the keys. Raises SecurityError or StoreError.
     """
-    state.open(keep=(*keyring.must_keep, *groups))
-    try:
+    with closing(state):
+        state.open(keep=(*keyring.must_keep, *groups))
         keyring.open()
         keyring.check_fleet(fleet)
         yield
-    finally:
-        state.close()

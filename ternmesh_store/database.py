@@ -363,12 +363,9 @@ class Database:
 
     def _replace_damaged(self, error: DamagedError, keep: Collection[str] | None) -> None:
         unfinished = self._unfinished()
-        new = Database(unfinished, self._schema)
-        new.open()
-        try:
+        with closing(Database(unfinished, self._schema)) as new:
+            new.open()
             lost = new._copy_whole_groups(self.path)
-        finally:
-            new.close()
         if lost if keep is None else lost & set(keep):
             unfinished.unlink()
             raise error

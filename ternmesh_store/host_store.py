@@ -223,8 +223,7 @@ class HostStore(Store):
         self._values.put(_KEY, adapter_key)
         origin = f"{carried.run.hex()} {carried.version}" if carried else ""
         self._values.put(_CARRIED, origin.encode())
-        self._values.put(_MEAN, b"")
-        for key in (_STANDINGS, _BASE, *_KEPT):
+        for key in (_MEAN, _STANDINGS, _BASE, *_KEPT):
             self._values.put(key, b"")
         self._database.checkpoint()  # damage to the WAL must not begin another run
         stored = self.load(model_hash)

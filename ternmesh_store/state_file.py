@@ -175,8 +175,8 @@ class StateFile(Database):
 
     def content(self) -> StateContent:
         """What a closed state holds. Raises StoreError; a damaged file stays as it is."""
-        self._connect()
-        try:
+        with closing(self):
+            self._connect()
             runs = [
                 self.rows(f"SELECT run, version FROM {table}") for table in ("host_run", "node_run")
             ]
@@ -184,8 +184,6 @@ class StateFile(Database):
             filled = {
                 table for table in self._tables() if self.rows(f"SELECT 1 FROM {table} LIMIT 1")
             }
-        finally:
-            self.close()
         return StateContent(
             dict(row for rows in runs for row in rows),
             fleet[0][0] if fleet else None,

@@ -1,10 +1,9 @@
 """The probe set: samples without labels that models of all architectures of a fleet own."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,15 +21,13 @@ PREDICTIONS_MAX = 1 << 22  # samples times classes
 NUMBERS_MAX = 1 << 24  # samples times inputs: they stay in memory
 AT_ONCE = 32  # samples in one prediction
 
-Array = NDArray[Any]
-
 
 @dataclass(frozen=True, slots=True)
 class ProbeSet:
     """The inputs of the samples by the model's names, and what packets about them are about."""
 
     topic: Topic
-    arrays: Mapping[str, Array]
+    arrays: sources.Arrays
     classes: int
     target: TensorSpec  # the model's tensor of classes
 
@@ -77,7 +74,7 @@ def open_probe_set(
 def predict(
     inference: Inference,
     probe: ProbeSet,
-    adapter: Mapping[str, Array] | None = None,
+    adapter: sources.Arrays | None = None,
     beat: Callable[[], None] = no_beat,
 ) -> NDArray[np.float32]:
     """Probabilities of the probe set, float32 [samples, classes]; ModelError.
@@ -93,11 +90,11 @@ def predict(
     return np.concatenate(parts).astype(np.float32)
 
 
-def _identity(path: Path, name: str, count: int) -> Array:
+def _identity(path: Path, name: str, count: int) -> sources.Array:
     if path.is_dir():
         raise DataError(f"{path} is a folder: with knowledge.identity name one .npz file")
     with sources.opened_npz(path) as archive:
         if sources.array_head(path, archive, name)[0][:1] != (count,):
             raise DataError(f"{path}: {name} does not hold one value for each sample")
-        array: Array = archive[name]
+        array: sources.Array = archive[name]
     return array

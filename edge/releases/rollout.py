@@ -18,6 +18,7 @@ from edge.data.node_data import open_knowledge
 from edge.data.sources import open_folder
 from edge.errors import BoardFault, ModelError, NoData, NotSigned
 from edge.evaluation import spread
+from edge.export import learned_on, model_in_use
 from edge.onnx.session import LoadedModel, TrainStep, load_model
 from edge.releases.store import Releases
 from edge.releases.trial import try_model
@@ -131,8 +132,6 @@ def try_release(
 
 def _check_front(config: NodeConfig, package: ModelPackage) -> None:
     """ModelError where the release would make the rows that this board has labelled useless."""
-    from edge.export import model_in_use
-
     before = load_model(model_in_use(config)).package
     if before.front and before.files[FRONT] != package.files.get(FRONT):
         raise ModelError(
@@ -143,8 +142,6 @@ def _check_front(config: NodeConfig, package: ModelPackage) -> None:
 
 def _kept(config: NodeConfig, loaded: LoadedModel) -> Vector:
     """The adapter that the board would go on with: what it has learned, where that stays."""
-    from edge.export import learned_on
-
     try:
         before, vector, _ = learned_on(config)
     except ModelError:  # nothing was learned yet

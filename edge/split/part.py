@@ -10,14 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edge.onnx.session import Arrays, Inference, LoadedModel, TrainStep, load_model
-from edge.trainer import AdamSettings, AdamState, adam_update, init_adam
+from edge.trainer import AdamSettings, AdamState, Vector, adam_update, init_adam
 from ternmesh.errors import CodecError
 from ternmesh_store.store import read_floats, write_floats
 
-Vector = NDArray[np.float32]
 FIRST = "first"  # the name of its folder
 _NAMES = ("vector", "mean", "square")
 

@@ -43,12 +43,8 @@ class Control:
             self.links[rank].writer.send(Kind.NOTE, write_json([topic, answer]))
         return answer
 
-    def refuse(self, sentence: str) -> None:
-        """End this process, and all ranks with the reason."""
-        self.spread(f"rank {self._rank}: {sentence}")
-
     def spread(self, reason: str) -> None:
-        """Pass a reason on and end this process. Links call it where a refusal arrives."""
+        """End this process, and all ranks with the reason. Links call it where one arrives."""
         with self._ending:  # the first reason of all ranks counts
             end_with(reason, self._rank)
             for link in self.links.values():

@@ -71,7 +71,7 @@ def run_rank(config: PipelineConfig, place: Place) -> None:
                 link.writer.close(config.timeout_s)
     except Exception as error:
         if (reason := refusal_in(error)) is not None:
-            control.refuse(reason)
+            control.spread(f"rank {rank}: {reason}")
         # A refusal of another rank breaks the links too. Its reason is more useful: wait until it
         # ends this process.
         time.sleep(REASON_S)

@@ -13,7 +13,6 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from host.pipeline.config import PipelineConfig, PipelineError, ReplicasConfig
@@ -26,11 +25,10 @@ from ternmesh.errors import WireError
 from ternmesh.federated.aggregation import update_delta_q24
 from ternmesh.federated.local_update import make_update
 from ternmesh.plan import FRAME_MTU_MAX, Plan, make_plan
+from ternmesh.types import DeltaQ24, Vector
 from ternmesh.wire.update import MODEL_SIZE, read_manifest, update_digest
 from transports import batch
 
-Vector = NDArray[np.float32]
-DeltaQ24 = NDArray[np.int64]
 PART_MAX = 1 << 22  # numbers in one update; a longer vector is divided
 
 

@@ -5,9 +5,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
@@ -17,8 +15,7 @@ from host.split.config import SplitHostConfig
 from models.split.cut import HOST, Cut, Make, load_rest
 from ternmesh.config import ConfigError
 from ternmesh.errors import CodecError, TernmeshError
-
-Values = NDArray[np.float32]
+from ternmesh.wire.activation import Values
 
 
 def make_cut(config: SplitHostConfig, *, is_new: bool) -> Cut:

@@ -55,17 +55,14 @@ class SubspaceBottleneck(Bottleneck):
 class SubspaceLinear(nn.Module):
     """A linear layer without bias whose output lies in S."""
 
+    axis = 0  # of the weight [width or k, in]
+
     def __init__(self, base: nn.Linear, subspace: SharedSubspace, form: str) -> None:
         super().__init__()
         self.subspace = subspace
         self.is_factor = form == FACTORS
         start = subspace.basis.T @ base.weight.detach()
         self.weight = nn.Parameter(start if self.is_factor else subspace.basis @ start)
-
-    @property
-    def confined(self) -> Confined:
-        """The weight [width or k, in]."""
-        return Confined(self.weight, 0, self.is_factor)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in] to [..., width]."""
@@ -76,17 +73,14 @@ class SubspaceLinear(nn.Module):
 class SubspaceTokens(nn.Module):
     """T_fixed + T_S in place of a token table."""
 
+    axis = 1  # of T_S [vocabulary, width or k]
+
     def __init__(self, base: nn.Embedding, subspace: SharedSubspace, form: str) -> None:
         super().__init__()
         self.subspace = subspace
         self.is_factor = form == FACTORS
         start = base.weight.detach() @ subspace.basis
         self.weight = nn.Parameter(start if self.is_factor else start @ subspace.basis.T)
-
-    @property
-    def confined(self) -> Confined:
-        """T_S [vocabulary, width or k]."""
-        return Confined(self.weight, 1, self.is_factor)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """int64 [batch, length] to [batch, length, width]."""
@@ -117,7 +111,7 @@ def confined(module: nn.Module) -> Iterator[Confined]:
     """All parameters of `module` that lie in S."""
     for part in module.modules():
         if isinstance(part, SubspaceLinear | SubspaceTokens):
-            yield part.confined
+            yield Confined(part.weight, part.axis, part.is_factor)
 
 
 @torch.no_grad()

@@ -467,7 +467,7 @@ class HostProtocol:
             # A node that has lost its disk makes another update. Its chunks must not mix with the
             # chunks of the first one that are here.
             is_other = error.reason == "conflict" and body[0] == update.MANIFEST_KIND
-            is_other = is_other and not self.round.is_whole(address)
+            is_other = is_other and self.round.whole_update(address) is None
             if is_other or error.reason in ("digest", "signature"):
                 self._forget(address)
             if is_other:

@@ -392,9 +392,9 @@ class NodeProtocol:
             control.Settings: self.joining.receive_management,
             # Parts of larger objects
             fragments.KIND: self._receive_fragment,
-            OFFER: self._receive_release,
-            SYMBOL: self._receive_release,
-            KNOWLEDGE: self._receive_knowledge,
+            OFFER: self._receive_for_all,
+            SYMBOL: self._receive_for_all,
+            KNOWLEDGE: self._receive_for_all,
         }
 
     def _receive_welcome(self, message: control.Welcome, _address: int, now: float) -> None:
@@ -490,15 +490,13 @@ class NodeProtocol:
             # The host is sending what the hello asked for.
             hello_timer.at = max(hello_timer.at, now + self.settings.pace.catch_up_s)
 
-    def _receive_release(self, body: bytes, address: int, now: float) -> None:
-        _check_broadcast(address)
-        if self.take_release is not None:
-            self.take_release(body, now)
-
-    def _receive_knowledge(self, body: bytes, address: int, now: float) -> None:
-        _check_broadcast(address)
-        if self.take_knowledge is not None:
-            self.take_knowledge(body, now)
+    def _receive_for_all(self, body: bytes, address: int, now: float) -> None:
+        """Hand on a part of a release, or knowledge, where the program takes those."""
+        if address != BROADCAST:
+            raise WireError("kind", "a node takes this only if it is for all nodes")
+        take = self.take_knowledge if body[0] == KNOWLEDGE else self.take_release
+        if take is not None:
+            take(body, now)
 
     # Joining
 
@@ -706,8 +704,3 @@ class NodeProtocol:
 
     def _take_step(self, step: NodeStep) -> None:
         self.phase = next_state(LEGAL, self.phase, step)
-
-
-def _check_broadcast(address: int) -> None:
-    if address != BROADCAST:
-        raise WireError("kind", "a node takes this only if it is for all nodes")

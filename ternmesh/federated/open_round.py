@@ -54,19 +54,13 @@ class UpdateReassembler:
     vector: Hypervector | None = None  # of the chunks; their only copy, as nodes are many
 
     @property
-    def described(self) -> bool:
-        """Whether the bodies that say what the chunks are have arrived."""
-        return self.manifest is not None
-
-    @property
     def usable(self) -> bool:
-        """Whether a global update can count this: it is described, and at least one chunk came."""
-        return self.described and bool(self.bodies)
+        """Whether a global update can count this: the manifest is here, and at least one chunk."""
+        return self.manifest is not None and bool(self.bodies)
 
     @property
     def complete(self) -> bool:
-        head = self.manifest
-        return self.described and head is not None and len(self.bodies) == head.chunks
+        return self.manifest is not None and len(self.bodies) == self.manifest.chunks
 
     @property
     def chunks(self) -> tuple[bytes, ...]:
@@ -204,11 +198,8 @@ class OpenRound:
             is_new = address not in self.silent
             self.silent.add(address)
             return is_new
-        update = self.updates.get(address)
-        if update is None:
-            update = UpdateReassembler(self._plan, self._model, self.number)
-            self.updates[address] = update
-        return update.add(body)
+        new = UpdateReassembler(self._plan, self._model, self.number)
+        return self.updates.setdefault(address, new).add(body)
 
     def forget(self, address: int) -> None:
         """Drop all bodies of a node, because the bodies contradict each other."""
@@ -221,11 +212,6 @@ class OpenRound:
         if update is None or update.manifest is None or not update.complete:
             return None
         return update.manifest, update.hash
-
-    def is_whole(self, address: int) -> bool:
-        """Whether the update of a node is complete."""
-        update = self.updates.get(address)
-        return update is not None and update.complete
 
     def delivered(self, address: int) -> str:
         """Return how much of a node's update came: none, part or whole.

@@ -21,6 +21,7 @@ _ENROL = (
     "the board"
 )
 _BEARER = f"damaged by the bearer (a few are normal): check cable and signal; or {_VERSION}"
+_DAMAGED = f"damaged on the way (a few are normal), or {_VERSION}"
 _MODEL = "the model packages differ: copy the host's (`model`) to every board"
 _NAMES = "two boards have one name or radio address: give each its own"
 _TWO = f"a board lost its state_dir in mid-round, which mends itself; or {_NAMES}"
@@ -82,22 +83,8 @@ _ALIKE = {
     "stale": "it came too late and is skipped: if often so, raise answer_s",
     "duplicate": "nothing to do: it was here already",
     OTHER: "further reasons, too many to count apart",
-    **dict.fromkeys(
-        (
-            "length",
-            "version",
-            "control",
-            "manifest",
-            "coding",
-            "trits",
-            "audit",
-            "bitmap",
-            "piece",
-            "knowledge",
-            "agreement",
-        ),
-        f"damaged on the way (a few are normal), or {_VERSION}",
-    ),
+    **dict.fromkeys(("length", "version", "control", "manifest", "coding", "trits"), _DAMAGED),
+    **dict.fromkeys(("audit", "bitmap", "piece", "knowledge", "agreement"), _DAMAGED),
     **dict.fromkeys(
         ("batch", "crc", "damaged object", "frame", "link", "protobuf", "radio"), _BEARER
     ),

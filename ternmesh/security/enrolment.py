@@ -16,7 +16,7 @@ import struct
 from dataclasses import dataclass, replace
 
 from ternmesh.errors import SecurityError, WireError
-from ternmesh.security.host_keys import read_host_keys, write_host_keys
+from ternmesh.security.host_keys import read_host_keys, receive_identity, write_host_keys
 from ternmesh.security.identity import (
     FINGERPRINT_SIZE,
     Identity,
@@ -25,7 +25,7 @@ from ternmesh.security.identity import (
     write_identity,
 )
 from ternmesh.security.key_derivation import FLEET_SIZE
-from ternmesh.security.membership import MemberList, MemberListState, receive_identity
+from ternmesh.security.membership import MemberList, MemberListState
 from ternmesh.security.primitives import hkdf, statement, verify
 from ternmesh.wire import control
 from ternmesh.wire.frame import HEAD_SIZE, UNASSIGNED, Header, open_seal, seal_open

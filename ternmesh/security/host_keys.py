@@ -64,10 +64,7 @@ class HostKeys:
             return self
         signed, certificate = split_certificate(rotation)
         content, proof = signed[:-SIGNATURE_SIZE], signed[-SIGNATURE_SIZE:]
-        try:
-            new = read_identity(content[FINGERPRINT_SIZE:])
-        except SecurityError as error:
-            raise WireError("enrolment", str(error)) from error
+        new = receive_identity(content[FINGERPRINT_SIZE:])
         if (new.name, new.role) != (old.name, old.role):
             raise WireError("enrolment", "a rotation must keep name and role")
         if new.fingerprint in {old.fingerprint, *self.before}:
@@ -138,3 +135,11 @@ def parse_host(text: str) -> HostKeys:
         return read_host_keys(from_text(HOST_MARK, text, "line of a host"))
     public = parse_identity(text)
     return HostKeys(public, public)
+
+
+def receive_identity(data: bytes) -> PublicIdentity:
+    """The public identity in exactly these bytes of a peer; WireError."""
+    try:
+        return read_identity(data)
+    except SecurityError as error:
+        raise WireError("enrolment", str(error)) from error

@@ -204,14 +204,6 @@ class MemberList:
         raise WireError("unknown key", "no member has this key")
 
 
-def receive_identity(data: bytes) -> PublicIdentity:
-    """The public identity in exactly these bytes of a peer; WireError."""
-    try:
-        return read_identity(data)
-    except SecurityError as error:
-        raise WireError("enrolment", str(error)) from error
-
-
 class MembersBehindGateway:
     """The member list of a board behind a gateway: on its radio, `host` is the gateway.
 

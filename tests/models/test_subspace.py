@@ -86,7 +86,7 @@ def test_the_modified_adamw_stays_where_plain_adamw_leaves() -> None:
     torch.manual_seed(0)
     layer = SubspaceLinear(nn.Linear(48, 48, bias=False), made, "rows")
     # Not a multiple of the steps after which rounding is taken out.
-    fit(layer, RowAdamW([layer.confined], made, lr=1e-2), 1099)
+    fit(layer, RowAdamW([*confined(layer)], made, lr=1e-2), 1099)
     assert outside(layer.weight, made.basis, 0) <= 1e-6
     fit(layer, torch.optim.AdamW(layer.parameters(), lr=1e-2), 20)
     assert outside(layer.weight, made.basis, 0) > 0.1
@@ -97,7 +97,7 @@ def test_the_row_optimiser_learns_what_s_can_hold() -> None:
     layer = SubspaceLinear(nn.Linear(48, 48, bias=False), made, "rows")
     generator = torch.Generator().manual_seed(1)
     target = project(torch.randn(48, 48, generator=generator), made.basis, 0)
-    optimizer = RowAdamW([layer.confined], made, lr=3e-2, weight_decay=0.0)
+    optimizer = RowAdamW([*confined(layer)], made, lr=3e-2, weight_decay=0.0)
     for _ in range(400):
         x = torch.randn(32, 48, generator=generator)
         optimizer.zero_grad()

@@ -81,15 +81,13 @@ class Terms:
     def enter(self, term: int, now: float) -> None:
         self.term, self.opens_at, self.is_open, self.is_led = term, None, False, False
         self._failures += 1
-        self.arm(now)
-        self._idle(now)
+        self.begin(now)
         self._look(now)
 
     def decided(self, now: float) -> None:
         self._failures = 0
         self._wanted.clear()
-        self.arm(now)
-        self._idle(now)
+        self.begin(now)
 
     def trust(self, now: float) -> None:
         """The leader is there, and has nothing to propose: so it may go on, but not for ever."""
@@ -98,18 +96,15 @@ class Terms:
             self.arm(now)
 
     def begin(self, now: float) -> None:
-        """The voter has started, and waits for the leader of its term."""
+        """Wait for the leader of the term from now on."""
         self.arm(now)
-        self._idle(now)
+        grown = min(2**self._failures, self._settings.timeout_max_s / self._settings.timeout_s)
+        self.idle_until = now + self._settings.idle_s * grown
 
     def arm(self, now: float) -> None:
         """Begin the time-out of the leader anew; it doubles with each term without a decision."""
         first_s, longest_s = self._settings.timeout_s, self._settings.timeout_max_s
         self.deadline = now + backoff_s(self._failures, first_s, longest_s, self._rng)
-
-    def _idle(self, now: float) -> None:
-        grown = min(2**self._failures, self._settings.timeout_max_s / self._settings.timeout_s)
-        self.idle_until = now + self._settings.idle_s * grown
 
     def tick(self, now: float) -> None:
         """The grace of a leader with a quorum may be over."""

@@ -151,6 +151,13 @@ class Bench:
             if due is not None and due <= self.now:
                 endpoint.handle_timeout(self.now)
 
+    def settle(self) -> None:
+        """Time for a first contact: the host first checks that it is no replay."""
+        for _ in range(3):
+            self.exchange()
+            self.wait(2.0)
+        self.exchange()
+
     def last(self, name: str, kind: type) -> Any:
         return [event for event in self.events[name] if isinstance(event, kind)][-1]
 

@@ -51,16 +51,8 @@ def begun(new_bench: New, keys: tuple[str, ...]) -> Any:
         made.add(name).joining.management = BoardManagement(
             allowed=LIMITS, values=lambda: {"version": 0}
         )
-    settle(made)
+    made.settle()
     return made
-
-
-def settle(bench: Any) -> None:
-    """Time for a first contact."""
-    for _ in range(3):
-        bench.exchange()
-        bench.wait(2.0)
-    bench.exchange()
 
 
 def set_all(bench: Any, name: str, **settings: int) -> None:
@@ -122,7 +114,7 @@ def test_a_board_reports_once_after_it_has_joined(bench: Any) -> None:  # R6.10-
     assert bench.count(HOST, BoardChanged) == 2
     again = bench.add("theo")
     again.joining.instance = b"another "
-    settle(bench)
+    bench.settle()
     assert bench.count(HOST, BoardChanged) == 3
 
 

@@ -242,9 +242,7 @@ def test_sessions_carry_it_also_to_a_board_of_another_model(
     node.take_release = lambda body, _now: taken.append(body)
     air = Air(0, 1_000, 0, 0.0)
     bench.host.session.release = air.sender
-    for _ in range(3):
-        bench.exchange()
-        bench.wait(2.0)
+    bench.settle()
     assert ("theo" in [n.name for n in bench.host.nodes.values()]) == (model == "the same")
     symbol = release.write_symbol(release.ReleaseSymbol(b"ab", 7, b"data"))
     bench.host.session.broadcast([release.write_offer(air.offer), symbol])
@@ -267,9 +265,7 @@ def board_status(air: Air) -> bytes:
 def test_an_offer_that_the_host_has_not_signed_is_refused(new_bench: Callable[..., Any]) -> None:
     bench = new_bench(rounds=3, min_peers=2, keys=("theo",))
     bench.add("theo")
-    for _ in range(3):
-        bench.exchange()
-        bench.wait(2.0)
+    bench.settle()
     node = bench.nodes["theo"]
     taken: list[bytes] = []
     node.take_release = lambda body, _now: taken.append(body)

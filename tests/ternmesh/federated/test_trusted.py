@@ -29,17 +29,9 @@ def bench(new_bench: New) -> Any:
     made = new_bench(rounds=9, min_peers=2, deadline_s=30, keys=("theo", "yan"))
     made.add("theo")
     made.add("yan")
-    settle(made)
+    made.settle()
     assert made.host.phase == control.OPEN
     return made
-
-
-def settle(bench: Any) -> None:
-    """Time for a first contact: the host first checks that it is no replay."""
-    for _ in range(3):
-        bench.exchange()
-        bench.wait(2.0)
-    bench.exchange()
 
 
 def work(bench: Any) -> None:
@@ -194,7 +186,7 @@ def test_a_host_that_goes_on_with_its_run_costs_no_hello(bench: Any) -> None:  #
     state = replace(new_host_state(bench.plan.dimension), counter=1 << 16, started=True)
     asked_at = bench.nodes["theo"].joining.asked_at
     bench.restart_host(state)
-    settle(bench)
+    bench.settle()
     assert bench.nodes["theo"].joining.asked_at == asked_at, "its announce was news enough"
 
 
@@ -233,7 +225,7 @@ def test_an_observer_is_no_board(new_bench: New) -> None:
         bench.keys.member_list()
     )
     bench.add("theo")
-    settle(bench)
+    bench.settle()
     assert bench.host.phase == control.GATHERING
     assert not bench.nodes["theo"].joined
 
@@ -255,7 +247,7 @@ def revoking(new_bench: New) -> Any:
     made = new_bench(min_peers=1, deadline_s=3000, keys=names, plan={"announce_s": 600})
     for name in names:
         made.add(name)
-    settle(made)
+    made.settle()
     return made
 
 
