@@ -94,7 +94,7 @@ def measure(*, quick: bool, resume: Path | None = None) -> Result:
     peers = {f"tokens_per_s_{arm}": speed for arm, speed in speeds.items()}
     peers |= {f"payload_bytes_per_token_{arm}": rows[arm][0]["payload_bytes"] for arm in ARMS}
     peers["link_mbit"] = bound.mbit or 0.0
-    for arm in ARMS:
+    for arm in ("none", "subspace"):  # without pairs: of an arm that is not judged
         peers[f"home_share_{arm}"] = speeds[f"{arm}_home"] / speeds[f"{arm}_unthrottled"]
     whole = _median(rows["none"], "socket_bytes")
     slower = min(speeds["subspace"], speeds["resbm"])

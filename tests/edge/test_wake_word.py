@@ -7,6 +7,7 @@ to 0.001.
 
 import asyncio
 import base64
+import shutil
 import signal
 import subprocess
 import sys
@@ -31,6 +32,7 @@ from edge.predict.predictor import Predictor
 from edge.wake_word import CLIENTS_MAX, WakeWordService, check_address, decode
 from models.zoo import fsdd_path, package_path
 from ternmesh.config import ConfigError
+from ternmesh_cli.main import main
 from ternmesh_service.control_socket import ControlServer
 from tests.edge.data.live.conftest import new_package
 from tests.mosquitto import free_port
@@ -312,19 +314,48 @@ def test_widths_of_numbers(width: int, data: bytes) -> None:
     assert found == pytest.approx([0.0, 0.0 if width == 4 else 1.0], abs=0.01)
 
 
-def test_the_command_serves_until_a_signal(tmp_path: Path) -> None:
+def board_that_has_run(folder: Path) -> Path:
     loaded = load_model(package_path("keyword"))
-    (tmp_path / "state").mkdir()
-    write_adapter(tmp_path / "state" / "current.onnx_adapter", loaded.package, loaded.initial, 3)
-    (tmp_path / "node.toml").write_text(
+    (folder / "state").mkdir()
+    write_adapter(folder / "state" / "current.onnx_adapter", loaded.package, loaded.initial, 3)
+    (folder / "node.toml").write_text(
         f'name = "ada"\nstate_dir = "state"\nmodel = "keyword"\n[link]\nurl = "mqtt://127.0.0.1:9"\n'
         f"[data]\npath = '{fsdd_path('train')}'\n"
     )
-    port = free_port()
-    command = f"ternmesh_cli.main wake-word --config {tmp_path}/node.toml --word seven --listen"
+    return folder / "node.toml"
+
+
+def test_the_command_serves_until_a_signal(tmp_path: Path) -> None:
+    port, config = free_port(), board_that_has_run(tmp_path)
+    command = f"ternmesh_cli.main wake-word --config {config} --word seven --listen"
     program = [sys.executable, "-m", *command.split(), f"tcp://127.0.0.1:{port}"]
     with subprocess.Popen(program, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
         assert b"wake words on tcp://127.0.0.1" in process.stderr.readline()
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
+
+
+def test_after_a_release_it_serves_that_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    after = shutil.copytree(package_path("keyword"), tmp_path / "after")
+    served: list[WakeWordService] = []
+    serve = WakeWordService.serve
+
+    async def note(service: WakeWordService, uri: str) -> None:
+        served.append(service)
+        await serve(service, uri)
+
+    def in_use(_: object) -> Path:
+        if len(served) == 2:
+            signal.raise_signal(signal.SIGTERM)
+        return after if served else package_path("keyword")
+
+    monkeypatch.setattr(WakeWordService, "serve", note)
+    monkeypatch.setattr("edge.export.model_in_use", in_use)
+    monkeypatch.setattr("ternmesh_cli.wake_word.LOOK_S", 0.05)
+    monkeypatch.setattr("ternmesh_cli.process.set_up_logging", lambda _: None)
+    listen = ["--listen", f"tcp://127.0.0.1:{free_port()}"]
+    assert main(["wake-word", "--config", str(board_that_has_run(tmp_path)), *listen]) == 0
+    assert len(served) == 2

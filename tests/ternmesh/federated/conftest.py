@@ -151,11 +151,17 @@ class Bench:
             if due is not None and due <= self.now:
                 endpoint.handle_timeout(self.now)
 
-    def settle(self) -> None:
+    def join(self, *names: str) -> None:
+        """Boards of these names say hello, and are welcome."""
+        for name in names:
+            self.add(name)
+        self.exchange()
+
+    def settle(self, turns: int = 3, seconds: float = 2.0) -> None:
         """Time for a first contact: the host first checks that it is no replay."""
-        for _ in range(3):
+        for _ in range(turns):
             self.exchange()
-            self.wait(2.0)
+            self.wait(seconds)
         self.exchange()
 
     def last(self, name: str, kind: type) -> Any:

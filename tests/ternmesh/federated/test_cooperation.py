@@ -20,9 +20,7 @@ RATE = np.float32(0.4)
 def fleet(new_bench: New, cooperation: float, rounds: int = 40, dimension: int = 200) -> Any:
     plan = {"cooperation": cooperation, "down_zeros": 0.5, "local_steps": 1}
     bench = new_bench(rounds=rounds, dimension=dimension, plan=plan, min_peers=2)
-    for name in ("theo", "yan"):
-        bench.add(name)
-    bench.exchange()
+    bench.join("theo", "yan")
     return bench
 
 
@@ -79,9 +77,7 @@ def test_a_new_run_and_a_return_begin_at_the_global_adapter(new_bench: New) -> N
 def behind(new_bench: New) -> Any:
     """Two rounds have closed without theo; an update may be two rounds late."""
     bench = new_bench(rounds=9, plan={"staleness_rounds": 2}, deadline_s=30)
-    for name in ("theo", "yan"):
-        bench.add(name)
-    bench.exchange()
+    bench.join("theo", "yan")
     for number in range(2):
         bench.nodes["yan"].submit(number, bench.delta(number), bench.now)
         bench.exchange()

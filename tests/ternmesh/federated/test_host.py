@@ -47,8 +47,7 @@ def sealed(message: control.Control, address: int = 1) -> bytes:
 def bench(new_bench: New) -> Any:
     """An open round with one node, context 1."""
     made = new_bench(deadline_s=30)
-    made.add("theo")
-    made.exchange()
+    made.join("theo")
     assert made.host.phase == OPEN
     return made
 
@@ -210,9 +209,7 @@ def test_withholding_costs_few_deadlines(
     new_bench: New, sent: str, deadlines: list[int]
 ) -> None:  # R6.2-4, R6.2-12
     bench = new_bench(rounds=20, deadline_s=30)
-    bench.add("theo")
-    bench.add("yan")
-    bench.exchange()
+    bench.join("theo", "yan")
     hello = [seal_open(Header(0, 0), control.write_control(replace(HELLO, samples=10)))]
     waited = []
     for version in range(12):
@@ -228,8 +225,7 @@ def test_withholding_costs_few_deadlines(
 
 def test_a_hello_is_not_an_amplifier(new_bench: New) -> None:  # R6.5-13
     bench = new_bench(dimension=20_000, chain_max=1)
-    bench.add("theo")
-    bench.exchange()
+    bench.join("theo")
     for number in range(2):
         bench.host.receive_frames("theo", packet(bench, 1, number=number), bench.now)
     bench.take(HOST)

@@ -77,9 +77,7 @@ def bench(new_bench: New) -> Any:
     """Round 0 is open for theo and yan in a run without an end."""
     plan = {"news_rounds": 3, "announce_s": 1000}
     made = new_bench(rounds=0, min_peers=2, deadline_s=30, plan=plan)
-    for name in ("theo", "yan"):
-        made.add(name)
-    made.exchange()
+    made.join("theo", "yan")
     return made
 
 

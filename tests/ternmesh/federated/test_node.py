@@ -25,9 +25,7 @@ New = Callable[..., Any]
 def bench(new_bench: New) -> Any:
     """An open round with the nodes theo (context 1) and yan (context 2)."""
     made = new_bench(rounds=9, min_peers=2, deadline_s=30)
-    made.add("theo")
-    made.add("yan")
-    made.exchange()
+    made.join("theo", "yan")
     return made
 
 

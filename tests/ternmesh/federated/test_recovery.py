@@ -169,9 +169,7 @@ def questions(bench: Any, name: str) -> list[Wanted]:
 def alone(new_bench: New) -> Any:
     """A host that has led one round, its nodes out of reach, without keys."""
     made = new_bench(rounds=ROUNDS, min_peers=2, deadline_s=30)
-    for name in ("theo", "yan"):
-        made.add(name)
-    made.exchange()
+    made.join("theo", "yan")
     play(made)
     return made
 

@@ -87,20 +87,10 @@ def run_round(bench: Any, number: int) -> None:
     assert bench.host.version == number  # nothing is published yet
 
 
-def catch_up(bench: Any) -> None:
-    """Boards find out what the next process of the host has."""
-    for _ in range(4):
-        bench.exchange()
-        bench.wait(11)
-    bench.exchange()
-
-
 @pytest.fixture
 def bench(new_bench: New) -> Any:
     made = new_bench(rounds=6, min_peers=2, deadline_s=30, has_voters=True)
-    for name in ("theo", "yan"):
-        made.add(name)
-    made.exchange()
+    made.join("theo", "yan")
     return made
 
 
@@ -131,7 +121,7 @@ def test_a_host_that_takes_over_goes_on_with_what_boards_have_sent(bench: Any) -
     shadow.agreed(UNCERTIFIED, bench.now)
     # The leader dies before boards hear of it: the next one has what was agreed.
     bench.restart_host(state_of(shadow))
-    catch_up(bench)
+    bench.settle(4, 11.0)  # boards find out what the next process of the host has
     assert [node.version for node in bench.nodes.values()] == [1, 1]
     run_round(bench, 1)
 
@@ -139,7 +129,7 @@ def test_a_host_that_takes_over_goes_on_with_what_boards_have_sent(bench: Any) -
 def test_what_was_not_agreed_is_made_anew_by_the_next_leader(bench: Any) -> None:
     run_round(bench, 0)
     bench.restart_host(new_host_state(bench.plan.dimension))
-    catch_up(bench)
+    bench.settle(4, 11.0)  # boards find out what the next process of the host has
     assert bench.host.awaiting is not None  # of the updates that boards have kept
     assert len(bench.host.awaiting.count.rows) == 2
 
@@ -228,9 +218,7 @@ def test_made_up_silences_close_no_round_of_voters_that_may_lie(new_bench: New) 
     bench = new_bench(
         rounds=6, plan={"silence_rounds": 4}, min_peers=2, deadline_s=30, has_voters=True
     )
-    for name in ("theo", "yan"):
-        bench.add(name)
-    bench.exchange()
+    bench.join("theo", "yan")
     run_round(bench, 0)
     item, state = proposal(bench), new_host_state(bench.plan.dimension)
     bench.host.settings = replace(bench.host.settings, bears_liars=True)

@@ -57,18 +57,12 @@ def start(new_bench):
     return begin
 
 
-def settle(bench, turns=40):
-    for _ in range(turns):
-        bench.exchange()
-        bench.wait(0.5)
-
-
 def learn(bench):
     """One round of theo; whether the node has its global update in the end."""
-    settle(bench)
+    bench.settle(40, 0.5)
     node = bench.nodes["theo"]
     node.submit(0, bench.delta(1), bench.now)
-    settle(bench, 100)
+    bench.settle(100, 0.5)
     assert bench.host.version == 1
     return node.version == 1
 
@@ -116,7 +110,7 @@ def test_an_object_whose_signature_was_lost_is_caught_up_with(start):
 
 def test_only_a_few_signatures_wait_for_their_objects(start):
     bench = start(quantum=True)
-    settle(bench)
+    bench.settle(40, 0.5)
     reassembler = bench.nodes["theo"]._reassembler
     for number in range(20):
         junk = b"\x03\0" + bytes([number]) * (QUANTUM_SIZE - 2)

@@ -31,9 +31,7 @@ def work(value: float, dimension: int = 1500) -> np.ndarray:
 def bench(new_bench: New) -> Any:
     """Round 1 is open for theo and yan, and the run has learned `LOUD` everywhere."""
     made = new_bench(rounds=9, min_peers=2, deadline_s=30, plan=PLAN)
-    for name in ("theo", "yan"):
-        made.add(name)
-    made.exchange()
+    made.join("theo", "yan")
     for node in made.nodes.values():
         node.submit(0, work(LOUD), made.now)
     made.exchange()
