@@ -48,6 +48,11 @@ class Place:
         """The host and port of this rank."""
         return host_and_port(self.addresses[self.rank])
 
+    @property
+    def is_local(self) -> bool:
+        """Whether no link leaves this machine."""
+        return all(tls.is_loopback(host_and_port(each)[0]) for each in self.addresses)
+
 
 @dataclass(frozen=True, slots=True)
 class Wires:
@@ -101,7 +106,7 @@ class Meeting:
     @property
     def transport(self) -> str:
         """What links use, for people."""
-        if tls.is_loopback(self._place.own[0]):
+        if self._place.is_local:
             return "loopback"
         wanted = self._config.congestion
         with socket.socket() as probe:

@@ -13,7 +13,6 @@ from host.pipeline.launch import hold
 from host.pipeline.links import LinkEvents, LinkReader, LinkWriter, RankLink
 from host.pipeline.meeting import Meeting, Place, Wires
 from host.pipeline.replicas import Peers
-from host.pipeline.tls import is_loopback
 from host.pipeline.train import RankContext, StageTrainer
 from host.pipeline.wire import FILLING_SIZE, Kind, LinkError
 from ternmesh.errors import TernmeshError
@@ -58,7 +57,7 @@ def run_rank(config: PipelineConfig, place: Place) -> None:
                 if why == BOUNDARY
             }
             own_s = [sum(link.rtt_s for link in neighbours.values()), 0.0]
-            if not all(is_loopback(host_and_port(each)[0]) for each in place.addresses):
+            if not place.is_local:
                 for other, took_s in fill(neighbours).items():
                     own_s[1] += took_s / FILLING_SIZE * trainer.exact(other).get(Kind.FORWARD, 0)
             hops_s = control.decide("hops", own_s, lambda each: each)

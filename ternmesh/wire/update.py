@@ -3,7 +3,7 @@
 - A manifest describes the update and is signed (SPEC.md section 4.2).
 - A chunk carries one slice of the hypervector and can be read alone (section 4.1).
 - The update of an aggregator is what its boards' updates come to; its manifest names how many
-  and the root of their rows (`wire.counted`, section 4.6).
+  and the root of their rows (`wire.proof`, section 4.6).
 - Receipts and global updates name chunks by a bitmap: chunk 0 is the lowest bit of the first byte.
 """
 
