@@ -48,7 +48,7 @@ NOTES = (
     f"than unthrottled, of the slower method; speedup_80mbit is over links of {HOME_MBIT:g} "
     "Mbit/s; both are against the uncompressed run (bfloat16) over the same links",
     f"home_share: tokens/s at home over tokens/s unthrottled, of resbm, in {PAIRS} pairs of "
-    f"runs of {PAIR_STEPS} steps, each first in turn; home_share_ARM: medians",
+    f"runs of {PAIR_STEPS} steps, each first in turn; home_share_ARM: medians of short runs",
     f"uncompressed_link_share: what the busiest host sends at the link-bound rate, with {FILLED} "
     "micro-batches a step, over what its link carries; with 4 in 4 stages no schedule can reach "
     "more than 0.73, since a step fills and drains the pipeline",
@@ -94,7 +94,7 @@ def measure(*, quick: bool, resume: Path | None = None) -> Result:
     peers = {f"tokens_per_s_{arm}": speed for arm, speed in speeds.items()}
     peers |= {f"payload_bytes_per_token_{arm}": rows[arm][0]["payload_bytes"] for arm in ARMS}
     peers["link_mbit"] = bound.mbit or 0.0
-    for arm in ("none", "subspace"):  # without pairs: of an arm that is not judged
+    for arm in ARMS:
         peers[f"home_share_{arm}"] = speeds[f"{arm}_home"] / speeds[f"{arm}_unthrottled"]
     whole = _median(rows["none"], "socket_bytes")
     slower = min(speeds["subspace"], speeds["resbm"])

@@ -33,7 +33,7 @@ HEADLINES = (
     ("link", "efficiency_300kb_loss20_keys", "radio, 20 % loss: useful bytes of those on the air"),
     ("seal", "frame_overhead_bytes", "bytes that security adds to a frame"),
     ("pipeline", "speedup_80mbit_subspace", "pipeline, 80 Mbit/s links: times uncompressed speed"),
-    ("pipeline", "speedup_linkbound", "the same over links that slow the uncompressed run 16.4x"),
+    ("pipeline", "speedup_linkbound", "the same over links that slow uncompressed runs 16 times"),
     ("pipeline", "home_share", "80 Mbit/s, 50 ms, 0.1 % loss: share of the unthrottled rate"),
     ("split", "activation_ratio", "split training: float32 bytes over bytes of a sample"),
     ("footprint", "idle_mib", "a board's process at rest, MiB resident"),

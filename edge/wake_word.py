@@ -11,7 +11,7 @@ import ipaddress
 import logging
 import time
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -25,6 +25,7 @@ from edge.predict.predictor import Predictor
 from edge.words import ClipStream, Spotted, WordStream, new_stream
 from ternmesh import __version__
 from ternmesh.config import ConfigError
+from ternmesh.errors import TernmeshError
 from ternmesh.extras import installed
 from ternmesh.timers import RateLimiter
 from ternmesh_service.control_socket import DATA, ControlError, NobodyAnswers, ask
@@ -44,6 +45,8 @@ PART_MAX = 1 << 17  # bytes of its data, and of its sound: 4 s of 16 bits at 16 
 IDLE_S = 60.0  # for a whole event and the answers to it
 WARN_S = 60.0  # between two lines of the log about clients that are left
 REPORT_EVERY_S = 5.0
+LOOK_S = 30.0  # between two looks at which model the board has
+RELEASE_WARN_S = 3600.0  # between two lines of the log about a model that cannot be served
 REPORT_S = 60.0  # of sound in which nothing was spotted, for a report
 _WIDTHS = {1: ("u1", 128.0, 128.0), 2: ("<i2", 0.0, 32_768.0), 4: ("<i4", 0.0, 2.0**31)}
 _AUTHOR = Attribution("ternmesh", "")
@@ -193,6 +196,38 @@ class WakeWordService:
 
 def _as_int16(sound: Sound) -> bytes:
     return (sound.clip(-1.0, 32_767 / 32_768) * 32_768).astype("<i2").tobytes()
+
+
+async def serve_newest(
+    make: Callable[[], WakeWordService], model: Callable[[], Path], uri: str
+) -> None:
+    """Serve what `make` makes of a board's model, and again when `model` names another folder.
+
+    Where the model of a release cannot be served, the old one is served on, and the log says why.
+    Ends when the task is cancelled; DataError where the address cannot be used.
+    """
+    warnings = RateLimiter(RELEASE_WARN_S)
+    folder, service = model(), make()
+    while True:
+        made: WakeWordService | None = None
+        serving = asyncio.ensure_future(service.serve(uri))
+        try:
+            while made is None:
+                await asyncio.wait({serving}, timeout=LOOK_S)
+                if serving.done():
+                    return await serving
+                try:
+                    newest = model()
+                    made = make() if newest != folder else None
+                except (TernmeshError, OSError) as error:
+                    if warnings.allow("", time.monotonic()):
+                        _log.warning("the words of the older model are served on: %s", error)
+        except OSError as error:
+            raise DataError(f"cannot listen on {uri}: {error.strerror}") from error
+        finally:
+            serving.cancel()
+            await asyncio.wait({serving})
+        folder, service = newest, made
 
 
 class _Reader(asyncio.StreamReader):

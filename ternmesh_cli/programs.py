@@ -133,7 +133,8 @@ def _run(arguments: argparse.Namespace) -> int:
         from edge.onnx.session import load_model, operator_times
 
         with arguments.profile.open("a") as file:
-            file.write(operator_times(load_model(model_in_use(config))))
+            settings, loaded = config.training, load_model(model_in_use(config))
+            file.write(operator_times(loaded, settings.threads, settings.provider))
     return 0
 
 

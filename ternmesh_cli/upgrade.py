@@ -10,7 +10,7 @@ import logging
 import shutil
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -75,7 +75,7 @@ def _status(arguments: argparse.Namespace) -> int:
 def _install(arguments: argparse.Namespace) -> int:
     here = arguments.config or commands.found(commands.ALL)
     arguments.config = here or [commands.find(commands.ALL)]
-    ends = {_unit(end.program): end for end in map(keys.read, arguments.config)}
+    ends = ends_of(arguments.config)
     make_private_folder(FOLDER)
     _on_signals(signal.default_int_handler)
     try:
@@ -167,6 +167,11 @@ def watch(ends: Mapping[str, End], trial_s: float) -> None:
         if all(at > begun and at - begun >= trial_s for at in heard.values()):
             return
         time.sleep(LOOK_S)
+
+
+def ends_of(paths: Iterable[Path]) -> dict[str, End]:
+    """What is configured in these files, by its unit."""
+    return {_unit(end.program): end for end in map(keys.read, paths)}
 
 
 def _unit(program: str) -> str:

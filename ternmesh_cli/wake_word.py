@@ -4,17 +4,13 @@ import argparse
 import asyncio
 import signal
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from functools import partial
 
 from ternmesh_cli import process
 from ternmesh_cli.process import ExitCode, add_option, real
 
-if TYPE_CHECKING:
-    from edge.config import NodeConfig
-
 LISTEN = "tcp://127.0.0.1:10400"
 THRESHOLD = 0.8
-LOOK_S = 30.0  # between two looks at which model the board has
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,43 +26,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until a signal, and after a release its model. ConfigError, ModelError, DataError."""
+    """Serve until a signal. ConfigError, ModelError, DataError."""
     from edge.config import read_node_config
-    from edge.errors import DataError
-    from edge.wake_word import check_address
+    from edge.export import learned_on, model_in_use
+    from edge.predict.predictor import Predictor
+    from edge.wake_word import WakeWordService, check_address, serve_newest
+    from ternmesh_service.config_file import control_path
 
     check_address(arguments.listen, in_lan=arguments.in_lan)
     config = read_node_config(arguments.config)
-    process.set_up_logging(config.log_level)
-    try:
-        while True:
-            asyncio.run(_serve(arguments, config))
-    except asyncio.CancelledError:
-        return ExitCode.DONE
-    except OSError as error:
-        raise DataError(f"cannot listen on {arguments.listen}: {error.strerror}") from error
-
-
-async def _serve(arguments: argparse.Namespace, config: "NodeConfig") -> None:
-    """Serve until the board has learned with another model."""
-    from edge.errors import ModelError
-    from edge.export import learned_on, model_in_use
-    from edge.predict.predictor import Predictor
-    from edge.wake_word import WakeWordService
-    from ternmesh_service.config_file import control_path
-
-    folder = model_in_use(config)
-    predictor = Predictor(learned_on(config)[0], config.adapter_path)
     board = control_path(config.state_dir, config.control_socket)
-    service = WakeWordService(predictor, arguments.word, arguments.threshold, board)
-    task = asyncio.current_task()
-    assert task is not None
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-    serving = asyncio.ensure_future(service.serve(arguments.listen))
-    while not serving.done():
-        await asyncio.wait({serving}, timeout=LOOK_S)
-        with suppress(ModelError):  # no adapter of the new model yet
-            if model_in_use(config) != folder and learned_on(config):
-                return
-    await serving
+    process.set_up_logging(config.log_level)
+
+    def make() -> WakeWordService:
+        predictor = Predictor(learned_on(config)[0], config.adapter_path)
+        return WakeWordService(predictor, arguments.word, arguments.threshold, board)
+
+    async def serve() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+        await serve_newest(make, partial(model_in_use, config), arguments.listen)
+
+    with suppress(asyncio.CancelledError):
+        asyncio.run(serve())
+    return ExitCode.DONE

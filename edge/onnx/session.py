@@ -324,15 +324,15 @@ def session_options(threads: int, *, is_training: bool) -> Any:
     return options
 
 
-def operator_times(loaded: LoadedModel) -> str:
+def operator_times(loaded: LoadedModel, threads: int = 1, provider: str = "cpu") -> str:
     """onnxruntime's own trace of the training step, as a table of operators and their inputs.
 
     >>> from models.zoo import package_path
     >>> print(operator_times(load_model(package_path("keyword"))))  # doctest: +ELLIPSIS
-    ms of a training step, by onnxruntime:
+    ms of a training step by onnxruntime, CPUExecutionProvider:
     ...
     """
-    step = TrainStep(loaded.folder, loaded.package)
+    step = TrainStep(loaded.folder, loaded.package, threads, provider)
     zeros = {spec.name: np.zeros(spec.shape, spec.dtype) for spec in loaded.package.batch_inputs}
     with tempfile.TemporaryDirectory() as folder:
         step._options.enable_profiling = True
@@ -347,7 +347,7 @@ def operator_times(loaded: LoadedModel) -> str:
             shapes = [shape for each in about["input_type_shape"] for shape in each.values()]
             took_ms[f"{about['op_name']} {shapes}"] += event["dur"] / 1000 / TRACED_RUNS
     rows = [f"{ms:9.3f}  {name}" for name, ms in took_ms.most_common(TRACED_ROWS)]
-    return "\n".join(["ms of a training step, by onnxruntime:", *rows, ""])
+    return "\n".join([f"ms of a training step by onnxruntime, {step.provider}:", *rows, ""])
 
 
 def keep_memory() -> None:

@@ -29,7 +29,7 @@ class Message:
     kind: Kind
     number: int
     body: Tensor
-    took_s: float  # its body, to come
+    took_s: float  # from its head to its last byte
 
     @property
     def data(self) -> bytes:

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 import torch
@@ -56,10 +56,8 @@ def run_rank(config: PipelineConfig, place: Place) -> None:
                 for other, why in wires
                 if why == BOUNDARY
             }
-            own_s = [sum(link.rtt_s for link in neighbours.values()), 0.0]
-            if not place.is_local:
-                for other, took_s in fill(neighbours).items():
-                    own_s[1] += took_s / FILLING_SIZE * trainer.exact(other).get(Kind.FORWARD, 0)
+            byte_s = {} if place.is_local else fill(neighbours)
+            own_s = hop([link.rtt_s for link in neighbours.values()], byte_s, trainer.exact)
             hops_s = control.decide("hops", own_s, lambda each: each)
             hops_s = hops_s[replica * config.stages :][: config.stages]
             trainer.connect(neighbours.get(rank - 1), neighbours.get(rank + 1), hops_s)
@@ -109,11 +107,22 @@ def make_link(
 def fill(links: Mapping[int, RankLink]) -> dict[int, float]:
     """Fill each link once, both ways: BBR sends no burst faster than it has seen the link carry.
 
-    Returns the seconds that the filling of each neighbour took to come.
+    Returns the seconds a byte takes from each neighbour. The first filling has TCP's slow start.
     """
-    for link in links.values():
+    for link in [*links.values()] * 2:
         link.writer.send(Kind.FILLING, bytes(FILLING_SIZE))
-    return {other: link.reader.take(Kind.FILLING).took_s for other, link in links.items()}
+    for link in links.values():
+        link.reader.take(Kind.FILLING)
+    second = {other: link.reader.take(Kind.FILLING) for other, link in links.items()}
+    return {other: message.took_s / FILLING_SIZE for other, message in second.items()}
+
+
+def hop(
+    rtts_s: Iterable[float], byte_s: Mapping[int, float], exact: Callable[[int], Mapping[Kind, int]]
+) -> list[float]:
+    """From the rank before to this one: the round trip, and what a payload's bytes take."""
+    payload_s = (exact(other).get(Kind.FORWARD, 0) * taken for other, taken in byte_s.items())
+    return [sum(rtts_s), sum(payload_s)]
 
 
 def build(config: PipelineConfig, context: RankContext) -> StageTrainer:

@@ -31,7 +31,7 @@ class Kind(IntEnum):
 
 
 HELLO_MAX = 4096
-FILLING_SIZE = 1 << 21  # fills a link of 80 Mbit/s and 50 ms
+FILLING_SIZE = 1 << 20  # two of them fill a link of 80 Mbit/s and 50 ms
 LIMITS: Mapping[Kind, int] = {
     Kind.HELLO: HELLO_MAX,
     Kind.ANSWER: HELLO_MAX,

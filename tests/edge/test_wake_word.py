@@ -7,7 +7,7 @@ to 0.001.
 
 import asyncio
 import base64
-import shutil
+import logging
 import signal
 import subprocess
 import sys
@@ -29,10 +29,9 @@ from edge.data.logmel import CLIP, FFT, FRAMES, HOP, LOUD, QUIET, RATE, WINDOW, 
 from edge.errors import DataError
 from edge.onnx.session import load_model, write_adapter
 from edge.predict.predictor import Predictor
-from edge.wake_word import CLIENTS_MAX, WakeWordService, check_address, decode
+from edge.wake_word import CLIENTS_MAX, WakeWordService, check_address, decode, serve_newest
 from models.zoo import fsdd_path, package_path
 from ternmesh.config import ConfigError
-from ternmesh_cli.main import main
 from ternmesh_service.control_socket import ControlServer
 from tests.edge.data.live.conftest import new_package
 from tests.mosquitto import free_port
@@ -314,20 +313,16 @@ def test_widths_of_numbers(width: int, data: bytes) -> None:
     assert found == pytest.approx([0.0, 0.0 if width == 4 else 1.0], abs=0.01)
 
 
-def board_that_has_run(folder: Path) -> Path:
+def test_the_command_serves_until_a_signal(tmp_path: Path) -> None:
     loaded = load_model(package_path("keyword"))
-    (folder / "state").mkdir()
-    write_adapter(folder / "state" / "current.onnx_adapter", loaded.package, loaded.initial, 3)
-    (folder / "node.toml").write_text(
+    (tmp_path / "state").mkdir()
+    write_adapter(tmp_path / "state" / "current.onnx_adapter", loaded.package, loaded.initial, 3)
+    (tmp_path / "node.toml").write_text(
         f'name = "ada"\nstate_dir = "state"\nmodel = "keyword"\n[link]\nurl = "mqtt://127.0.0.1:9"\n'
         f"[data]\npath = '{fsdd_path('train')}'\n"
     )
-    return folder / "node.toml"
-
-
-def test_the_command_serves_until_a_signal(tmp_path: Path) -> None:
-    port, config = free_port(), board_that_has_run(tmp_path)
-    command = f"ternmesh_cli.main wake-word --config {config} --word seven --listen"
+    port = free_port()
+    command = f"ternmesh_cli.main wake-word --config {tmp_path}/node.toml --word seven --listen"
     program = [sys.executable, "-m", *command.split(), f"tcp://127.0.0.1:{port}"]
     with subprocess.Popen(program, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
@@ -336,26 +331,28 @@ def test_the_command_serves_until_a_signal(tmp_path: Path) -> None:
         assert process.wait(20) == 0
 
 
-def test_after_a_release_it_serves_that_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    after = shutil.copytree(package_path("keyword"), tmp_path / "after")
-    served: list[WakeWordService] = []
-    serve = WakeWordService.serve
+def test_after_a_release_its_words_are_served(predictor, monkeypatch, caplog) -> None:
+    releases = ["before"]
+    words = iter([["one"], ["computer"], ["two"]])
 
-    async def note(service: WakeWordService, uri: str) -> None:
-        served.append(service)
-        await serve(service, uri)
+    def make() -> WakeWordService:
+        return WakeWordService(predictor, next(words), 0.5)
 
-    def in_use(_: object) -> Path:
-        if len(served) == 2:
-            signal.raise_signal(signal.SIGTERM)
-        return after if served else package_path("keyword")
+    async def logged(text: str) -> None:
+        while text not in caplog.text:
+            await asyncio.sleep(0.01)
 
-    monkeypatch.setattr(WakeWordService, "serve", note)
-    monkeypatch.setattr("edge.export.model_in_use", in_use)
-    monkeypatch.setattr("ternmesh_cli.wake_word.LOOK_S", 0.05)
-    monkeypatch.setattr("ternmesh_cli.process.set_up_logging", lambda _: None)
-    listen = ["--listen", f"tcp://127.0.0.1:{free_port()}"]
-    assert main(["wake-word", "--config", str(board_that_has_run(tmp_path)), *listen]) == 0
-    assert len(served) == 2
+    async def both() -> None:
+        uri = f"tcp://127.0.0.1:{free_port()}"
+        task = asyncio.create_task(serve_newest(make, lambda: Path(releases[-1]), uri))
+        await logged(f"wake words on {uri}: one")
+        releases.append("after")
+        await logged("are served on: the model does not know 'computer'")
+        await logged(f"wake words on {uri}: two")
+        with pytest.raises(DataError, match="cannot listen on tcp"):
+            await serve_newest(lambda: WakeWordService(predictor, [], 0.5), Path, uri)
+        task.cancel()
+
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(wake_word, "LOOK_S", 0.05)
+    asyncio.run(asyncio.wait_for(both(), 60.0))

@@ -19,6 +19,7 @@ from ternmesh.config import ConfigError
 from ternmesh.federated.robust import Influence
 from ternmesh_cli import main
 from ternmesh_cli.broker.certificates import SERVER_DAYS, make_authority, make_server
+from ternmesh_cli.upgrade import ends_of
 from ternmesh_service.alarms import BAD, WARN, alarms
 from ternmesh_service.control_socket import ControlServer
 from ternmesh_service.fair_listener import FairListener
@@ -652,6 +653,7 @@ def test_the_command_prints_the_address_with_the_token(tmp_path: Path, capsys: A
     assert "set port in [page]" in capsys.readouterr().err
     above = 'aggregator = "attic"\n[upstream]\nurl = "mqtt://127.0.0.1"\n'  # an aggregator
     config.write_text(f"{head}{above}[page]\nport = 8080\n")
+    assert [*ends_of([config])] == ["ternmesh-host.service"]
     assert main.main(["page", "--config", str(config)]) == 0
     printed = capsys.readouterr().out.strip()
     token = read_token(tmp_path)
