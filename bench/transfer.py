@@ -1,6 +1,6 @@
 """Knowledge packets between architectures, with every control that could prove them useless.
 
-`python -m bench transfer`: five seeds of each pair, in processes of `experiments.transfer`.
+`python -m bench transfer`: four seeds of each pair, in processes of `experiments.transfer`.
 """
 
 import tempfile
@@ -15,7 +15,7 @@ from bench.result import Figure, Result, mean_figure
 from experiments.data import FILES, find_data
 from experiments.transfer.report import ARMS
 
-SEEDS, SEEDS_QUICK = 5, 1
+SEEDS, SEEDS_QUICK = 4, 1
 DIGITS = ("digits-cnn", "digits-mlp")
 BANKING = ("banking-stories260k", "banking-gpt2")
 OTHERS, SNLI = ("wisdm-cnn", "notes-cnn"), ("snli-stories260k",)
