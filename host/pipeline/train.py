@@ -174,7 +174,7 @@ class StageTrainer:
         return {Kind.FORWARD: forward} if other < self._context.rank else {Kind.BACK: back}
 
     def connect(self, before: RankLink | None, after: RankLink | None, hops_s: Hops) -> None:
-        """Use these links to the neighbours; `hops_s` as for `Engine`."""
+        """Use these links to the neighbours."""
         self._engine = Engine(
             self._stage,
             self._context.stage,
