@@ -44,7 +44,7 @@ class Trigger:
     >>> scores = 0.1, 0.6, 0.9, 0.9, 0.9, 0.1, 0.0, 0.5, 0.7, 0.1, 0.1
     >>> found = [trigger.take(score, NOTHING, 0.08 * at) for at, score in enumerate(scores)]
     >>> [(at, one.kind) for at, one in enumerate(found) if one]
-    [(3, 'heard'), (9, 'near')]
+    [(4, 'heard'), (10, 'near')]
     """
 
     def __init__(self, word: str, threshold: float) -> None:

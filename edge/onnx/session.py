@@ -328,7 +328,7 @@ def operator_times(loaded: LoadedModel, threads: int = 1, provider: str = "cpu")
     """onnxruntime's own trace of the training step, as a table of operators and their inputs.
 
     >>> from models.zoo import package_path
-    >>> print(operator_times(load_model(package_path("keyword"))))  # doctest: +ELLIPSIS
+    >>> print(operator_times(load_model(package_path("keyword"))))
     ms of a training step by onnxruntime, CPUExecutionProvider:
     ...
     """

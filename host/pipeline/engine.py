@@ -230,11 +230,11 @@ class Engine:
 def travelling(hops_s: Hops, micro_batch_s: float) -> int:
     """How many micro-batches pass the slowest place while one travels there and back, twice over.
 
-    >>> from host.pipeline.engine import travelling
     >>> travelling([(0.04, 0.0)] * 3, 0.1), travelling([(0.0, 1.0)] * 3, 0.1)
     (3, 12)
     """
-    # A place is a stage, or a link. Twice: they also take turns.
+    # A place is a stage, or a link: one that a payload fills for a second passes one a second.
+    # Twice: they also take turns.
     slowest_s = max(micro_batch_s, *(payload_s for _, payload_s in hops_s), 0.0)
     return math.ceil(2 * sum(rtt_s + 2 * payload_s for rtt_s, payload_s in hops_s) / slowest_s)
 

@@ -1,10 +1,12 @@
-"""The public API has an example for each name, and each example does what it says."""
+"""Each public name has an example, and each example in a docstring does what it says."""
 
 import doctest
 import importlib
-import inspect
+from pathlib import Path
 
 import pytest
+
+from bench.house import BENCH, PRODUCT, ROOT
 
 PUBLIC = [
     (package, name)
@@ -12,14 +14,16 @@ PUBLIC = [
     for name in importlib.import_module(package).__all__
     if name != "__version__"
 ]
+SOURCES = [path for room in PRODUCT + BENCH for path in (ROOT / room).rglob("*.py")]
+WITH_EXAMPLES = [path for path in SOURCES if "    >>> " in path.read_text()]
 
 
 @pytest.mark.parametrize(("package", "name"), PUBLIC)
-def test_the_example_of_a_public_name(package: str, name: str) -> None:
-    public = getattr(importlib.import_module(package), name)
-    module = inspect.getmodule(public)
-    assert module is not None
-    [test] = doctest.DocTestFinder(recurse=False).find(public, name, globs=vars(module).copy())
-    assert test.examples, f"{package}.{name} has no example"
-    failed, _ = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test)
-    assert failed == 0
+def test_a_public_name_has_an_example(package: str, name: str) -> None:
+    assert ">>> " in (getattr(importlib.import_module(package), name).__doc__ or "")
+
+
+@pytest.mark.parametrize("path", WITH_EXAMPLES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_examples_do_what_they_say(path: Path) -> None:
+    module = importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
+    assert not doctest.testmod(module, optionflags=doctest.ELLIPSIS).failed

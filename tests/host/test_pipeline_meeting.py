@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 
 from host.pipeline import meeting, tls
 from host.pipeline.config import PipelineConfig, PipelineError, read_pipeline_config
-from host.pipeline.engine import travelling
 from host.pipeline.launch import Ranks, hold, own_ranks
 from host.pipeline.links import LinkEvents, LinkReader, LinkWriter, RankLink
 from host.pipeline.meeting import Meeting, Place, Wires, place_of
@@ -205,11 +204,9 @@ def test_each_end_fills_a_link_before_the_first_payload() -> None:  # R11-3
     assert near.writer.sent_bytes == 0  # it is no traffic of the training
 
 
-def test_more_are_in_flight_the_longer_bytes_travel() -> None:
+def test_a_hop_is_its_latency_and_the_time_of_its_longest_payload() -> None:
     sizes = {0: {Kind.FORWARD: 4}, 2: {Kind.BACK: 1}}
     assert hop([0.04, 0.0], {0: 0.25, 2: 9.0}, sizes.__getitem__) == [0.04, 1.0]
-    # A link that a payload fills for a second passes one a second.
-    assert [travelling([hop] * 3, 0.1) for hop in ((0.04, 0.0), (0.0, 1.0))] == [3, 12]
 
 
 def test_what_does_not_come_in_time_is_told() -> None:
