@@ -50,7 +50,7 @@ from ternmesh_service.machine import Machine
 from ternmesh_service.mqtt_health import served_health
 from ternmesh_service.notify import ServiceManager
 from ternmesh_service.servers import Servers, servers_of
-from ternmesh_service.status import HostStatus, to_json
+from ternmesh_service.status import WITHDRAWN, HostStatus, to_json
 from ternmesh_store.database import StoreError
 from ternmesh_store.host_store import HostStore, StoredRound, StoredRun
 from ternmesh_store.state_file import HOST as HOST_TABLES
@@ -201,7 +201,7 @@ class HostService:
             return {"error": refusal} if refusal else {"said": self.protocol.combiner.returned}
         if PUBLISHED in request and self.releases is not None:
             if request[PUBLISHED] == "withdraw":
-                self.releases.withdraw("withdrawn by the owner")
+                self.releases.withdraw(WITHDRAWN)
             said = self.releases.take_new()
             release = self.releases.status()
             return {"said": said, "release": release and to_json(release)}

@@ -9,8 +9,10 @@ from statistics import median
 
 from ternmesh.federated.channel import KNOCKS
 from ternmesh.federated.refusals import DIVERGED, NO_ANSWER, NORMAL_UP_TO, is_normal, shortened, why
+from ternmesh.federated.reputation import ABSENT, ALIKE, MUTED, PINNED
 from ternmesh.wire.control import FINISHED, PHASES
 from ternmesh_service.status import (
+    WITHDRAWN,
     BoardStatus,
     GatewayStatus,
     HostedBoard,
@@ -93,7 +95,7 @@ def board_state(board: HostedBoard, status: HostStatus) -> tuple[str, str]:
     """How a board does, and the word for it: GOOD, WARN, BAD, or OFF where it is revoked."""
     if board.revoked:
         return OFF, "revoked"
-    if not board.weight and "owner" in board.reason:
+    if board.reason == MUTED:
         return WARN, "muted"
     if board.board.wanted.get("pause"):
         return WARN, "paused"
@@ -248,7 +250,7 @@ def _fleet(status: HostStatus) -> Iterator[Alarm]:
     for name, reason in sorted(status.knocking.items()):
         yield Alarm(WARN, name, f"asks to take part: {reason}", why(reason, on_host=True))
     release = status.release
-    if release is not None and release.reason and "owner" not in release.reason:
+    if release is not None and release.reason not in ("", WITHDRAWN):
         version = "" if release.version is None else f" {release.version}"
         text = f"release{version} was rejected: {release.reason}"
         yield Alarm(WARN, "", text, "publish another, with a higher version")
@@ -303,11 +305,11 @@ def _board(board: HostedBoard, status: HostStatus) -> Iterator[Alarm]:
         effect = until if _lacks_boards(status) else "rounds go on without it"
         advice = f"check its power and its link: {effect}"
         yield Alarm(BAD, name, f"silent {since}", advice)
-    if board.weight < WEIGHT and "owner" not in board.reason:
+    if board.weight < WEIGHT and board.reason not in (PINNED, MUTED):
         since = f" since global update {board.since}" if board.since else ""
         advice = "look at its samples and labels; mute or revoke it if it lies"
-        advice = "check its power and its link" if "absent" in board.reason else advice
-        if "the same" in board.reason:
+        advice = "check its power and its link" if board.reason == ABSENT else advice
+        if board.reason == ALIKE:
             advice = "no fault where they hear the same: together they count as one board"
         yield Alarm(WARN, name, f"counts {board.weight:.0%}{since}: {board.reason}", advice)
     if board.influence is not None and board.influence.norm == 0:

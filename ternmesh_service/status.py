@@ -19,6 +19,7 @@ from transports.driver import PeerTraffic
 
 T = TypeVar("T")
 ATOMS = frozenset((str, int, float, bool, type(None)))
+WITHDRAWN = "withdrawn by the owner"  # a release
 INSECURE: Final = "insecure"
 UNOPENED: Final = TransportStatus(connected=False, last_error="not opened yet")
 

@@ -29,6 +29,10 @@ from ternmesh.exact import power
 from ternmesh.generator import derive_key
 
 LOWEST = 0.1  # the least reputation
+# Reasons of a low weight that an owner treats otherwise than the rest
+PINNED, MUTED = "pinned by the owner", "muted by the owner"
+ALIKE = "sends nearly the same as another, as boards in one room do"
+ABSENT = "often absent"
 # Rounds in which a node opposed a majority that agrees, less those in which it did not: from which
 # on it has the least weight, and the most that are counted
 OPPOSED_MIN, OPPOSED_MAX = 2, 6
@@ -151,13 +155,13 @@ class Reputations:
         """Why a node's weight is low, in some words; empty where it is not."""
         standing = self.of(address)
         if address in self.fixed:
-            return "pinned by the owner" if self.fixed[address] else "muted by the owner"
+            return PINNED if self.fixed[address] else MUTED
         if self.harm(address) > DISCOUNTED:
             return "excluded: raises the error" if self.is_excluded(address) else "raises the error"
         if standing.turned:
             return "sends the opposite of what it sent before"
         if self.copies.get(address, 1) > 1:
-            return "sends nearly the same as another, as boards in one room do"
+            return ALIKE
         if standing.opposed >= OPPOSED_MIN:
             return "opposes the others"
         if standing.agreement < OPPOSED:
@@ -166,7 +170,7 @@ class Reputations:
             return "is unlike the others"
         if not standing.is_first and standing.rounds < NEWCOMER - 1:
             return "new"
-        return "often absent" if standing.uptime < 0.5 else ""
+        return ABSENT if standing.uptime < 0.5 else ""
 
     def counted(
         self,

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from ternmesh.federated.refusals import DIVERGED, NO_ANSWER, why
+from ternmesh.federated.reputation import ALIKE
 from ternmesh.federated.robust import Influence
 from ternmesh_cli.main import main
 from ternmesh_cli.status_text import describe
@@ -141,9 +142,8 @@ LINK_REFUSES = "the link refused from or for ada: seal 1, suite 3: see docs/trou
          "samples and labels; mute or revoke it if it lies"),
         (HOST, {"nodes": (board("theo", weight=0.2, reason="often absent"), YVES)},
          "warning: theo: counts 20%: often absent: check its power and its link"),
-        (HOST, {"nodes": (board("theo", weight=0.33, reason="sends nearly the same as"), YVES)},
-         "warning: theo: counts 33%: sends nearly the same as: no fault where they hear the same: "
-         "together they count as one board"),
+        (HOST, {"nodes": (board("theo", weight=0.33, reason=ALIKE), YVES)},
+         f"warning: theo: counts 33%: {ALIKE}: no fault where they hear the same"),
         (HOST, {"teaching": TEACHING},
          "knowledge packets of other groups: the last at global adapter 6"),
         (HOST, {"teaching": TEACHING}, f"keyword-mlp teaches less: {WORSE}"),
