@@ -54,8 +54,7 @@ def test_boards_learn_together_in_few_bits(train: Callable[..., Training]) -> No
         training.board(name)
     training.finish()
     for board in training.boards.values():
-        assert board.accuracy is not None
-        assert board.accuracy > 0.9
+        assert (board.accuracy or 0) > 0.9
         assert board.counts == {"learned": 40, "samples": 160}
         assert board.status().phase == "finished"
     assert training.service.counts["learned"] == 80
@@ -99,8 +98,7 @@ def test_lost_micro_batches_are_skipped_and_counted(train: Callable[..., Trainin
     assert (lost + learned, lost > 0) == (40, True)
     # What was lost on its way up the host has never seen; the rest was lost on its way down.
     assert learned <= training.service.counts["learned"] < 40
-    assert board.accuracy is not None
-    assert board.accuracy > 0.8
+    assert (board.accuracy or 0) > 0.8
 
 
 def test_a_host_that_is_killed_goes_on_from_its_checkpoint(
@@ -117,8 +115,7 @@ def test_a_host_that_is_killed_goes_on_from_its_checkpoint(
     assert board.counts["learned"] + board.counts["lost"] == 40
     assert board.counts["learned"] >= 38
     assert service._stage.steps == 40 - 17 + 15 - board.counts["lost"]
-    assert board.accuracy is not None
-    assert board.accuracy > 0.9
+    assert (board.accuracy or 0) > 0.9
 
 
 def test_a_board_that_is_killed_goes_on_from_its_checkpoint(
@@ -136,8 +133,7 @@ def test_a_board_that_is_killed_goes_on_from_its_checkpoint(
     assert again.counts["lost"] in (3, 4)  # the host had 13 or 14
     assert again.counts["learned"] + again.counts["lost"] == 40
     assert training.service.host.nodes[1].number == 40
-    assert again.accuracy is not None
-    assert again.accuracy > 0.9
+    assert (again.accuracy or 0) > 0.9
 
 
 def test_a_stop_in_the_middle_of_a_micro_batch_is_counted(
