@@ -43,7 +43,7 @@ class Corpus:
 
     def batch(self, step: int, seed: int, rows: int, length: int) -> NDArray[np.int64]:
         """The batch of a step, [rows, length + 1]: it depends on seed and step only."""
-        rng = np.random.Generator(np.random.Philox(key=seed, counter=step))
+        rng = np.random.default_rng((seed, step))
         return _windows(self.train, rng.integers(0, len(self.train) - length, rows), length)
 
     def held_out(self, name: str, parts: int, rows: int, length: int) -> list[NDArray[np.int64]]:

@@ -7,6 +7,7 @@ state folder as long as it lives.
 import fcntl
 import importlib.util
 import json
+import logging
 import os
 import re
 import secrets
@@ -24,6 +25,8 @@ from host.pipeline.config import PipelineConfig, PipelineError, host_and_port
 from host.pipeline.meeting import PENDING_MAX, place_of
 from host.pipeline.report import PROGRESS, parse
 from ternmesh.extras import how_to_install
+
+_log = logging.getLogger(__name__)
 
 POLL_S = 0.5
 STOP_S = 10.0  # until ranks have ended by themselves, after one has given a reason
@@ -75,7 +78,8 @@ class Ranks:
         self._is_insecure = is_insecure
         self._own = own_ranks(config, host)
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        self._restarts = 0
+        self._restarts = 0  # since the newest checkpoint
+        self._was_saved = self._saved()  # before the newest start
         self._read = 0  # bytes of the progress file that have been read
 
     @property
@@ -149,9 +153,18 @@ class Ranks:
         self.stop()
         if REFUSED in codes or self._restarts >= self._config.restarts_max:
             raise PipelineError(self._reason())
+        if (saved := self._saved()) != self._was_saved:  # it got on: only vain restarts count
+            self._restarts, self._was_saved = 0, saved
         self._restarts += 1
+        most = self._config.restarts_max
+        _log.warning("%s; starting again (%d of %d)", self._reason(), self._restarts, most)
         self._start()
         return True
+
+    def _saved(self) -> list[str]:
+        """The names of the checkpoints of a rank of this machine."""
+        folder = self._config.folder / "checkpoints"
+        return sorted(path.name for path in folder.glob(f"rank-{self._own[0]}-*.safetensors"))
 
     def _servers(self, stack: ExitStack) -> list[socket.socket]:
         """Where no addresses are given, a listening socket for each rank, on a free port.

@@ -74,7 +74,10 @@ class LinkEvents:
         if failure is not None:
             raise failure
         if is_late:
-            raise LinkError(f"{what} did not come within {limit_s:.0f} s")
+            raise LinkError(
+                f"{what} did not come within {limit_s:.0f} s: has its machine stopped? Raise "
+                "timeout_s where it is only slower"
+            )
 
 
 class LinkReader:

@@ -77,6 +77,12 @@ def place_of(
             "(`ternmesh pipeline identity` makes them), or start with --insecure"
         )
     by_host = dict(zip(config.hosts, map(parse_identity, config.identities), strict=True))
+    own = read_identity_file(config.identity_path).public
+    if own.fingerprint != by_host[hosts[rank]].fingerprint:
+        raise PipelineError(
+            f"identities names another key for {hosts[rank]} than {config.identity_path} has: "
+            "copy the line of `ternmesh pipeline identity` into the files of all machines"
+        )
     return Place(rank, addresses, [by_host[host] for host in hosts], token)
 
 
@@ -125,7 +131,10 @@ class Meeting:
         try:
             return socket.create_server(bound, family=family, backlog=PENDING_MAX)
         except OSError as error:
-            raise wire.LinkError(f"{bound[0]}:{port} cannot be used: {error}") from error
+            raise wire.LinkError(
+                f"{bound[0]}:{port} cannot be used ({error}): is it "
+                'this machine\'s? Behind a router, set listen = "0.0.0.0"'
+            ) from error
 
     def _await(self, other: int, purpose: str, deadline: float) -> Wires:
         ways = [(other, purpose, way) for way in ("up", "down")]
@@ -165,7 +174,10 @@ class Meeting:
     def _dial(self, other: int, purpose: str, way: str) -> tuple[socket.socket, float]:
         """One connection, and its round trip in seconds."""
         place = self._place
-        connection = socket.create_connection(host_and_port(place.addresses[other]), CALL_S)
+        host, port = host_and_port(place.addresses[other])
+        if host == place.own[0]:  # from inside, a router may not lead back to its own address
+            host = self._config.listen or host
+        connection = socket.create_connection((host, port), CALL_S)
         try:
             _tune(connection, self._config.congestion)
             if place.peers is not None and self._identity is not None:

@@ -7,10 +7,12 @@ pipeline, cost 0.28 there.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
-from host.pipeline.config import PipelineConfig
+from host.pipeline.config import PipelineConfig, host_and_port
 
 WIDTH = 512  # of the model that the costs were measured on
+STEP_BITS = 16  # of the step size of each token where its numbers are integers
 ALONE = 0.28  # nats: what a machine of four loses that trains its part of the layers alone
 
 
@@ -47,6 +49,7 @@ def plan(
 ) -> Sequence[Row]:
     """Each choice for links of `mbit` out of each machine; a middle stage sends forward and back.
 
+    Only what leaves a machine takes time: by `addresses`; without them each stage has its own.
     `micro_batch_ms` is what the slowest stage computes on a micro-batch, a third of it forward. No
     step begins before the gradients' norm has come to the first stage, and an activation back.
 
@@ -58,15 +61,21 @@ def plan(
     """
     tokens = config.micro_batch * config.model.length
     count, hops = config.micro_batches, config.stages - 1
+    machines = [host_and_port(each)[0] for each in config.addresses] or [*map(str, range(hops + 1))]
+    links = [(near, far) for near, far in pairwise(machines[: hops + 1]) if near != far]
     rows = []
     for choice in CHOICES:
         forward_ms, back_ms = (
-            bits * config.model.width * tokens / (1000 * mbit)
+            (bits * config.model.width + STEP_BITS * (bits < 16)) * tokens / (1000 * mbit)
             for bits in (choice.forward, choice.back)
         )
-        sent_ms = forward_ms + back_ms if config.stages > 2 else max(forward_ms, back_ms)
+        sent_ms = max(
+            sum(forward_ms * (near == each) + back_ms * (far == each) for near, far in links)
+            for each in machines
+        )
         turn_ms = max(micro_batch_ms, sent_ms)
-        step_ms = count * turn_ms + hops * (rtt_ms + micro_batch_ms / 3 + forward_ms + back_ms)
+        once_ms = len(links) * (rtt_ms + forward_ms + back_ms) + hops * micro_batch_ms / 3
+        step_ms = count * turn_ms + once_ms
         busy = count * micro_batch_ms / step_ms
         rows.append(Row(choice, busy, 1000 * count * tokens / step_ms))
     return rows

@@ -33,7 +33,7 @@ class Texts:
 
     def batch(self, step: int, seed: int, rows: int, length: int) -> npt.NDArray[np.int64]:
         """The batch of a step, [rows, length + 1]: inputs, and targets one position further."""
-        rng = np.random.Generator(np.random.Philox(key=seed, counter=step))
+        rng = np.random.default_rng((seed, step))
         return _windows(self.train, rng.integers(0, len(self.train) - length, rows), length)
 
     def validation_batch(self, part: int, rows: int, length: int) -> npt.NDArray[np.int64]:

@@ -84,6 +84,7 @@ def _pem(owner: PublicIdentity, name: str, key: Ed25519PublicKey, signer: Ed2551
         return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, text)])
 
     is_authority = name == authority_of(owner)
+    depth = 0 if is_authority else None  # it signs no other: that could have any name
     builder = (
         x509.CertificateBuilder()
         .subject_name(named(name))
@@ -92,7 +93,7 @@ def _pem(owner: PublicIdentity, name: str, key: Ed25519PublicKey, signer: Ed2551
         .serial_number(x509.random_serial_number())
         .not_valid_before(SINCE)
         .not_valid_after(UNTIL)
-        .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
+        .add_extension(x509.BasicConstraints(is_authority, depth), critical=True)
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(name_of(owner))]), critical=False)
     )
     return builder.sign(signer, None).public_bytes(Encoding.PEM).decode()

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 
@@ -24,7 +25,7 @@ from host.pipeline.launch import Ranks
 from host.pipeline.links import LinkEvents
 from host.pipeline.rank import build
 from host.pipeline.report import PROGRESS, Progress, line
-from host.pipeline.texts import read_texts, tokenizer
+from host.pipeline.texts import Texts, read_texts, tokenizer
 from host.pipeline.train import RankContext, own_stage
 from models.bottleneck.config import BottleneckConfig
 from ternmesh.config import ConfigError
@@ -88,7 +89,7 @@ def test_a_rank_that_is_killed_is_started_again_and_nothing_is_lost(
     """Ranks are killed after checkpoints; all are started again, with the same losses."""
     steps = 60 * (kills + 1)
     changes: dict[str, Any] = {"steps": steps, "checkpoint_steps": 10, "report_steps": 10}
-    path = write_config(tmp_path, **changes)
+    path = write_config(tmp_path, **changes, restarts_max=2)  # one that led on does not count
     config = read_pipeline_config(path)
     ranks, stop, seen = Ranks(config, path), threading.Event(), list[int]()
     checkpoints = [Checkpoints(config.folder / "checkpoints", r, config.digest) for r in (0, 1)]
@@ -99,8 +100,8 @@ def test_a_rank_that_is_killed_is_started_again_and_nothing_is_lost(
     def is_newer(step: int) -> bool:
         return newest() > step
 
-    def has_restarted(kill: int) -> bool:
-        return ranks._restarts > kill
+    def is_other(rank: int, pid: int) -> bool:
+        return ranks._processes[rank].pid != pid
 
     ranks.start()
     following = threading.Thread(
@@ -110,15 +111,14 @@ def test_a_rank_that_is_killed_is_started_again_and_nothing_is_lost(
     try:
         for kill in range(kills):
             eventually(partial(is_newer, newest()), 120.0)
-            os.kill(ranks._processes[kill % 2].pid, signal.SIGKILL)
-            eventually(partial(has_restarted, kill), 120.0)
+            os.kill(killed := ranks._processes[kill % 2].pid, signal.SIGKILL)
+            eventually(partial(is_other, kill % 2, killed), 120.0)
         following.join(300.0)
     finally:
         stop.set()
         ranks.stop()
         following.join(60.0)
     assert seen[-1] == steps
-    assert ranks._restarts >= kills
     calm = tmp_path / "undisturbed"
     calm.mkdir()
     path = write_config(calm, **changes)
@@ -215,7 +215,9 @@ def test_texts_depend_on_seed_and_step_alone(tmp_path: Path) -> None:
     config = read_pipeline_config(write_config(tmp_path))
     texts, again = (read_texts(Path(config.data), 12) for _ in range(2))
     assert (texts.batch(5, 1, 4, 12) == again.batch(5, 1, 4, 12)).all()
-    assert (texts.batch(5, 1, 4, 12) != texts.batch(6, 1, 4, 12)).any()
+    long = Texts(np.arange(1 << 20), np.arange(20))
+    places = [{*long.batch(step, seed, 128, 12)[:, 0]} for step, seed in ((5, 1), (6, 1), (5, 2))]
+    assert len(places[0] | places[1] | places[2]) > 380  # hardly any again
     assert texts.batch(5, 1, 4, 12).shape == (4, 13)
     assert texts.validation_batch(3, 4, 12).shape == (4, 13)
     for folder, length in ((Path(config.data), 100_000), (tmp_path / "nothing", 12)):

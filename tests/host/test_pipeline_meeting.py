@@ -1,8 +1,8 @@
 """Ranks meet, also at another time; strangers, damaged bytes and second starts are kept out."""
 
 import os
-import pickle
 import socket
+import ssl
 import stat
 import time
 from collections.abc import Callable
@@ -14,6 +14,9 @@ from typing import Any
 
 import pytest
 import torch
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,7 +29,7 @@ from host.pipeline.rank import choose_device, fill, hop, wanted_links
 from host.pipeline.wire import HEAD_SIZE, LIMITS, Kind, LinkError, read_head, write_head
 from ternmesh.config import ConfigError
 from ternmesh.security.identity import Role, identity_text
-from ternmesh_service.identity_file import make_identity_file
+from ternmesh_service.identity_file import make_identity_file, read_identity_file
 from tests.host.pipeline_ranks import free_addresses, write_config
 
 WANTED = {0: [(1, "boundary")], 1: [(0, "boundary")]}
@@ -84,6 +87,12 @@ def test_messages_of_any_length_arrive_in_order(keyed: Any, is_keyed: bool) -> N
         reader.take(Kind.NOTE)
 
 
+def test_ranks_of_one_machine_meet_behind_a_router_that_leads_only_inwards() -> None:
+    addresses = [f"192.0.2.1:{each.rpartition(':')[2]}" for each in free_addresses(2)]
+    config = PipelineConfig("state", listen="0.0.0.0", timeout_s=30.0)
+    meet([Place(rank, addresses, None) for rank in range(2)], [config] * 2)
+
+
 @pytest.mark.parametrize(("wrong", "said"), [(0, "does not have the identity"), (1, "not answer")])
 def test_a_peer_with_another_identity_is_refused(
     keyed: Any, tmp_path: Path, wrong: int, said: str
@@ -112,31 +121,49 @@ def test_a_member_cannot_pass_for_another(keyed: Any) -> None:  # R11-1
         assert own._refusal(bad, "") == "this is no hello of a rank"
 
 
-class Opened:
-    """Unpickled, it would make a file."""
+def test_a_member_signs_no_authority_in_the_name_of_another(keyed: Any, tmp_path: Path) -> None:
+    """A certificate points to its authority by number, too: it need not come from the known one."""
+    places, configs = keyed  # R11-1
+    own = read_identity_file(configs[0].identity_path)
+    keys = (
+        Ed25519PrivateKey.from_private_bytes(own.seeds[:32]),
+        *(Ed25519PrivateKey.generate() for _ in range(2)),
+    )
+    member, other = places[0].peers
+    names = [tls.authority_of(member), tls.authority_of(other), tls.name_of(other)]
+    named = [x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)]) for name in names]
+    chain = keys[2].private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    for at in (2, 1):
+        times = at, tls.SINCE, tls.UNTIL
+        made = x509.CertificateBuilder(named[at - 1], named[at], keys[at].public_key(), *times)
+        made = made.add_extension(x509.BasicConstraints(at == 1, None), critical=True)
+        if at == 2:
+            points = x509.AuthorityKeyIdentifier(None, [x509.DirectoryName(named[0])], 1)
+            made = made.add_extension(points, critical=False)
+        chain += made.sign(keys[at - 1], None).public_bytes(Encoding.PEM)
+    (tmp_path / "chain.pem").write_bytes(chain)
+    caller = ssl._create_unverified_context()
+    caller.load_cert_chain(tmp_path / "chain.pem")
+    server = tls.context(own, [member, other], is_server=True)
+    near, far = socket.socketpair()
+    with ThreadPoolExecutor() as pool:
+        pool.submit(caller.wrap_socket, near)
+        with pytest.raises(ssl.SSLCertVerificationError, match="path length"):
+            server.wrap_socket(far, server_side=True)
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (os.mkdir, (str(self.path),))
-
-
-def test_a_pickle_on_a_port_does_nothing_and_the_ranks_still_meet(
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    eventually: Callable[[Callable[[], object], float], None],
+def test_strange_bytes_on_a_port_do_nothing_and_the_ranks_still_meet(
+    caplog: pytest.LogCaptureFixture, eventually: Callable[[Callable[[], object], float], None]
 ) -> None:
-    """A5: torchrun's rendezvous unpickled what came. This sends one to every port that is open."""
     places = plain(3)
-    bomb = pickle.dumps(Opened(tmp_path / "made"))
+    strange = b"\x80\x04" + bytes(40)
     wanted = {0: [(1, "a"), (2, "a")], 1: [(0, "a"), (2, "b")], 2: [(0, "a"), (1, "b")]}
     config = PipelineConfig("state", timeout_s=30.0)
     with ThreadPoolExecutor(3) as pool:
         jobs = [pool.submit(Meeting(places[r], config).connect, wanted[r]) for r in (0, 1)]
-        hellos = write_head(Kind.HELLO, 0, len(bomb)) + bomb
+        hellos = write_head(Kind.HELLO, 0, len(strange)) + strange
         for place in places[:2]:
-            for data in (bomb, hellos, b"", b"GET / HTTP/1.1\r\n\r\n" * 9):
+            for data in (strange, hellos, b"", b"GET / HTTP/1.1\r\n\r\n" * 9):
                 for _ in range(100):
                     try:
                         caller = socket.create_connection(place.own, 10.0)
@@ -151,7 +178,6 @@ def test_a_pickle_on_a_port_does_nothing_and_the_ranks_still_meet(
         jobs.append(pool.submit(Meeting(places[2], config).connect, wanted[2]))
         for job in jobs:
             assert len(job.result()) == 2
-    assert not (tmp_path / "made").exists()
     eventually(lambda: caplog.text.count("was sent away") == 8, 30.0)
     assert "bytes that are no message of this version (80 04" in caplog.text
     for place in places:  # a port is open no longer than ranks meet
@@ -162,7 +188,7 @@ def test_a_pickle_on_a_port_does_nothing_and_the_ranks_still_meet(
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (pickle.dumps({}) + bytes(30), "no message of this version"),
+        (bytes(30), "no message of this version"),
         (write_head(Kind.BACK, 0, 8), "kind 4, which cannot come here"),
         (write_head(Kind.FORWARD, 0, 9), "a forward of 9 bytes, and exactly 8 are allowed"),
         (write_head(Kind.NOTE, 0, 1 << 40), "a note of 1099511627776 bytes, and at most 16777216"),
@@ -231,10 +257,13 @@ def test_other_machines_need_keys(tmp_path: Path) -> None:
     with pytest.raises(PipelineError, match=r"10\.0\.0\.1 is another machine, and identities are"):
         place_of(config, 0, addresses, "", False)
     assert place_of(config, 0, addresses, "", True).peers is None
-    public = make_identity_file(tmp_path / "identity", "a", Role.HOST).public
-    lines = [identity_text(public)] * 2
-    known = read_pipeline_config(write_config(tmp_path, addresses=addresses, identities=lines))
-    assert place_of(known, 1, addresses, "", False).peers == [public, public]
+    publics = [make_identity_file(tmp_path / n, n, Role.HOST).public for n in ("a", "b")]
+    lines = [identity_text(public) for public in publics]
+    keyed: dict[str, Any] = {"addresses": addresses, "identities": lines, "identity": "b"}
+    known = read_pipeline_config(write_config(tmp_path, **keyed))
+    assert place_of(known, 1, addresses, "", False).peers == publics
+    with pytest.raises(PipelineError, match=r"another key for 10\.0\.0\.1 than .*b has: copy"):
+        place_of(known, 0, addresses, "", False)
     with pytest.raises(PipelineError, match="say with --host which of them this machine is"):
         Ranks(config, path)
     assert own_ranks(config, "10.0.0.2") == [1]
