@@ -50,7 +50,7 @@ class Evaluator:
         """Add the scores of some samples; yields after each batch, so that traffic can be served.
 
         `adapter` are the tensors of another adapter than that of the predictor. Samples that the
-        model cannot compute are set aside; later indexes are lower, or `data` keeps its places.
+        model cannot compute are set aside.
         The batches adapt to the board's speed and memory. OutOfMemory if one sample is too many.
         """
 
@@ -63,32 +63,41 @@ class Evaluator:
             predict(some)
             return ""
 
-        while indexes.size:
-            part, began = indexes[: self._batch_size.samples], self._clock()
-            try:
-                batch, outputs = predict(part)
-            except OutOfMemory:
-                self._predictor.release()
-                if not self._batch_size.failed():
-                    raise
-                continue
-            except ModelError:
-                if not (reasons := failing(part, check)):
-                    raise
-                data.set_aside(reasons)
-                indexes = indexes[~np.isin(indexes, list(reasons))]
-                continue
-            output = outputs[self._package.outputs[0].name]
-            values = scores(self._package.metric, output, batch[self._target])
-            self._total += float(values.sum())
-            losses = sample_losses(self._package.metric, output, batch[self._target])
-            self._losses += float(losses.sum())
-            self._errors += float(-np.expm1(-losses / self._scale).sum())
-            self._count += len(values)
-            indexes = indexes[part.size :]
-            self._batch_size.took(part.size, self._clock() - began)
-            self._beat()
-            yield
+        aside: dict[int, str] = {}
+        try:
+            while indexes.size:
+                part, began = indexes[: self._batch_size.samples], self._clock()
+                try:
+                    batch, outputs = predict(part)
+                except OutOfMemory:
+                    self._predictor.release()
+                    if not self._batch_size.failed():
+                        raise
+                    continue
+                except ModelError:
+                    # Two or more: of one that fails alone nobody knows whose fault it is.
+                    if not (reasons := failing(indexes[: max(2, part.size)], check)):
+                        raise
+                    aside |= reasons
+                    indexes = indexes[~np.isin(indexes, list(reasons))]
+                    continue
+                self._add(batch, outputs)
+                indexes = indexes[part.size :]
+                self._batch_size.took(part.size, self._clock() - began)
+                self._beat()
+                yield
+        finally:
+            if aside:  # not before: the other samples may then have other indexes
+                data.set_aside(aside)
+
+    def _add(self, batch: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
+        output = outputs[self._package.outputs[0].name]
+        values = scores(self._package.metric, output, batch[self._target])
+        self._total += float(values.sum())
+        losses = sample_losses(self._package.metric, output, batch[self._target])
+        self._losses += float(losses.sum())
+        self._errors += float(-np.expm1(-losses / self._scale).sum())
+        self._count += len(values)
 
     def effect(
         self, data: Dataset, indexes: NDArray[np.int64], adapter: Vector, probe: Vector

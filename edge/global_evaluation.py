@@ -107,17 +107,12 @@ class GlobalEvaluation:
         self._next = version, model_q24
 
     def advance(self) -> None:
-        """Evaluate for about `SLICE_S`. One that fails is over: it must not look like work done."""
+        """Evaluate for about `SLICE_S`."""
         running, self._running = self._running, None
         if running is None and self._next is not None:
             running, self._next = self._evaluate(*self._next), None
-        try:
-            if running is not None and self._has_more(running):
-                self._running = running
-        except BoardFault:
-            raise
-        except ModelError as error:
-            _log.warning("a global adapter was not evaluated: %s", error)
+        if running is not None and self._has_more(running):
+            self._running = running
 
     def evaluate_labelled(self, data: Dataset, indexes: NDArray[np.int64]) -> None:
         """Add samples that were labelled just now to the next entry; what takes long is left."""
@@ -138,8 +133,15 @@ class GlobalEvaluation:
         )
 
     def _has_more(self, evaluation: Iterator[None]) -> bool:
+        """Whether there is more after `SLICE_S`. One that fails is over: it is no work done."""
         stop_at = self._clock() + SLICE_S
-        return any(self._clock() >= stop_at for _ in evaluation)
+        try:
+            return any(self._clock() >= stop_at for _ in evaluation)
+        except BoardFault:
+            raise
+        except ModelError as error:
+            _log.warning("an adapter was not evaluated: %s", error)
+            return False
 
     def _evaluate(self, version: int, model_q24: ModelQ24) -> Iterator[None]:
         """Evaluate an adapter to the end, whatever comes meanwhile, and add it to the history."""

@@ -29,6 +29,7 @@ from ternmesh.wire.release import (
     NOBODY,
     ON_TRIAL,
     RECEIVING,
+    RUNNING,
     STAGES,
     STATES,
     SYMBOL_OVERHEAD,
@@ -228,7 +229,11 @@ class Publisher:
         model = self._folder / str(manifest.version)
         shutil.rmtree(model, ignore_errors=True)
         unpacked.rename(model)
-        content = pack_folder(model, entries_of(self._model))
+        boards = self.sender.boards.values() if self.sender else ()
+        is_active = before is not None and before.stage == ACTIVE
+        # Who missed the last one lacks its files, and gets a whole one.
+        is_whole = is_active and any(board.state != RUNNING for board in boards)
+        content = pack_folder(model, () if is_whole else entries_of(self._model))
         replace_file(self._folder / OBJECT, content)
         self.sender, self.reason, self._canary = None, "", canary
         digest, size = sha256(content).digest(), len(content)

@@ -71,11 +71,16 @@ def extract(
     return manifest
 
 
+class FileMissing(ModelPackageError):
+    """A release leaves out a file that is not here, either: the place is at fault."""
+
+
 def _find(name: str, entry: release.FileEntry, held: Sequence[Path]) -> Path:
     for folder in held:
         path = folder / name
         if path.is_file() and path.stat().st_size == entry.size and entry_of(path) == entry:
             return path
-    raise ModelPackageError(
-        f"the release leaves out {name}, which is not here: install it whole, from a file"
+    raise FileMissing(
+        f"the release leaves out {name}, which is not here: install it whole, from a file, or "
+        "publish the next one"
     )

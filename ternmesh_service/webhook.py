@@ -79,7 +79,7 @@ def _run(
     told: dict[tuple[str, str], Alarm] = {}  # what the webhook knows
     again = Backoff(FIRST_S, LONGEST_S, random.Random())
     while not stop.wait(LOOK_S):
-        with suppress(ControlError):  # it starts, ends or is busy
+        with suppress(ControlError, OSError):  # it starts, ends or is busy; no file is left
             if again.at is None or again.due(time.monotonic()):
                 told = _tell(url, ask_status(socket), told, failed)
                 if "alarms" in failed:
@@ -118,7 +118,7 @@ def _post(url: SplitResult, body: bytes) -> str:
     import http.client  # with ssl and email, which take memory
 
     kind = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
-    connection = kind(str(url.hostname), url.port, timeout=TIMEOUT_S)
+    connection = kind(str(url.hostname), url.port or kind.default_port, timeout=TIMEOUT_S)
     try:
         path = f"{url.path or '/'}{url.query and '?'}{url.query}"
         connection.request("POST", path, body, {"Content-Type": "application/json"})

@@ -30,7 +30,7 @@ from edge.data.sources import (
     target_specs,
     value_counts,
 )
-from edge.errors import DataError, ModelError
+from edge.errors import DataError, ModelError, OutOfMemory
 from ternmesh.model_package import FRONT, ModelPackage, TensorSpec
 from ternmesh_store import checksums
 from ternmesh_store.database import Database
@@ -188,8 +188,9 @@ class ReplayBuffer:
             values = self.certainty(self.inputs(rows))
         except ModelError as error:
             _log.warning("the certainty of samples is not computed anew: %s", error)
-            self._set_aside(failing(np.array(rows), self._predict))
-            self._database.commit()
+            if not isinstance(error, OutOfMemory):
+                self._set_aside(failing(np.array(rows), self._predict))
+                self._database.commit()
             return
         self._waiting |= {row: float(v) for row, v in zip(rows, values, strict=True) if 0 <= v <= 1}
 

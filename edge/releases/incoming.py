@@ -26,7 +26,7 @@ from edge.releases.store import Releases, load_release
 from ternmesh.errors import ModelPackageError, TernmeshError, WireError
 from ternmesh.federated.release_transfer import NAME_SIZE, ReleaseReceiver, layout_of
 from ternmesh.link.erasure_code import Decoder
-from ternmesh.release import ATTEMPTS_MAX, Verify
+from ternmesh.release import ATTEMPTS_MAX, SIGNATURES, Verify
 from ternmesh.timers import Random
 from ternmesh.wire.release import (
     ACTIVE,
@@ -46,7 +46,7 @@ from ternmesh.wire.release import (
     read_symbol,
     write_offer,
 )
-from ternmesh_service.release_files import extract
+from ternmesh_service.release_files import FileMissing, extract
 from ternmesh_service.status import IncomingRelease, InstalledReleases
 from ternmesh_store.files import replace_file
 
@@ -108,7 +108,7 @@ class Incoming:
         if receiver.state == RECEIVING:
             for symbol in self._symbols(offer):
                 receiver.add(symbol)
-        elif receiver.state == REFUSED and (self._folder / CANDIDATE).exists():
+        elif receiver.state == REFUSED and (self._folder / CANDIDATE / SIGNATURES).exists():
             receiver.state, receiver.reason = HELD, ""  # the board's fault may be gone
         self._judge(offer)
         receiver.answer_soon(now)
@@ -228,7 +228,7 @@ class Incoming:
         def run() -> None:
             try:
                 outcome = work(offer)
-            except (BoardFault, NoData, OSError) as error:  # the board's, not the release's
+            except (BoardFault, NoData, FileMissing, OSError) as error:  # of the board
                 outcome = REFUSED, str(error)
             except TernmeshError as error:
                 outcome = BAD, str(error)

@@ -13,9 +13,9 @@ import pytest
 
 from edge.config import DataConfig, EvaluateConfig
 from edge.data.sources import Label, Sample
-from edge.errors import DataError, ModelError
+from edge.errors import DataError, ModelError, OutOfMemory
 from edge.node import Node
-from edge.onnx.session import adapter_version, read_adapter
+from edge.onnx.session import Inference, adapter_version, read_adapter
 from edge.report import status, summary
 from edge.service import present_model
 from ternmesh.federated import robust
@@ -330,6 +330,23 @@ def test_a_sample_that_breaks_the_graph_is_set_aside(
     assert shown.newest[0][1] == "indices element out of data bounds"
 
 
+@pytest.mark.parametrize("at", [0, 2, 7])
+def test_a_sample_that_breaks_an_evaluation_is_set_aside(world: World, monkeypatch, at) -> None:
+    """Of held-out ones, or of those that were labelled just now."""
+    node = add_with_source(world, monkeypatch) if at else world.add("ada")
+    bad = node.data.feed.source.x[at] if at else node.data.held_out.batch(np.array([0]))["x"][0]
+    predict = Inference.predict
+
+    def refusing(inference: Inference, inputs: Any) -> Any:
+        if (inputs["x"] == bad).all(axis=1).any():
+            raise ModelError("indices element out of data bounds")
+        return predict(inference, inputs)
+
+    monkeypatch.setattr(Inference, "predict", refusing)
+    world.finish()
+    assert (status(node).aside.count, len(node.evaluation.history)) == (1, ROUNDS + 1)
+
+
 def test_a_buffer_too_small_for_training_is_refused(world: World, monkeypatch) -> None:
     with pytest.raises(DataError, match="room for 7 samples"):
         add_with_source(world, monkeypatch, samples_max=7)
@@ -367,6 +384,8 @@ def test_samples_that_are_deleted_in_a_round_end_it(world: World, monkeypatch) -
 
     def certainty(inputs: Any) -> Any:
         rated.append(len(inputs["x"]))
+        if len(rated) == 1:
+            raise OutOfMemory("it needs more memory than is free")
         return node.scores(inputs)[:, 0]
 
     buffer.certainty = certainty

@@ -10,10 +10,10 @@ import pytest
 
 from edge.releases.store import make_release
 from host.config import PublishConfig
-from host.releases import NEW, STATE, Publisher, active_model
+from host.releases import NEW, OBJECT, STATE, Publisher, active_model
 from ternmesh.errors import WireError
 from ternmesh.model_package import ADAPTER
-from ternmesh.release import Verify
+from ternmesh.release import Verify, read_object
 from ternmesh.wire.release import (
     ACTIVE,
     BAD,
@@ -133,6 +133,20 @@ def test_a_bad_canary_withdraws_it_with_the_reason(host: Host) -> None:
     host.put(3)
     assert "version 3 of tiny is published" in host.publisher.take_new()
     assert host.stage == "on trial"
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_board_that_missed_a_release_gets_the_next_one_whole(host: Host, missing: int) -> None:
+    host.put(2)
+    host.begin()
+    for state, turns in ((HELD, 20), (GOOD, 200), (RUNNING, 400)):
+        host.turn(turns)
+        host.say(state, *["ada", "bob"][missing and state == RUNNING :])
+    assert host.stage == "active"
+    host.put(3)
+    host.publisher.take_new()
+    files = read_object((host.folder / OBJECT).read_bytes())[2]
+    assert (b"" not in files) == bool(missing)
 
 
 def test_a_kill_goes_on_where_it_was(host: Host) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from unittest.mock import Mock
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -96,6 +98,13 @@ def test_a_failing_webhook_is_tried_again_said_once_and_shown(hook, eventually, 
         eventually(lambda: hook.posted)
         eventually(lambda: not hook.failed)
     assert hook.posted[-1][1]["began"][-1]["text"] == "the disk is gone"
+
+
+def test_an_address_of_ipv6_needs_no_port(monkeypatch) -> None:
+    connect = Mock(side_effect=OSError("no route"))
+    monkeypatch.setattr("socket.create_connection", connect)
+    assert webhook._post(urlsplit("http://[fd00::abcd]/hook"), b"") == "no route"
+    assert connect.call_args[0][0] == ("fd00::abcd", 80)
 
 
 @pytest.mark.parametrize(

@@ -165,6 +165,16 @@ def test_a_release_that_a_person_installs_is_seen_when_the_node_is_told(
     assert board.incoming.installed.current == 2
 
 
+def test_a_board_that_lacks_a_file_vetoes_nothing(board: Board, new_release, tmp_path) -> None:
+    """It missed the release before, and this one leaves out what that has."""
+    board.incoming._model = tmp_path
+    for begin in range(2):
+        report = board.settle() if begin else board.state(new_release(2))
+        assert "the release leaves out model.json" in str(report)
+        assert "refused" in str(report)
+        board.begin()
+
+
 def test_a_fault_of_the_board_is_forgiven_at_its_next_start(board, new_release, tmp_path) -> None:
     data = (tmp_path / "ada.npz").rename(tmp_path / "away.npz")
     for number in range(1, 6):
