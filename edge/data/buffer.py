@@ -81,6 +81,7 @@ class ReplayBuffer:
         samples_max: int,
         bytes_max: int,
         clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         tail, outside = package.tail(), package.outside()
         self.capacity = min(samples_max, bytes_max // sample_bytes(tail))
@@ -91,6 +92,9 @@ class ReplayBuffer:
         self.package = tail
         self.keep_s = 0.0  # the age at which samples are deleted; 0: no limit
         self._clock = clock  # seconds since 1970
+        self._monotonic = monotonic
+        self._offset_s = 0.0  # between these clocks
+        self._timed_before = 0  # ids up to this one had their times before the clock was set
         self._expired_at = 0.0
         self._inputs = input_specs(tail)
         self._raw = input_specs(outside) if package.front else ()
@@ -145,6 +149,7 @@ class ReplayBuffer:
         self._relabelled = {row for row, _, had_label, _ in waiting if had_label}
         self._waiting = {row: 0.0 if had else certainty for row, certainty, had, _ in waiting}
         self._id = self._database.rows("SELECT COALESCE(MAX(id), 0) FROM replay_sample")[0][0]
+        self._offset_s, self._timed_before = self._clock() - self._monotonic(), self._id
         self._trim()  # the settings may allow less than before
         self._database.commit()
 
@@ -167,6 +172,11 @@ class ReplayBuffer:
             self._take(item, certainties)
         self._trim()
         now = self._clock()
+        offset_s = now - self._monotonic()
+        if abs(offset_s - self._offset_s) > EXPIRE_S:  # the clock was set: it was wrong till now
+            sql = "UPDATE replay_sample SET added_at = 0 WHERE id > ?"
+            self._database.write(sql, self._timed_before)
+            self._offset_s, self._timed_before = offset_s, self._id
         if self.keep_s and abs(now - self._expired_at) >= EXPIRE_S:
             self._expired_at = now
             self.counters.outdated += self._delete(self.older_than(self.keep_s))

@@ -31,7 +31,7 @@ def new_buffer(state: StateFile) -> NewBuffer:
     def make(package: ModelPackage, samples_max: int = 100, clock: Any = time.time) -> ReplayBuffer:
         state.close()
         state.open()
-        made = ReplayBuffer(state, package, samples_max, 1 << 30, clock)
+        made = ReplayBuffer(state, package, samples_max, 1 << 30, clock, clock)
         made.load()
         return made
 

@@ -144,6 +144,17 @@ def test_old_samples_are_deleted_and_an_unset_clock_goes_by_order(buffer, clock)
     assert (buffer.counters.outdated, len(buffer), buffer.waiting) == (2, 1, 1)
 
 
+def test_what_came_just_before_the_clock_was_set_is_not_old(buffer, clock) -> None:
+    buffer.keep_s, clock.now = 30 * DAY_S, CLOCK_SET + DAY_S
+    buffer.add([sample("before the start")])
+    buffer._monotonic = lambda: 0.0  # all else that the clock goes on is set by somebody
+    buffer.load()
+    buffer.add([sample("fresh")])
+    clock.now += 40 * DAY_S
+    buffer.add([])
+    assert keys(buffer, labelled=False) == {"fresh"}
+
+
 def test_a_flood_is_cut_and_counted(classes, new_buffer) -> None:
     buffer = new_buffer(classes, 100_000)
     flood = [sample(str(n)) for n in range(ITEMS_MAX + 1)]
