@@ -50,11 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--config", type=Path, action="append", default=[], metavar="FILE", help=what
     )
     install.add_argument("--insecure", action="store_true", help="also a file that nobody signed")
-    add_option(
-        install, "--trial-s", number(0, 86_400), TRIAL_S, "so long the new version must work"
-    )
-    listing = rows.add("status", "show the last upgrade", _status)
-    add_json(listing)
+    what = "so long the new version must work"
+    add_option(install, "--trial-s", number(0, 86_400), TRIAL_S, what)
+    add_json(rows.add("status", "show the last upgrade", _status))
 
 
 def _sign(arguments: argparse.Namespace) -> int:
