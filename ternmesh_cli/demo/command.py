@@ -281,9 +281,7 @@ def _watch(
         if not quiet and (line := progress(host, boards, rounds)) != shown:
             print(line, file=sys.stderr)
             shown = line
-        done = {
-            n: b for n, b in boards.items() if b and any(e.version == rounds for e in b.history)
-        }
+        done = {n: b for n, b in boards.items() if b and rounds in {e.version for e in b.history}}
         if host and len(done) == len(boards):
             return host, done
         now = time.monotonic()
