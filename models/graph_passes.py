@@ -172,9 +172,8 @@ def _replace(model: ir.Model, node: ir.Node, tape: Tape, result: ir.Value) -> No
     """Put the nodes of `tape` in the place of `node`; `result` replaces its output."""
     old = node.outputs[0]
     result.shape, result.type = old.shape, old.type
-    ir.convenience.replace_nodes_and_values(
-        model.graph, node, [node], list(tape.nodes), [old], [result]
-    )
+    nodes = list(tape.nodes)
+    ir.convenience.replace_nodes_and_values(model.graph, node, [node], nodes, [old], [result])
 
 
 def _input(node: ir.Node, index: int) -> ir.Value:

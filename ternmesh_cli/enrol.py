@@ -36,7 +36,6 @@ from ternmesh_service.identity_file import read_host_file, read_identity_file
 from ternmesh_store.files import UnfitFile, read_text, replace_file
 from ternmesh_store.store import END
 from transports.base import check_name
-from transports.link_config import LinkConfig
 from transports.mqtt.settings import parse_url
 
 LINES_MAX = 1 << 19  # bytes of a file with lines of keys
@@ -242,7 +241,8 @@ def join_fleet(path: Path, text: str) -> dict[str, Any]:
     config = read(path)
     code = read_code(text)
     link = link_of(path, config)
-    _tell_wait(link)
+    where = parse_url(link.url) if link.url else "this link"
+    print(f"asking the host over {where}, for at most two minutes ...", file=sys.stderr)
     with keyring_of(config) as keyring:
         keyring.adopt(join(link, config.name, keyring.state, keyring.own.public, code))
         return {**_shown(keyring.own.public), "host": keyring.member_list.host.fingerprint.hex()}
@@ -279,12 +279,6 @@ def _follow_host(config: End, argument: str) -> dict[str, Any]:
         for text in _texts(argument, ROTATION_MARK).values():
             keyring.follow_host(parse_rotation(text))
         return _shown(keyring.member_list.host)
-
-
-def _tell_wait(link: LinkConfig) -> None:
-    """Say on stderr who is asked, and for how long."""
-    where = parse_url(link.url) if link.url else "this link"
-    print(f"asking the host over {where}, for at most two minutes ...", file=sys.stderr)
 
 
 def ask_host(path: Path, request: dict[str, Any]) -> dict[str, Any]:

@@ -35,7 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = "ask every serial port, whatever is connected to it"
     row.add_argument("--all", action="store_true", help=what)
     process.add_json(row, "print a JSON list")
-
     for name, summary in (
         ("provision", "give all modems of a fleet their settings"),
         ("verify", "compare the modems with the file of their fleet"),

@@ -40,11 +40,7 @@ COMMANDS = {
     "radio": ("plan a radio channel, and emulate radios", "radio", "add_arguments"),
     "release": ("make and install releases of a model", "release", "add_arguments"),
     "restore": ("bring a copy of the state back", "backup", "add_restore_arguments"),
-    "settings": (
-        "show and change the settings of boards, from the host",
-        "settings",
-        "add_arguments",
-    ),
+    "settings": ("show and change settings of boards, from the host", "settings", "add_arguments"),
     "setup": ("install a board or a host: settings, keys and service", "setup", "add_arguments"),
     "split": ("train a model cut between boards and host", "split", "add_arguments"),
     "status": ("ask a running host, board or gateway", "status", "add_arguments"),

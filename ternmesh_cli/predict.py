@@ -63,14 +63,12 @@ def read_samples(
     specs = input_specs(package)
     only_inputs = replace(package, batch_inputs=specs)
     arrays = {spec.name: settings.arrays.get(spec.name, spec.name) for spec in specs}
+    settings = replace(settings, arrays=arrays, where={})
     for path in files:
         if path.suffix == ".npz":
-            data = open_folder(
-                path, only_inputs, replace(settings, arrays=arrays, where={}), needs_all=True
-            )
-            yield from (
-                (f"{path.name}:{at}", data.batch(np.array([at]))) for at in range(len(data))
-            )
+            data = open_folder(path, only_inputs, settings, needs_all=True)
+            for at in range(len(data)):
+                yield f"{path.name}:{at}", data.batch(np.array([at]))
             continue
         try:
             found = read_sample(path, package)

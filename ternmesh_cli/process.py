@@ -258,7 +258,6 @@ def stop_on_signals() -> threading.Event:
         stop.set()
 
     threading.Thread(target=work, name="stop", daemon=True).start()
-
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, handle)
@@ -285,6 +284,5 @@ def write_toml(tables: Mapping[str, Mapping[str, object]]) -> str:
 def toml_value(value: object) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key} = {toml_value(item)}" for key, item in value.items()) + "}"
-    return json.dumps(
-        value, ensure_ascii=False
-    )  # A JSON text, number, truth value or list of them is also TOML.
+    # A JSON text, number, truth value or list of them is also TOML.
+    return json.dumps(value, ensure_ascii=False)

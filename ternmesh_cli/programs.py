@@ -33,30 +33,18 @@ def add_gateway_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_host_arguments(parser: argparse.ArgumentParser) -> None:
     _add_arguments(parser, "host")
-    parser.add_argument(
-        "--until-finished",
-        action="store_true",
-        help="exit when the run is over and the boards have had time to fetch the last update",
-    )
+    what = "exit when the run is over and the boards have had time to fetch the last update"
+    parser.add_argument("--until-finished", action="store_true", help=what)
     which = parser.add_mutually_exclusive_group()
-    which.add_argument(
-        "--new-run",
-        action="store_true",
-        help="discard a stored run of another model or another [run], or one with a damaged file, "
-        "and begin from nothing; a run of the same model and [run] continues",
+    what = (
+        "discard a stored run of another model or another [run], or one with a damaged file, and "
+        "begin from nothing; a run of the same model and [run] continues"
     )
-    which.add_argument(
-        "--continue",
-        dest="after_end",
-        action="store_true",
-        help="if the stored run is finished, begin another with what it has learned",
-    )
-    which.add_argument(
-        "--return-to",
-        type=int,
-        metavar="VERSION",
-        help="tell the running host to go back to an older global adapter, and exit",
-    )
+    which.add_argument("--new-run", action="store_true", help=what)
+    what = "if the stored run is finished, begin another with what it has learned"
+    which.add_argument("--continue", dest="after_end", action="store_true", help=what)
+    what = "tell the running host to go back to an older global adapter, and exit"
+    which.add_argument("--return-to", type=int, metavar="VERSION", help=what)
 
 
 def read_program(kind: str, path: Path) -> Any:

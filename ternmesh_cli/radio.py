@@ -77,13 +77,8 @@ def add_channel(parser: argparse.ArgumentParser) -> None:
     """The options that `read_channel` reads."""
     what = "the region whose radio law applies"
     parser.add_argument("--region", choices=tuple(REGIONS), required=True, help=what)
-    parser.add_argument(
-        "--frequency",
-        type=real(0, FREQUENCY_MAX_MHZ, "MHz"),
-        required=True,
-        metavar="MHZ",
-        help="the middle of the channel, in MHz",
-    )
+    mhz, what = real(0, FREQUENCY_MAX_MHZ, "MHz"), "the middle of the channel, in MHz"
+    parser.add_argument("--frequency", type=mhz, required=True, metavar="MHZ", help=what)
     for option, choices, default, unit in (
         ("--sf", SPREADING_FACTORS, 7, "spreading factor"),
         ("--bandwidth", BANDWIDTHS_KHZ, 125, "kHz"),
@@ -94,9 +89,8 @@ def add_channel(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(option, type=kind, choices=choices, default=default, help=what)
     add_option(parser, "--preamble", number(6, PREAMBLE_MAX), 8, "symbols")
     add_option(parser, "--power", real(-30, 60), 14.0, "dBm")
-    add_option(
-        parser, "--loss", real(0, LOSS_MAX), 0.0, "fraction of frames that are lost on their way"
-    )
+    what = "fraction of frames that are lost on their way"
+    add_option(parser, "--loss", real(0, LOSS_MAX), 0.0, what)
     what = "what the modem adds to a frame (default: nothing)"
     parser.add_argument("--dialect", choices=DIALECTS, help=what)
     add_option(parser, "--hops", number(0, HOPS_MAX), 0, "repeaters of a mesh on the longest way")

@@ -30,9 +30,8 @@ def add_data_arguments(parser: argparse.ArgumentParser) -> None:
     process.add_config(row, CONFIG)
     row.add_argument("--key", help="the sample with this key")
     row.add_argument("--label", help="samples with this label, a name or a number")
-    row.add_argument(
-        "--older-than", dest="older_s", type=_days, metavar="DAYS", help="older ones: 30d"
-    )
+    what = "older ones: 30d"
+    row.add_argument("--older-than", dest="older_s", type=_days, metavar="DAYS", help=what)
     what = "samples that wait for a label"
     row.add_argument("--unlabelled", action="store_const", const=True, help=what)
     what = "samples that the model cannot compute"

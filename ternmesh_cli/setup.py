@@ -70,9 +70,8 @@ def run(arguments: argparse.Namespace) -> int:
     questions: tuple[SetupQuestion, ...] = HOST if arguments.host else BOARD
     path: Path = arguments.config or default_config(kind)
     user = service_user(path)
-    state = (
-        STATE / kind if path.parent.resolve() == commands.SETTINGS else Path(f"{path.stem}-state")
-    )
+    is_service = path.parent.resolve() == commands.SETTINGS
+    state = STATE / kind if is_service else Path(f"{path.stem}-state")
     given = {q.key: getattr(arguments, q.key) for q in questions}
     refused = {q.key for q in (*BOARD, *HOST)} - given.keys()
     for key in sorted(refused | ({"code", "trust"} if arguments.host else set())):
@@ -106,9 +105,8 @@ def run(arguments: argparse.Namespace) -> int:
         is_running = end.ask({"command": "status"}) is not None
         is_enrolled = is_running or StateFile(end.folder).stored_fleet() is not None
     if kind == "node" and arguments.code is None:
-        print(
-            commands.as_run("on the host  `ternmesh enrol add --config host.toml TM1:...` (this)")
-        )
+        line = "on the host  `ternmesh enrol add --config host.toml TM1:...` (this)"
+        print(commands.as_run(line))
     if not is_enrolled:
         print(commands.as_run("then here    `ternmesh setup --trust TM1:...` (the host's line);"))
         print(commands.as_run("or           `ternmesh setup --code CODE` (`enrol code` prints it)"))

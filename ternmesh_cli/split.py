@@ -13,17 +13,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     rows = process.Subcommands(parser)
     export = rows.add("export", "write the parts that a host's configuration names", _export)
     process.add_config(export, is_found=False)
-    host = rows.add("host", "train the later part for all boards", _host)
-    _add_training_arguments(host)
-    board = rows.add("board", "train the first part with this board's data", _board)
-    _add_training_arguments(board)
-
-
-def _add_training_arguments(parser: argparse.ArgumentParser) -> None:
-    process.add_config(parser, is_found=False)
-    process.add_insecure(parser)
-    what = "exit when the training is finished"
-    parser.add_argument("--until-finished", action="store_true", help=what)
+    for name, summary, run in (
+        ("host", "train the later part for all boards", _host),
+        ("board", "train the first part with this board's data", _board),
+    ):
+        row = rows.add(name, summary, run)
+        process.add_config(row, is_found=False)
+        process.add_insecure(row)
+        what = "exit when the training is finished"
+        row.add_argument("--until-finished", action="store_true", help=what)
 
 
 def _export(arguments: argparse.Namespace) -> int:

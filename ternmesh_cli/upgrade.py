@@ -40,21 +40,17 @@ _log = logging.getLogger(__name__)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     rows = Subcommands(parser)
-    sign = rows.add("sign", "sign a .deb with the key of the host or another signer", _sign)
-    sign.add_argument("file", type=Path, metavar="FILE")
-    release.add_signer(sign)
-    install = rows.add("install", "install a .deb, and go back where it fails", _install)
-    install.add_argument("file", type=Path, metavar="FILE")
+    row = rows.add("sign", "sign a .deb with the key of the host or another signer", _sign)
+    row.add_argument("file", type=Path, metavar="FILE")
+    release.add_signer(row)
+    row = rows.add("install", "install a .deb, and go back where it fails", _install)
+    row.add_argument("file", type=Path, metavar="FILE")
     what = "node.toml, host.toml or gateway.toml; again for each program (default: all here)"
-    install.add_argument(
-        "--config", type=Path, action="append", default=[], metavar="FILE", help=what
-    )
-    install.add_argument("--insecure", action="store_true", help="also a file that nobody signed")
-    add_option(
-        install, "--trial-s", number(0, 86_400), TRIAL_S, "so long the new version must work"
-    )
-    listing = rows.add("status", "show the last upgrade", _status)
-    add_json(listing)
+    row.add_argument("--config", type=Path, action="append", default=[], metavar="FILE", help=what)
+    row.add_argument("--insecure", action="store_true", help="also a file that nobody signed")
+    what = "so long the new version must work"
+    add_option(row, "--trial-s", number(0, 86_400), TRIAL_S, what)
+    add_json(rows.add("status", "show the last upgrade", _status))
 
 
 def _sign(arguments: argparse.Namespace) -> int:

@@ -93,9 +93,8 @@ class SecurityConfig:
 
     def check(self, *, has_radio: bool) -> None:
         """Raise ConfigError if the signers' rule cannot be met or costs too much airtime."""
-        if len(set(self.signers)) != len(self.signers) or self.threshold > max(
-            1, len(self.signers)
-        ):
+        most = max(1, len(self.signers))
+        if len(set(self.signers)) != len(self.signers) or self.threshold > most:
             raise ConfigError(
                 f"security.threshold is {self.threshold}: name at least as many security.signers, "
                 "each once"

@@ -35,11 +35,9 @@ def read_package(path: Path) -> Package:
     ours = run("dpkg", "--print-architecture").strip()
     _require(path, name == NAME, f"is {name}, and not {NAME}")
     _require(path, architecture in (ours, "all"), f"is for {architecture}, and this is {ours}")
-    python = re.search(r"python3 \(>= (\d+\.\d+)", depends)
-    _require(
-        path, python is None or python[1] == PYTHON,
-        f"is for Python {python and python[1]}, and here is {PYTHON}",
-    )  # fmt: skip
+    found = re.search(r"python3 \(>= (\d+\.\d+)", depends)
+    python = found[1] if found else PYTHON
+    _require(path, python == PYTHON, f"is for Python {python}, and here is {PYTHON}")
     try:
         versions = run("dpkg-query", "--show", "--showformat=${Version} ${Installed-Size}", NAME)
     except Failed as error:
@@ -56,11 +54,8 @@ def read_package(path: Path) -> Package:
         ) from error
     needed = (int(size or 0) + 2 * int(installed_size or 0)) << 10
     free = shutil.disk_usage(path.parent).free
-    _require(
-        path,
-        needed <= free,
-        f"needs {needed >> 20} MiB with the way back, and {free >> 20} MiB are free: make room",
-    )
+    sizes = f"{needed >> 20} MiB with the way back, and {free >> 20} MiB are free"
+    _require(path, needed <= free, f"needs {sizes}: make room")
     return Package(path, version, installed)
 
 

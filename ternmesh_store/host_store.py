@@ -369,14 +369,11 @@ class HostStore(Store):
         self._close_round(event)
         self._database.clear("host_body")
         for entry in event.counted:
+            values = entry.round, entry.digest, entry.have, entry.root, entry.address
             write(
                 "UPDATE host_node SET rounds_counted = rounds_counted + 1, counted_round = ?, "
                 "counted_digest = ?, counted_have = ?, counted_root = ? WHERE address = ?",
-                entry.round,
-                entry.digest,
-                entry.have,
-                entry.root,
-                entry.address,
+                *values,
             )
         for address in event.missing:
             write(

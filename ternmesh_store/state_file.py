@@ -181,13 +181,11 @@ class StateFile(Database):
                 self.rows(f"SELECT run, version FROM {table}") for table in ("host_run", "node_run")
             ]
             fleet = self.rows("SELECT fleet FROM security_fleet")
-            filled = {
-                table for table in self._tables() if self.rows(f"SELECT 1 FROM {table} LIMIT 1")
-            }
+            filled = {name for name in self._tables() if self.rows(f"SELECT 1 FROM {name} LIMIT 1")}
         return StateContent(
             dict(row for rows in runs for row in rows),
             fleet[0][0] if fleet else None,
-            frozenset(table.split("_")[0] for table in filled),
+            frozenset(name.split("_")[0] for name in filled),
         )
 
     def stored_fleet(self) -> StoredFleet | None:

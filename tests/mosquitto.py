@@ -86,7 +86,6 @@ class Mosquitto:
 
     @property
     def pid(self) -> int:
-        assert self._process is not None
         return self._process.pid
 
     def start(self) -> None:

@@ -12,7 +12,6 @@ from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 from ternmesh.deliveries import Delivery
 from transports.base import (
-    Arrival,
     Busy,
     FrameTooLarge,
     NotConnected,
@@ -125,16 +124,13 @@ class Driver(Generic[Event]):
         taken = 0
         arrival = self.transport.receive(wait_s)
         while arrival is not None:
-            self._take(arrival)
+            traffic = self._traffic(arrival.peer)
+            traffic.frames_in += len(arrival.frames)
+            traffic.bytes_in += arrival.wire_bytes
+            self.endpoint.receive_frames(arrival.peer, arrival.frames, self.clock())
             taken += len(arrival.frames)
             arrival = self.transport.receive(0.0) if taken < FRAMES_MAX else None
         return taken > 0
-
-    def _take(self, arrival: Arrival) -> None:
-        traffic = self._traffic(arrival.peer)
-        traffic.frames_in += len(arrival.frames)
-        traffic.bytes_in += arrival.wire_bytes
-        self.endpoint.receive_frames(arrival.peer, arrival.frames, self.clock())
 
     def _handle_timeout(self) -> bool:
         due, now = self.endpoint.next_timeout(), self.clock()

@@ -213,9 +213,7 @@ class ReliableTransport:
             self._listen(max(0.0, min(left_s, WAIT_MAX_S)))
             if left_s <= 0:
                 break
-        if not self._arrivals:
-            return None
-        return self._arrivals.popleft()
+        return self._arrivals.popleft() if self._arrivals else None
 
     def spare(self) -> Spare | None:
         """See `transports.base.SpareTransport`."""

@@ -74,13 +74,7 @@ class OneVectorLinear(LowRankLinear):
 
 
 def add_one_vector(
-    module: nn.Module,
-    patterns: Sequence[str],
-    *,
-    rank: int,
-    alpha: float,
-    length: int,
-    seed: int = 0,
+    module: nn.Module, patterns: Sequence[str], *, rank: int, alpha: float, length: int, seed: int
 ) -> Adapter:
     """Freeze `module` and add LoRA from one vector to the layers that `patterns` name, in place.
 

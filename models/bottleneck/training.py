@@ -72,9 +72,7 @@ class Muon(Optimizer):
     in bfloat16 on a GPU, else in float32.
     """
 
-    def __init__(
-        self, params: Iterable[nn.Parameter], lr: float = 1e-3, weight_decay: float = 0.01
-    ) -> None:
+    def __init__(self, params: Iterable[nn.Parameter], lr: float, weight_decay: float) -> None:
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": 0.95})
 
     @torch.no_grad()
@@ -120,9 +118,7 @@ class StiefelDescent(Optimizer):
     A step moves a basis by `lr` times its norm; the scale of the gradient does not matter.
     """
 
-    def __init__(
-        self, params: Iterable[nn.Parameter], lr: float = 1e-3, momentum: float = 0.9
-    ) -> None:
+    def __init__(self, params: Iterable[nn.Parameter], lr: float, momentum: float = 0.9) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum})
 
     @torch.no_grad()

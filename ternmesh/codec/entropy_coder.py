@@ -74,8 +74,9 @@ def _decode_sparse(coded: Coded, size: int) -> Trits:
     count = coded.count
     bits = np.unpackbits(np.frombuffer(coded.data, dtype=np.uint8), bitorder="little")
     ends, at = read_unary(bits, 0, count, left=count * (rice + 1))
-    remainders, at = take(bits, at, count * rice)
-    signs, at = take(bits, at, count)
+    signs_at = at + count * rice
+    end = signs_at + count
+    remainders, signs = bits[at:signs_at], bits[signs_at:end]
     numbers = np.arange(count)
     where = (ends - numbers << rice) + numbers  # before an end are as many ones as nonzeros
     if rice:
@@ -85,7 +86,7 @@ def _decode_sparse(coded: Coded, size: int) -> Trits:
         where += low.cumsum()
     if count and where[-1] >= size:
         raise WireError("coding", "a nonzero lies beyond the end of the chunk")
-    if len(coded.data) != -(-at // 8) or np.count_nonzero(bits[at:]):
+    if len(coded.data) != -(-end // 8) or np.count_nonzero(bits[end:]):
         raise WireError("coding", "bytes or bits are left over after the last code")
     values = np.zeros(size, dtype=np.int8)
     values[where] = 1 - 2 * signs.view(np.int8)
@@ -135,13 +136,6 @@ def read_unary(bits: Bits, at: int, count: int, left: int = 0) -> tuple[NDArray[
     if ends.size < count:
         raise WireError("coding", "the code ends before its last nonzero")
     return ends, at + int(ends[-1]) + 1 if count else at
-
-
-def take(bits: Bits, at: int, count: int) -> tuple[Bits, int]:
-    """`count` bits from bit `at` on, and the place after them; WireError if there are fewer."""
-    if at + count > bits.size:
-        raise WireError("coding", "the code ends before its last nonzero")
-    return bits[at : at + count], at + count
 
 
 def _low_bits(numbers: Integers, width: int) -> Bits:

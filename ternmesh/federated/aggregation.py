@@ -118,9 +118,8 @@ def older_adapter(
             step = read_object(split_certificate(link.content)[0], plan.dimension)
             if not isinstance(step, GlobalUpdate):
                 return None
-            model_q24 = add_q24(
-                model_q24, -global_delta_q24(step.chunks, model_hash, step.version, plan)
-            )
+            delta_q24 = global_delta_q24(step.chunks, model_hash, step.version, plan)
+            model_q24 = add_q24(model_q24, -delta_q24)
             at = step.version - 1 if step.returns_to is None else step.returns_to
     return model_q24 if at == version else None
 

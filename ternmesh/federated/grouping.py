@@ -70,9 +70,8 @@ class Grouping:
         is_behind = node.plan is not None and any(seen[n].target > node.target for n in same)
         self._behind_at = min(self._behind_at, now) if is_behind else math.inf
         usable = {name for name in same if seen[name].target >= node.version}
-        best = nearest(
-            {n: s for n, s in self.trips_s.items() if n in {*usable, self.name}}, self.name
-        )
+        choice = {n: s for n, s in self.trips_s.items() if n in {*usable, self.name}}
+        best = nearest(choice, self.name)
         self._streak = self._streak + 1 if best == self._nearer else 1
         self._nearer = best
         usual_s = LOOK_SOON_S if is_behind or best != self.name else LOOK_S

@@ -612,12 +612,11 @@ class HostProtocol:
         version, counted = proposal.version, tuple(count.rows.values())
         is_long = len(counted) > self.settings.listed_max
         rows = RoundRows(version, rows=counted) if is_long else None
+        adapter_hash = global_update.hash_adapter(self.chain.genesis, version, proposal.model_q24)
         content = global_update.write_global_update(
             global_update.GlobalUpdate(
                 version=version,
-                adapter_hash=global_update.hash_adapter(
-                    self.chain.genesis, version, proposal.model_q24
-                ),
+                adapter_hash=adapter_hash,
                 model=self._model_hash[: update.MODEL_SIZE] if authenticator.names_model else b"",
                 finished=version >= self.plan.last_version,
                 deadline_ms=self.settings.deadline_ms,

@@ -168,9 +168,8 @@ class BoardManagement:
             yield SettingsTaken(number, message.settings)
         if self._reports.allow("", now) or is_new:
             in_force = pack(LIMITS, self.settings)
-            yield write_control(
-                Report(__version__, self.number, in_force, pack(VALUES, self.values()))
-            )
+            report = Report(__version__, self.number, in_force, pack(VALUES, self.values()))
+            yield write_control(report)
         if number < self.number:
             raise WireError("replay", "settings that newer ones have replaced")
         if not has_taken_all:

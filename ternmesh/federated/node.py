@@ -196,7 +196,6 @@ class NodeProtocol:
         self.evaluation: Values = ()  # of the global adapter, for the next update
         self.take_release: TakeBody | None = None  # None: this node takes no releases
         self.take_knowledge: TakeBody | None = None  # None: it learns of its own samples only
-
         if self.plan is not None and self.version == 0:
             self.global_hash = genesis(settings.model_hash, state.run, self.plan)
         if self.pending is not None:  # it may have been made under other keys

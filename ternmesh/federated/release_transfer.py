@@ -155,9 +155,8 @@ class ReleaseReceiver:
             return None
         self._answer_at = None
         needs = tuple(self.needs) if self.state == RECEIVING else ()
-        return write_status(
-            ReleaseStatus(self.offer.digest[:NAME_SIZE], self.state, needs, self.reason)
-        )
+        name = self.offer.digest[:NAME_SIZE]
+        return write_status(ReleaseStatus(name, self.state, needs, self.reason))
 
 
 @dataclass(slots=True)
@@ -315,9 +314,8 @@ class ReleaseSender:
     def _offer(self, asked: int, now: float) -> bytes:
         self._offered_at = now
         self._is_missed = False
-        return write_offer(
-            replace(self.offer, asked=asked, spread_ms=math.ceil(1000 * self._spread_s))
-        )
+        spread_ms = math.ceil(1000 * self._spread_s)
+        return write_offer(replace(self.offer, asked=asked, spread_ms=spread_ms))
 
     def _symbols(self, room: int) -> list[bytes]:
         indexes: list[int] = []

@@ -74,13 +74,7 @@ def read_proposal(data: bytes) -> ProposedUpdate:
             made=made,
         )
         is_exact = write_proposal(item) == data
-    except (
-        cbor2.CBORDecodeError,
-        cbor2.CBOREncodeError,
-        TypeError,
-        ValueError,
-        RecursionError,
-    ) as error:
+    except (cbor2.CBORError, TypeError, ValueError, RecursionError) as error:
         raise WireError("agreement", "a proposal is not well formed") from error
     sizes_fit = all(isinstance(part, bytes) for part in (run, before, state, made))
     sizes_fit = sizes_fit and (len(made), len(run)) == (DIGEST_SIZE, 8)

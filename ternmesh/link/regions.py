@@ -71,19 +71,7 @@ EU868 = Region(
     ),
     alarms=((868_600_000, 868_700_000), (869_200_000, 869_400_000), (869_650_000, 869_700_000)),
 )
-US915 = Region(
-    "US915",
-    (
-        SubBand(
-            "902-928 MHz",
-            902_000_000,
-            928_000_000,
-            duty_cycle=1.0,
-            power_max_dbm=30,
-            fixed_bandwidth_min_khz=500,
-        ),
-    ),
-)
+US915 = Region("US915", (SubBand("902-928 MHz", 902_000_000, 928_000_000, 1.0, 30, 500),))
 UNREGULATED = Region("unregulated", (SubBand("unregulated", -(10**12), 10**12, 1.0, float("inf")),))
 REGIONS: Mapping[str, Region] = MappingProxyType(
     {region.name: region for region in (EU868, US915, UNREGULATED)}

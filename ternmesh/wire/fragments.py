@@ -60,9 +60,8 @@ class _Partial:
 
     def find(self, name: bytes, tries: int, index: int, data: bytes) -> bytes | None:
         """The object with this name, built with this fragment, if so many tries find it."""
-        choices = [
-            [data] if i == index else self.candidates[i] for i in range(len(self.candidates))
-        ]
+        choices = [self.candidates[i] for i in range(len(self.candidates))]
+        choices[index] = [data]
         for choice in islice(product(*choices), tries):
             content = b"".join(choice)
             if _name(content) == name:

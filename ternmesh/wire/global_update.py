@@ -175,9 +175,8 @@ def read_object(content: bytes, dimension: int) -> GlobalUpdate | GlobalSnapshot
     if kind == SNAPSHOT and returns_to is None and not root:
         if len(content) - end != 4 * dimension:
             raise WireError("vector length", f"a global snapshot here has {dimension} numbers")
-        return GlobalSnapshot(
-            *fields, state=np.frombuffer(content, "<i4", offset=end).astype(np.int32)
-        )
+        state = np.frombuffer(content, "<i4", offset=end).astype(np.int32)
+        return GlobalSnapshot(*fields, state=state)
     raise WireError("reference", f"{kind} is not a known kind of object")
 
 

@@ -153,14 +153,13 @@ def result_of(
     seconds: float,
 ) -> dict[str, Any]:
     """What `--json` prints of a finished demo, by the last status of its processes."""
+    up = [size for item in host.history for size in item.bytes_up.values()]
     return {
         "rounds": host.history[-1].version,
         "accuracy_alone": mean(judged.alone.values()),
         "accuracy_fleet": judged.fleet,
         "accuracy_float": judged.averaged,
-        "bytes_per_round": mean(
-            [size for item in host.history for size in item.bytes_up.values()] or [0]
-        ),
+        "bytes_per_round": mean(up or [0]),
         "downlink_bytes_per_round": mean([item.bytes_down for item in host.history] or [0]),
         "float32_bytes": 4 * host.plan.dimension,
         "seconds": seconds,
@@ -282,9 +281,7 @@ def _watch(
         if not quiet and (line := progress(host, boards, rounds)) != shown:
             print(line, file=sys.stderr)
             shown = line
-        done = {
-            n: b for n, b in boards.items() if b and any(e.version == rounds for e in b.history)
-        }
+        done = {n: b for n, b in boards.items() if b and rounds in {e.version for e in b.history}}
         if host and len(done) == len(boards):
             return host, done
         now = time.monotonic()

@@ -107,9 +107,8 @@ def test_a_modem_that_restarts_when_its_port_is_opened_is_found(monkeypatch, mod
     monkeypatch.setattr("firmware_tools.radios.provision.BOOT_S", 2.0)
     boots_slowly(modem, 1.5 * radios.speed)
     opened: list[str] = []
-    monkeypatch.setattr(
-        "firmware_tools.radios.ebyte.SerialPort", restarts_when_opened(radios, opened)
-    )
+    port = restarts_when_opened(radios, opened)
+    monkeypatch.setattr("firmware_tools.radios.ebyte.SerialPort", port)
     outcome = set_up(radios)
     assert outcome.result == "changed", outcome
     assert opened == radios.paths

@@ -162,7 +162,6 @@ def test_a_copy_of_a_run_is_all_that_another_host_needs(tmp_path: Path) -> None:
     other.take_copy(one.copied())
     other.commit()
     taken = other.load(bytes(32))
-    assert taken is not None
     assert taken.run == begun.run
     assert [node.name for node in taken.state.nodes] == ["theo"]
     assert (taken.state.bodies, other.base) == (((1, b"body"),), 0)
@@ -219,7 +218,6 @@ def test_a_voter_that_led_forgets_what_only_it_knows(tmp_path: Path) -> None:
     store.record(NodeJoined(2, "theo", 10))  # as the next leader has taken it in
     store.commit()
     found = store.load(MODEL)
-    assert found is not None
     assert [(node.address, node.name) for node in found.state.nodes] == [(2, "theo")]
     assert found.state.bodies == ()
 
@@ -263,14 +261,12 @@ def test_no_voter_brings_members_where_voters_may_lie(  # R13.7-6
     fleet = write_fleet(keyring.own, trial.state)
     copy = cbor2.dumps([0, trial.number, fleet, b"", b"", b""])
     council.voter.voters = make_voters(bytes(12), NAMES, "bft")
-    for matter, body in (
-        (Matter.COPY, copy),
-        (Matter.HERE, council_module.HERE.pack(1, trial.number)),
-    ):
+    here = council_module.HERE.pack(1, trial.number)
+    for matter, body in ((Matter.COPY, copy), (Matter.HERE, here)):
         other.send(matter, body)
     council.turn(1.0)
     for _ in range(9):  # it is said once
-        other.send(Matter.HERE, council_module.HERE.pack(1, trial.number))
+        other.send(Matter.HERE, here)
         council.turn(1.5)
     assert caplog.text.count("list 1 of members, and this one 0") == 1
     assert keyring.member_list.known("sybil") is None

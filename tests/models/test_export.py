@@ -108,10 +108,8 @@ def test_the_description_matches_the_files(exported) -> None:
     package = read_model_package((exported.folder / "model.json").read_bytes())
     assert package == exported.package
     assert package.metric == "mean_absolute_error"
-    assert [(t.name, t.shape) for t in package.inputs] == [
-        ("sequence", (-1, 5, 3)),
-        ("extra", (-1, 2)),
-    ]
+    shapes = [(tensor.name, tensor.shape) for tensor in package.inputs]
+    assert shapes == [("sequence", (-1, 5, 3)), ("extra", (-1, 2))]
     assert [t.name for t in package.batch_inputs] == ["sequence", "extra", "target_0", "target_1"]
     for file, digest in package.files.items():
         assert hashlib.sha256((exported.folder / file).read_bytes()).hexdigest() == digest

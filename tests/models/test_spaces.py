@@ -85,9 +85,8 @@ def test_a_package_of_a_space_does_on_a_board_what_torch_does(space: str, tmp_pa
     expected = module(x)
     expected_loss = nn.functional.cross_entropy(expected, targets)
     parameters = [module.get_parameter(name) for name in adapter.names]
-    gradients = dict(
-        zip(adapter.names, torch.autograd.grad(expected_loss, parameters), strict=True)
-    )
+    found = torch.autograd.grad(expected_loss, parameters)
+    gradients = dict(zip(adapter.names, found, strict=True))
     assert loss == pytest.approx(expected_loss.item(), rel=1e-5)
     np.testing.assert_allclose(gradient, adapter.join(gradients), rtol=1e-3, atol=1e-5)
     np.testing.assert_allclose(logits, expected.detach(), rtol=1e-4, atol=1e-5)

@@ -244,14 +244,12 @@ class Process:
 
     def _offer(self) -> None:
         """Propose a value soon, where that is possible now."""
-        assert self.voter is not None
         place = self.voter.term, self.voter.version + 1
         if self.voter.can_propose and self.sim.wants_more(self) and self.offered != place:
             self.offered, what = place, (*place, self.sim.new_value())
             self.later(self.sim.rng.uniform(0.0, 0.3), lambda: self._say("propose", *what))
 
     def _arm(self) -> None:
-        assert self.voter is not None
         at = self.voter.next_tick()
         if at is not None and not self.sim.now < self._armed <= at:
             self._armed = max(at, self.sim.now)

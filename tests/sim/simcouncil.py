@@ -180,7 +180,6 @@ class Seat:
     def _pump(self, host: HostProtocol) -> None:
         while (event := host.next_event()) is not None:
             if isinstance(event, events.Proposed):
-                assert self.council is not None
                 self.council.propose(event, self.sim.now)
             elif not isinstance(event, events.Refused):
                 self.store.record(event)
@@ -336,7 +335,6 @@ class Simulation:
         if self.hashes.setdefault(version, made) != made:
             raise self.violation(f"two global updates of version {version}")
         stored = seat.store.load(MODEL)
-        assert stored is not None
         known = self.states.setdefault(version, stored_hash(stored.state))
         if known != stored_hash(stored.state) and not seat.is_spoilt:
             raise self.violation("a voter has another state than the others")

@@ -114,9 +114,8 @@ class LiarLedger(Ledger):
 
     def _mean(self, number: int, without: Collection[str] = ()) -> np.ndarray:
         parts = self.parts.get(number, {})
-        total = sum(
-            (p for name, p in parts.items() if name not in without), np.zeros((2, DIMENSION))
-        )
+        counted = (part for name, part in parts.items() if name not in without)
+        total = sum(counted, np.zeros((2, DIMENSION)))
         mean: np.ndarray = total[0] / np.where(total[1] > 0, total[1], 1.0)
         return mean
 

@@ -150,10 +150,8 @@ def _hold(
             symbols = record.symbols
         else:
             others.append(record)
-    return (
-        *others,
-        events.InRecord(event.peer, event.offer, (*symbols, (event.index, event.data))),
-    )
+    symbols = (*symbols, (event.index, event.data))
+    return (*others, events.InRecord(event.peer, event.offer, symbols))
 
 
 class End:

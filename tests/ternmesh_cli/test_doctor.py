@@ -279,7 +279,6 @@ def test_a_program_whose_socket_is_gone_is_not_called_stopped(enrolled: Path) ->
     says += "import sys; s = S(Path(sys.argv[1])); s.open(); print(); input()"
     command = [sys.executable, "-c", says, str(enrolled.parent / "state")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
         process.stdout.readline()
         result, sentence = found(enrolled, "program")
         process.kill()

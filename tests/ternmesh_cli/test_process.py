@@ -209,11 +209,8 @@ def test_a_condition_that_lasts_fills_no_log(monkeypatch) -> None:
 
 
 def test_the_log_of_a_program_is_limited() -> None:
-    script = (
-        "import logging; from ternmesh_cli.process import set_up_logging; set_up_logging('INFO')"
-    )
+    script = "import logging; from ternmesh_cli import process; process.set_up_logging('INFO')"
     script += "\nfor n in range(100): logging.getLogger('a').warning('try %d fails', n)"
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stderr.count("try") == 1

@@ -28,10 +28,9 @@ def test_a_source_of_which_nothing_can_be_used() -> None:
 
 def test_an_aggregator_says_what_the_host_above_does() -> None:
     above = UpstreamStatus(transport=UNOPENED, joined=False, version=3)
-    found = alarms(
-        host_status(("ada",), upstream=above, phase="finished", caught={"barn": "it lies"})
-    )
-    said = {alarm.text: alarm.advice for alarm in found}
+    caught = {"barn": "it lies"}
+    status = host_status(("ada",), upstream=above, phase="finished", caught=caught)
+    said = {alarm.text: alarm.advice for alarm in alarms(status)}
     assert "next run of the host above" in said["the run is over: nothing more is learned"]
     assert any("the host above is not reached" in text for text in said)
     assert any("barn has lied: it lies" in text for text in said)

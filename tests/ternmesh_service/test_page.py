@@ -661,9 +661,8 @@ def test_the_command_prints_the_address_with_the_token(tmp_path: Path, capsys: A
     assert (tmp_path / "page.token").stat().st_mode & 0o777 == 0o600
     assert main.main(["page", "--config", str(config), "--new-token"]) == 0
     assert token not in capsys.readouterr().out
-    assert (
-        replace(PageConfig(1), names=("a.example",), behind_proxy=True).url == "https://a.example/"
-    )
+    behind = replace(PageConfig(1), names=("a.example",), behind_proxy=True)
+    assert behind.url == "https://a.example/"
 
 
 def test_the_page_shows_who_leads() -> None:

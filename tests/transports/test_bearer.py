@@ -71,7 +71,6 @@ def test_a_mesh_of_others_is_used_little(tmp_path: Path, changes: Any, duty: flo
     assert isinstance(made, ReliableTransport)
     raw = made._inner
     assert isinstance(raw, SerialLoraTransport)
-    assert raw._budget is not None
     assert raw._budget.duty == pytest.approx(duty)
     is_mesh = changes["dialect"] != "rnode"
     assert raw._budget._hold_s == (MESH_HOLD_S if is_mesh else HOLD_S), "repeaters keep it busy"

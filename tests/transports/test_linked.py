@@ -79,9 +79,8 @@ class Linked:
 
     def _make_keys(self, folder: Path) -> None:
         for name, state in self.states.items():
-            make_identity_file(
-                folder / name / IDENTITY, name, Role.HOST if name == HOST else Role.NODE
-            )
+            role = Role.HOST if name == HOST else Role.NODE
+            make_identity_file(folder / name / IDENTITY, name, role)
             self.rings[name] = Keyring(state, SecurityConfig())
             self.rings[name].open()
         host = self.rings[HOST]
@@ -187,9 +186,8 @@ def test_objects_arrive_whole_through_losses_for_one_and_for_all(
     assert sorted(a.frames for a in found["nora"]) == sorted(wanted)
     assert [a.frames for a in found["theo"]] == wanted[1:]
     assert air.ends[HOST].objects_sent == 2
-    assert {suite_of(frame) for one in air.air.values() for frame in one.sent} == {
-        2 if is_keyed else 0
-    }
+    suites = {suite_of(frame) for one in air.air.values() for frame in one.sent}
+    assert suites == {2 if is_keyed else 0}
 
 
 @pytest.mark.parametrize("name", [HOST, "theo"])

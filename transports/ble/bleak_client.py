@@ -65,10 +65,8 @@ class BleakEnd:
             await client.start_notify(gatt.TX_UUID, lambda _, value: on_value(bytes(value)))
         except (BleakError, TimeoutError, OSError) as error:
             why = str(error) or "it took too long"
-            if "ServiceUnknown" in why or type(error) in (
-                FileNotFoundError,
-                ConnectionRefusedError,
-            ):
+            is_refused = type(error) in (FileNotFoundError, ConnectionRefusedError)
+            if "ServiceUnknown" in why or is_refused:
                 why += f": {NO_BLUEZ}"
             raise gatt.GattError(f"bleak could not connect: {why}") from error
 

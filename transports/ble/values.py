@@ -6,7 +6,7 @@ for all others, so a value of an earlier connection is not accepted.
 
 import struct
 from binascii import crc_hqx
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from ternmesh.errors import WireError
 from transports.ble.gatt import VALUE_MAX
@@ -67,15 +67,7 @@ def encode(value: Value, session: int) -> bytes:
     match value:
         case BleHello():
             kind = _ANSWER if value.answer else _HELLO
-            body = _HELLO_FORM.pack(
-                kind,
-                VERSION,
-                value.session,
-                value.identity,
-                value.peer_identity,
-                value.frames_taken,
-                value.window,
-            )
+            body = _HELLO_FORM.pack(kind, VERSION, *astuple(value)[1:])
             session = _HELLO_START
         case Data():
             body = _DATA_FORM.pack(_DATA_ASK if value.ask else _DATA, value.seq) + value.payload

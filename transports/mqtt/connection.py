@@ -172,19 +172,17 @@ class MqttConnection:
         return client
 
     def _connect(self, keepalive_s: int) -> None:
-        settings = self._settings
+        settings, client = self._settings, self._client
         broker = settings.broker
         if files := settings.tls_files:
-            self._client.tls_set(
-                files.ca, files.certificate, files.key, keyfile_password=NO_PASSPHRASE
-            )
+            client.tls_set(files.ca, files.certificate, files.key, keyfile_password=NO_PASSPHRASE)
         if self.protocol != "5":
-            self._client.connect(broker.host, broker.port, keepalive_s)
+            client.connect(broker.host, broker.port, keepalive_s)
             return
         properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
         properties.SessionExpiryInterval = settings.session_expiry_s
         properties.MaximumPacketSize = self._packet_max
-        self._client.connect(
+        client.connect(
             broker.host, broker.port, keepalive_s, clean_start=self._clean, properties=properties
         )
 

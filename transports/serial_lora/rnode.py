@@ -155,10 +155,8 @@ def _difference(command: int, content: bytes, wanted: bytes) -> str:
 
 def with_long_preamble(radio: LoraSetting) -> LoraSetting:
     """`radio` with the preamble that this firmware chooses by itself, or a longer one."""
-    symbols = max(
-        radio.preamble_symbols, _PREAMBLE_SYMBOLS_MIN, -(-_PREAMBLE_US // radio.symbol_us)
-    )
-    return replace(radio, preamble_symbols=symbols)
+    least = max(_PREAMBLE_SYMBOLS_MIN, -(-_PREAMBLE_US // radio.symbol_us))
+    return replace(radio, preamble_symbols=max(radio.preamble_symbols, least))
 
 
 def radio_commands(settings: SerialLoraSettings) -> dict[int, bytes]:

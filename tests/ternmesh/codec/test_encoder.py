@@ -94,9 +94,8 @@ def captured(vector: np.ndarray, zeros: float) -> tuple[float, set[int]]:
     dimension, room = vector.size, 160
     slicing = encoder.Slicing(dimension, encoder.choose_span(dimension, room, zeros))
     slices = encoder.encode_vector(vector, np.arange(dimension), slicing, zeros, room)[0]
-    decoded = encoder.gather(
-        [(s.index, *encoder.decode_slice(s, slicing)) for s in slices], slicing
-    )
+    parts = [(item.index, *encoder.decode_slice(item, slicing)) for item in slices]
+    decoded = encoder.gather(parts, slicing)
     rest = vector - decoded.delta_q24() * UNIT
     codings = {item.coded.coding for item in slices}
     return 1 - float(np.square(rest).sum() / np.square(vector).sum()), codings

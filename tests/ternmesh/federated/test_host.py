@@ -142,9 +142,8 @@ def test_a_packet_that_does_not_add_up_is_forgotten_and_may_come_again(bench: An
 def said(bench: Any, name: str, **changes: Any) -> None:
     """A hello of a node, with some fields changed."""
     host = bench.host
-    hello = control.Hello(
-        name, b"new boot", MODEL[:8], host.run, host.version, host.global_hash, 10
-    )
+    state = host.run, host.version, host.global_hash
+    hello = control.Hello(name, b"new boot", MODEL[:8], *state, 10)
     body = control.write_control(replace(hello, **changes))
     host.receive_frames(name, [seal_open(Header(UNASSIGNED, 0), body)], bench.now)
 

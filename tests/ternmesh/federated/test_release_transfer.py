@@ -171,11 +171,8 @@ def sender_with(states: dict[str, int], tries: int = release.PLACES) -> ReleaseS
 @pytest.mark.parametrize(
     ("states", "tries", "stage"),
     [
-        (
-            {"a": release.BAD, "b": release.HELD},
-            release.PLACES - 1,
-            release.WITHDRAWN,
-        ),  # one bad canary is enough
+        # one bad canary is enough
+        ({"a": release.BAD, "b": release.HELD}, release.PLACES - 1, release.WITHDRAWN),
         ({"a": release.GOOD, "b": release.BAD, "c": release.GOOD}, release.PLACES, release.ACTIVE),
         (
             {"a": release.GOOD, "b": release.BAD, "c": release.BAD},
@@ -199,7 +196,6 @@ def test_boards_that_are_away_hold_up_nobody() -> None:
     sender = sender_with({"a": release.GOOD, "b": release.RECEIVING})
     sender.boards["b"].silent = 4
     step = sender.verdict()
-    assert step is not None
     assert step.stage == release.ACTIVE
 
 
@@ -223,7 +219,6 @@ def test_an_older_offer_and_a_wrong_symbol_are_refused() -> None:
     with pytest.raises(WireError):
         board.add(release.ReleaseSymbol(air.offer.digest[:2], 0, b"short"))
     assert not board.add(release.ReleaseSymbol(b"no", 0, bytes(air.offer.symbol_bytes)))
-    assert board.offer is not None
     assert board.offer.number == 5
     assert not board.held
 

@@ -59,9 +59,7 @@ def updates_of(*vectors: np.ndarray, samples: int = 100) -> list[Update]:
 
 @given(st.lists(st.tuples(st.integers(80, 120), st.integers(0, 99)), min_size=1, max_size=5))
 def test_the_mean_is_weighted_by_samples(nodes: list[tuple[int, int]]) -> None:  # R6.2-7
-    updates = [
-        Update(i, samples, packet(vector_of(seed))) for i, (samples, seed) in enumerate(nodes)
-    ]
+    updates = [Update(i, count, packet(vector_of(s))) for i, (count, s) in enumerate(nodes)]
     mean = new().combine(updates, 4)
     weights = np.array([samples for samples, _ in nodes], float)
     wanted = np.average([decoded(vector_of(seed)) for _, seed in nodes], axis=0, weights=weights)
@@ -177,9 +175,8 @@ def test_a_node_that_sends_the_opposite_has_turned_until_it_turns_back() -> None
     both, nobody = frozenset({0, 1}), frozenset[int]()
     assert turns(memory, 5, 1, 1, -1, -1, 0.5) == [nobody, nobody, both, both, both]
     assert turns(memory, 5, 1, 1) == [both, nobody]
-    assert turns(Memory(3000, 0.9), 4, 1, 1, -1) == [nobody] * 3, (
-        "half of them: the data has changed"
-    )
+    found = turns(Memory(3000, 0.9), 4, 1, 1, -1)
+    assert found == [nobody] * 3, "half of them: the data has changed"
 
 
 def test_a_node_that_opposes_a_majority_that_agrees_is_found() -> None:

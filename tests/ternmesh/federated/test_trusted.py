@@ -44,9 +44,8 @@ def test_a_packet_that_its_node_has_not_signed_is_forgotten(bench: Any, monkeypa
     # R6.4-3, R9.7-3
     theo = bench.nodes["theo"]
     with monkeypatch.context() as patch:
-        patch.setattr(
-            theo.channel.authenticator, "sign_update", lambda run, number, item, update: item
-        )
+        authenticator = theo.channel.authenticator
+        patch.setattr(authenticator, "sign_update", lambda run, number, item, update: item)
         theo.submit(0, bench.delta(0), bench.now)
     bench.exchange()
     assert bench.host.refused["signature"] >= 1

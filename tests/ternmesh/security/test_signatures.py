@@ -222,7 +222,6 @@ def test_a_release_is_signed_by_one_after_the_other() -> None:
 
 @needs_mldsa
 def test_a_release_with_a_quantum_key_needs_that_signature_too() -> None:
-    assert QUANTUM is not None
     line = quantum_text(QUANTUM.public)
     assert parse_quantum(line) == QUANTUM.public
     signers = signatures.choose_signers(HOST.public, LINES, 2, line)

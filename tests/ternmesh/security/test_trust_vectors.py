@@ -79,15 +79,9 @@ def spec_public(private: bytes) -> bytes:
 
 def spec_noise_keys(s_i: bytes, s_r: bytes, e_i: bytes, e_r: bytes) -> tuple[bytes, bytes]:
     """The two keys at the end of Noise's handshake KK, of four private keys."""
-    s_r_public, e_r_public = spec_public(s_r), spec_public(e_r)
     chain = b"Noise_KK_25519_AESGCM_SHA256".ljust(32, b"\0")
-    for private, public in (
-        (e_i, s_r_public),
-        (s_i, s_r_public),
-        (e_i, e_r_public),
-        (s_i, e_r_public),
-    ):
-        chain = spec_hkdf(spec_exchange(private, public), chain, b"", 64)[:32]
+    for private, other in ((e_i, s_r), (s_i, s_r), (e_i, e_r), (s_i, e_r)):
+        chain = spec_hkdf(spec_exchange(private, spec_public(other)), chain, b"", 64)[:32]
     both = spec_hkdf(b"", chain, b"", 64)
     return both[:32], both[32:]
 
@@ -226,11 +220,8 @@ def test_enrolment() -> None:
     check = hashlib.sha256(b"ternmesh code" + entropy).digest()[0] >> 4
     assert letters == base64.b32encode(entropy + bytes((check << 4,))).decode()[:20]
     key = spec_hkdf(entropy, b"", b"ternmesh enrolment", 36)
-    request, answer, theo = (
-        kept("enrolment request"),
-        kept("enrolment answer"),
-        spec_identity("theo"),
-    )
+    request, answer = kept("enrolment request"), kept("enrolment answer")
+    theo = spec_identity("theo")
     proof = hmac.digest(key[:32], spec_statement(b"enrol request", theo), "sha256")[:16]
     assert request == b"\x0c" + key[32:] + theo + proof
     told = spec_fleet() + spec_identity("host")

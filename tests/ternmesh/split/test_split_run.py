@@ -41,9 +41,8 @@ def welcome(**changes: object) -> bytes:
 
 
 def test_a_board_believes_welcomes_that_are_for_it_and_were_asked_for() -> None:  # R10.3-1
-    board = SplitBoard(
-        NodeSettings("a", MODEL, b"a       "), samples=10, rng=np.random.default_rng(1)
-    )
+    settings = NodeSettings("a", MODEL, b"a       ")
+    board = SplitBoard(settings, samples=10, rng=np.random.default_rng(1))
     board.start(0.0)
     board.receive_frames(HOST, [welcome(instance=b"somebody")], 0.0)
     assert not board.joined

@@ -23,9 +23,8 @@ VALUES = arrays(
 @given(VALUES, st.sampled_from(activation.BITS), st.integers(0, 2**32 - 1))
 def test_values_come_back_within_half_a_step(values: np.ndarray, bits: int, number: int) -> None:
     # R10.1-3
-    body = activation.write_activation(
-        activation.Activation(activation.ANSWER, number, values), bits
-    )
+    answer = activation.Activation(activation.ANSWER, number, values)
+    body = activation.write_activation(answer, bits)
     item = activation.read_activation(body)
     assert (item.leg, item.number, item.labels) == (activation.ANSWER, number, b"")
     assert item.values.dtype == np.float32
@@ -68,11 +67,8 @@ VECTORS = json.loads((Path(__file__).parents[2] / "vectors" / "activations.json"
 def test_golden_bytes(case: dict[str, Any]) -> None:
     body = bytes.fromhex(case["bytes"])
     read = activation.read_activation(body)
-    assert (read.leg, read.number, read.labels.hex()) == (
-        case["leg"],
-        case["number"],
-        case["labels"],
-    )
+    head = case["leg"], case["number"], case["labels"]
+    assert (read.leg, read.number, read.labels.hex()) == head
     wanted = [[floats(word)[0] for word in row] for row in case["read"]]
     assert read.values.tolist() == wanted == spec_values(body)
 

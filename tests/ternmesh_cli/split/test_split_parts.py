@@ -14,11 +14,8 @@ def tiny_stage(clip_norm: float = 1.0) -> tuple[TorchStage, np.ndarray, bytes]:
     """A stage with activations and labels that it learns from."""
     torch.manual_seed(0)
     stage = TorchStage(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, CLASSES)), clip_norm)
-    return (
-        stage,
-        np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32),
-        bytes([0, 1, 2, 0]),
-    )
+    values = np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32)
+    return stage, values, bytes([0, 1, 2, 0])
 
 
 def steps_of(stage: TorchStage, values: np.ndarray, labels: bytes, steps: int) -> float:

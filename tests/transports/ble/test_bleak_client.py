@@ -130,10 +130,7 @@ def test_without_bluez_the_sentence_says_what_to_install(monkeypatch, tmp_path) 
 @pytest.mark.parametrize(
     ("error", "sentence"),
     [
-        (
-            BleakError("[org.freedesktop.DBus.Error.ServiceUnknown] no org.bluez"),
-            "systemctl enable",
-        ),
+        (BleakError("[org.freedesktop.DBus.Error.ServiceUnknown] no bluez"), "systemctl enable"),
         (ConnectionRefusedError(111, "refused"), "systemctl enable"),
         (BleakError("out of reach"), "could not connect: out of reach$"),
         (TimeoutError(), "could not connect: it took too long$"),

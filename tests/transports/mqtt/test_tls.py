@@ -106,11 +106,8 @@ def test_files_that_hold_no_certificates_are_named(keep, tmp_path) -> None:
     link = LinkConfig("mqtts://localhost", certificate_file=certificate, key_file=key)
     assert link_settings(link, "ada").tls_files.key == key
     locked, empty = tmp_path / "locked.key", tmp_path / "empty.pem"
-    locked.write_bytes(
-        load_pem_private_key(made.key, None).private_bytes(
-            Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"word")
-        )
-    )
+    private, word = load_pem_private_key(made.key, None), BestAvailableEncryption(b"word")
+    locked.write_bytes(private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, word))
     empty.write_text("")
     for change, sentence in (
         (

@@ -96,11 +96,9 @@ def test_malformed_messages_are_counted_and_stop_nothing(mosquitto, new_end, eve
         publish.single(topic, payload, qos=1, hostname="127.0.0.1", port=mosquitto.port)
     ada.send(HOST, [framed("good")])
     assert host.receive(WAIT_S) == Arrival("ada", (framed("good"),), len(good))
-    assert (host.status().numbers["malformed"], host.status().numbers["messages_in"]) == (
-        len(bad),
-        1,
-    )
-    assert host.status().numbers["connects"] == 1
+    numbers = host.status().numbers
+    assert (numbers["malformed"], numbers["messages_in"]) == (len(bad), 1)
+    assert numbers["connects"] == 1
 
 
 def test_a_flood_of_the_shortest_frames_is_taken_in_parts(mosquitto, new_end, eventually) -> None:
@@ -142,10 +140,8 @@ def test_two_processes_of_one_name_are_told_by_both(
         lambda: all(map(told, ends)) and all_connected(*ends) and "goes on as" in caplog.text
     )
     status = replace(statuses.host_status(["ada"]), transport=ends[0].status())
-    shown = [
-        alarm.sentence for alarm in alarms(read_status(json.loads(json.dumps(to_json(status)))))
-    ]
-    assert any("Stop or rename one" in sentence for sentence in shown)
+    shown = alarms(read_status(json.loads(json.dumps(to_json(status)))))
+    assert any("Stop or rename one" in alarm.sentence for alarm in shown)
     assert caplog.text.count("goes on as") == 1
 
 

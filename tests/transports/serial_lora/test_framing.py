@@ -93,13 +93,10 @@ def test_what_is_damaged_is_counted_and_costs_no_other(reader, stream, payloads,
     assert parser.malformed == malformed
 
 
-@pytest.mark.parametrize(
-    ("reader", "stream", "found"), [(MeshtasticUnframer, b"\x94\xc3\x01\x00" + INNER, [{2: b"in"}])]
-)
-def test_a_false_length_holds_messages_back_until_it_is_given_up(reader, stream, found) -> None:
-    parser = reader()
-    assert parser.feed(stream) == []
-    assert parser.flush() == found
+def test_a_false_length_holds_messages_back_until_it_is_given_up() -> None:
+    parser: Any = MeshtasticUnframer()
+    assert parser.feed(b"\x94\xc3\x01\x00" + INNER) == []
+    assert parser.flush() == [{2: b"in"}]
     assert parser.flush() == []
 
 

@@ -1,7 +1,7 @@
 """Emulates an EBYTE E22 modem in transparent mode.
 
-The modem sends the bytes from its serial port in packets of at most `packet_bytes`. The receiving
-modem writes them to its own serial port.
+The modem sends the bytes from its serial port in packets of at most PACKET_MAX bytes. The
+receiving modem writes them to its own serial port.
 """
 
 from transports.serial_lora.ebyte import PACKET_MAX
@@ -16,9 +16,8 @@ OVERHEAD_BYTES = 32
 class EbyteModem(modem.EmulatedModem):
     """An EBYTE modem. It reports no errors: each code in `fail_next` makes it lose one packet."""
 
-    def __init__(self, air_rate_bps: int = 2400, packet_bytes: int = PACKET_MAX) -> None:
+    def __init__(self, air_rate_bps: int = 2400) -> None:
         super().__init__()
-        self._packet_bytes = packet_bytes
         self._air_rate_bps = air_rate_bps
         self._buffer = bytearray()
 
@@ -33,7 +32,7 @@ class EbyteModem(modem.EmulatedModem):
 
     def receive_bytes(self, data: bytes) -> list[modem.Action]:
         self._buffer += data[: BUFFER_MAX - len(self._buffer)]
-        if len(self._buffer) >= self._packet_bytes:
+        if len(self._buffer) >= PACKET_MAX:
             return self._transmit()
         return [modem.Pause(GAP_S)]
 
@@ -51,8 +50,8 @@ class EbyteModem(modem.EmulatedModem):
     def _transmit(self) -> list[modem.Action]:
         if self._sending or not self._buffer:
             return []
-        packet = bytes(self._buffer[: self._packet_bytes])
-        del self._buffer[: self._packet_bytes]
+        packet = bytes(self._buffer[:PACKET_MAX])
+        del self._buffer[:PACKET_MAX]
         if self.fail_next:
             self.fail_next.pop(0)
             return self._transmit()

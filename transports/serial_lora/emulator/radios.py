@@ -103,10 +103,9 @@ class EmulatedRadios:
             self._waker.close()
 
     def _step(self) -> None:
-        reading: list[SerialLine | Waker] = [
-            line for line in self._lines if line.plugged and line.reads
-        ]
-        stuck = [line for line in self._lines if line.plugged and line.stuck]
+        plugged = [line for line in self._lines if line.plugged]
+        reading: list[SerialLine | Waker] = [line for line in plugged if line.reads]
+        stuck = [line for line in plugged if line.stuck]
         ready, room, _ = select.select([*reading, self._waker], stuck, [], self._wait_s())
         if self._waker in ready:
             self._waker.clear()

@@ -161,9 +161,8 @@ def test_a_lock_holds_until_a_later_certificate() -> None:  # R13.3-3, R13.3-4
     assert not [each for each in tell(made, proposal(TWO, 4)) if isinstance(each, events.Judge)]
     to_term(made, 8)
     same = certificate(made, Prepare, 0, 1, TWO)  # of the term of the lock: not later
-    assert not [
-        each for each in tell(made, proposal(TWO, 8, same)) if isinstance(each, events.Judge)
-    ]
+    done = tell(made, proposal(TWO, 8, same))
+    assert not [each for each in done if isinstance(each, events.Judge)]
     to_term(made, 12)
     later = certificate(made, Prepare, 8, 1, TWO)
     assert events.Judge(12, 1, TWO) in tell(made, proposal(TWO, 12, later))
@@ -214,9 +213,8 @@ def test_a_turn_ends_and_no_sign_of_life_prolongs_it() -> None:  # R13.4-5
     made.start(0.0)
     digests = NOTHING_DECIDED, ONE, TWO
     for version in (1, 2):
-        votes = [
-            kind(v, 0, version, digests[version]) for v in (0, 2, 3) for kind in (Prepare, Commit)
-        ]
+        digest = digests[version]
+        votes = [kind(v, 0, version, digest) for v in (0, 2, 3) for kind in (Prepare, Commit)]
         tell(made, Propose(0, 0, version, digests[version], digests[version - 1], None))
         made.judged(version, digests[version], True, 0.2)
         done = tell(made, *votes)
