@@ -148,7 +148,7 @@ class Council:
         for matter, body in self.bus.receive():
             try:
                 self._receive(matter, body, now)
-            except StoreError:
+            except (StoreError, OSError):  # the disk's: what was decided would be lost
                 raise
             except Exception as error:  # noqa: BLE001  (what a lying voter says may raise anything)
                 _log.debug("a message of a voter is refused: %r", error)
@@ -439,7 +439,7 @@ class Council:
             self.keep_proposal(data)
             self._made[digest] = made
             is_valid = True
-        except StoreError:
+        except (StoreError, OSError):
             raise
         except Exception as error:  # noqa: BLE001  (a lying voter's copy or proposal may raise anything)
             is_other = not isinstance(error, WireError) or isinstance(error, OtherStateError)

@@ -240,6 +240,9 @@ class Publisher:
         number = 0 if before is None else before.number
         fields = (self._name, manifest.version, number, ON_TRIAL, 0, NOBODY, 0)
         self._change(ReleaseOffer(digest, size, 0, *fields))
+        for old in self._folder.iterdir():
+            if old.name.isdigit() and old not in (model, self._model):
+                shutil.rmtree(old, ignore_errors=True)
         return f"version {manifest.version} of {self._name} is published: {size:,} bytes to send"
 
     def _make(self, offer: ReleaseOffer, cursors: Sequence[int] = ()) -> ReleaseSender:

@@ -37,7 +37,7 @@ from ternmesh_service.notify import ServiceManager
 from ternmesh_service.status import GatewayStatus, to_json
 from ternmesh_service.webhook import AlarmsConfig, check_alarms, pushed_alarms
 from ternmesh_store.state_file import StateFile
-from transports.base import ALL, HOST, Busy, FrameTooLarge, NotConnected, Transport
+from transports.base import ALL, HOST, Busy, FrameTooLarge, NameTaken, NotConnected, Transport
 from transports.factory import boards_of, check_link, is_linked, make_transport
 from transports.link_config import LinkConfig
 
@@ -180,7 +180,10 @@ class Gateway:
         """Receive the host's frames for each board; broadcasts are received once."""
         listener = next(iter(self._connected()), None)
         for board, transport in self._network.items():
-            arrival = transport.receive(0.0)
+            try:
+                arrival = transport.receive(0.0)
+            except NameTaken:  # the board is on the network itself, as the log says
+                continue
             if arrival is None:
                 continue
             arrived: Sequence[bytes] = arrival.frames

@@ -21,7 +21,6 @@ from bench.convergence import (
     Extent,
     Run,
     hours_to,
-    measure,
     part_of,
     start,
     summary,
@@ -29,7 +28,6 @@ from bench.convergence import (
     train,
 )
 from bench.corpus import Corpus
-from bench.jobs import Finished
 from models.bottleneck.config import Shape
 
 TINY = Shape(vocabulary=16, width=16, layers=8, heads=2, length=8)
@@ -43,9 +41,8 @@ def test_an_arm_sends_its_share_of_the_width_in_its_bits(arm: str) -> None:
     sizes = boundary.sizes(extent.batch, shape.length)
     ids = 1 if ARMS[arm].method == "subspace" else 0
     latent = max(1, round(shape.width * ARMS[arm].share))
-    for size, bits, extra in zip(
-        sizes, (ARMS[arm].bits, ARMS[arm].back_bits), (ids, 0), strict=True
-    ):
+    both = ARMS[arm].bits, ARMS[arm].back_bits
+    for size, bits, extra in zip(sizes, both, (ids, 0), strict=True):
         scale = 2 if bits <= 8 else 0
         assert size == extent.batch * shape.length * (math.ceil(latent * bits / 8) + scale + extra)
 
@@ -68,9 +65,8 @@ def test_a_training_learns_and_keeps_its_curve() -> None:
 
 def test_a_training_that_diverges_ends_at_infinity() -> None:
     text = np.tile(np.arange(16, dtype=np.int32), 40)
-    made = train(
-        Run(AIMED, ADAMW, 1e30), 0, Extent(TINY, 40, 4, "cpu", ()), Corpus(text, text, text, 16)
-    )
+    extent = Extent(TINY, 40, 4, "cpu", ())
+    made = train(Run(AIMED, ADAMW, 1e30), 0, extent, Corpus(text, text, text, 16))
     assert made["judged"] == math.inf
     assert len(made["curve"]) < 20
 
@@ -81,16 +77,13 @@ def row(chosen: float, judged: float, at: float = 100.0, size: float = 0.0) -> d
     return {"chosen": chosen, "judged": judged, "curve": curve, "bytes_per_token": [size, size]}
 
 
-RUNS = tuple(
-    Run(arm, optimizer, rate)
-    for arm, optimizer, rate in (
-        (NONE, MUON, 3e-3),
-        (HALF, MUON, 3e-3),
-        (NONE, ADAMW, 1e-3),
-        (TWO_LAYERS, MUON, 3e-3),
-        (AIMED, MUON, 3e-3),
-        (AIMED, MUON, 1e-3),
-    )
+RUNS = (
+    Run(NONE, MUON, 3e-3),
+    Run(HALF, MUON, 3e-3),
+    Run(NONE, ADAMW, 1e-3),
+    Run(TWO_LAYERS, MUON, 3e-3),
+    Run(AIMED, MUON, 3e-3),
+    Run(AIMED, MUON, 1e-3),
 )
 
 
@@ -141,19 +134,6 @@ def test_a_loss_that_is_never_reached_takes_for_ever() -> None:
     assert tokens_to(curve, 1.0) == math.inf
     assert hours_to((3600.0, 1.0, 0.0), 10) == 1  # no bytes, no link
     assert hours_to((3600.0, 1.0, 1.25e6), 5) == 2
-
-
-def test_finished_parts_make_a_result_without_the_text(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("bench.convergence.EXTENTS", {"quick": Extent(TINY, 1, 1, "cpu", RUNS)})
-    path = tmp_path / "parts.jsonl"
-    parts = {name.replace("w512", "quick"): value for name, value in finished().items()}
-    kept = Finished(path)
-    for name, value in parts.items():
-        kept.add(name, value)
-    result = measure(quick=True, resume=path)
-    assert result.figures["gap_two_layers_muon"].value == pytest.approx(0.05)
 
 
 def test_sets_of_books_do_not_overlap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

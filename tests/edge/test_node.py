@@ -332,7 +332,6 @@ def test_a_sample_that_breaks_the_graph_is_set_aside(
 
 @pytest.mark.parametrize("at", [0, 2, 7])
 def test_a_sample_that_breaks_an_evaluation_is_set_aside(world: World, monkeypatch, at) -> None:
-    """Of held-out ones, or of those that were labelled just now."""
     node = add_with_source(world, monkeypatch) if at else world.add("ada")
     bad = node.data.feed.source.x[at] if at else node.data.held_out.batch(np.array([0]))["x"][0]
     predict = Inference.predict

@@ -144,12 +144,11 @@ def test_a_member_signs_no_authority_in_the_name_of_another(keyed: Any, tmp_path
     (tmp_path / "chain.pem").write_bytes(chain)
     caller = ssl._create_unverified_context()
     caller.load_cert_chain(tmp_path / "chain.pem")
-    server = tls.context(own, [member, other], is_server=True)
     near, far = socket.socketpair()
     with ThreadPoolExecutor() as pool:
         pool.submit(caller.wrap_socket, near)
         with pytest.raises(ssl.SSLCertVerificationError, match="path length"):
-            server.wrap_socket(far, server_side=True)
+            tls.context(own, [member, other], is_server=True).wrap_socket(far, server_side=True)
 
 
 def test_strange_bytes_on_a_port_do_nothing_and_the_ranks_still_meet(

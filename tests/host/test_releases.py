@@ -133,6 +133,7 @@ def test_a_bad_canary_withdraws_it_with_the_reason(host: Host) -> None:
     host.put(3)
     assert "version 3 of tiny is published" in host.publisher.take_new()
     assert host.stage == "on trial"
+    assert sorted(path.name for path in host.folder.iterdir() if path.is_dir()) == ["3"]
 
 
 @pytest.mark.parametrize("missing", [0, 1])
@@ -145,8 +146,7 @@ def test_a_board_that_missed_a_release_gets_the_next_one_whole(host: Host, missi
     assert host.stage == "active"
     host.put(3)
     host.publisher.take_new()
-    files = read_object((host.folder / OBJECT).read_bytes())[2]
-    assert (b"" not in files) == bool(missing)
+    assert (b"" not in read_object((host.folder / OBJECT).read_bytes())[2]) == bool(missing)
 
 
 def test_a_kill_goes_on_where_it_was(host: Host) -> None:

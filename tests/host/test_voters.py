@@ -207,6 +207,16 @@ def test_what_a_lying_voter_says_ends_no_host(seat: tuple[Council, Keyring]) -> 
     assert council.version == 0
 
 
+def test_a_full_disk_ends_a_voter(seat: tuple[Council, Keyring], monkeypatch: Any) -> None:
+    council, _ = seat
+    broker = Broker()
+    council.bus, other = broker.bus(), broker.bus()
+    other.send(Matter.AGREEMENT, b"")
+    monkeypatch.setattr(Council, "_receive", Mock(side_effect=OSError("no room")))
+    with pytest.raises(OSError, match="no room"):
+        council.turn(1.0)
+
+
 def test_a_voter_that_led_forgets_what_only_it_knows(tmp_path: Path) -> None:
     state = StateFile(tmp_path)
     state.open()

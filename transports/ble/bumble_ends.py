@@ -47,7 +47,12 @@ async def open_device(hci: str, address: str) -> Device:
     """
     transport = await open_transport(hci)
     device = Device.with_hci(address, Address(address), transport.source, transport.sink)
-    await device.power_on()
+    try:
+        async with _bumble_errors("switching the controller on", CONNECT_S):
+            await device.power_on()
+    except BaseException:
+        await transport.close()  # else it would keep the next attempt out
+        raise
     return device
 
 
@@ -155,7 +160,7 @@ class BumbleBridge(_BumbleEnd):
         self._ended = ""
         self._arrived.clear()
         self._subscribed.clear()
-        async with _bumble_errors("advertising"):
+        async with _bumble_errors("advertising", CONNECT_S):
             if self._device is None:
                 self._device = await self._prepared()
             await self._device.start_advertising(
@@ -182,7 +187,7 @@ class BumbleBridge(_BumbleEnd):
         self._on_disconnect = None
         await self._hang_up()
         if self._device is not None:
-            async with _bumble_errors("ending to advertise"):
+            async with _bumble_errors("ending to advertise", CONNECT_S):
                 await self._device.stop_advertising()
 
     async def _prepared(self) -> Device:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from ternmesh_service.control_socket import ControlError
 from ternmesh_service.status import ask_status
 from ternmesh_store.state_file import StateFile
 from tests.faulty import Faults, FaultyTransport
-from transports.base import ALL, HOST, Arrival, NotConnected, Transport
+from transports.base import ALL, HOST, Arrival, NameTaken, NotConnected, Transport
 from transports.mqtt.embedded_broker import EmbeddedBroker
 from transports.reliable import ReliableTransport
 from transports.serial_lora.emulator.radios import EmulatedRadios, new_modem
@@ -289,13 +290,15 @@ class Neighbourhood:
         return {board: len(login.sent) for board, login in self.logins.items()}
 
 
-def test_a_board_whose_login_is_refused_holds_up_nobody() -> None:
+def test_a_board_whose_login_is_refused_holds_up_nobody(monkeypatch) -> None:
     """Whoever reaches the radio may speak in its name, for its seals are opened by the host."""
-    near = Neighbourhood(thief=False, ada=True, bo=True)
+    near = Neighbourhood(taken=False, thief=False, ada=True, bo=True)
+    taken = Mock(side_effect=NameTaken("it is on the network itself"))
+    monkeypatch.setattr(near.logins["taken"], "receive", taken)
     for board, count in (("thief", 3), ("ada", 5), ("bo", 5)):
         near.say(board, count)
     near.turn()
-    assert near.sent() == {"thief": 0, "ada": 5, "bo": 5}
+    assert near.sent() == {"taken": 0, "thief": 0, "ada": 5, "bo": 5}
     near.logins["thief"].connected = True
     near.turn()
     assert [frame for _, (frame,) in near.logins["thief"].sent] == frames(3, size=100)

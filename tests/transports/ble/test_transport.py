@@ -1,5 +1,6 @@
 import asyncio
 import random
+import socket
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -11,6 +12,7 @@ from tests.virtual_ble import VirtualBle
 from transports.base import HOST
 from transports.ble import bumble_ends
 from transports.ble.config import BleSettings
+from transports.ble.gatt import GattError
 from transports.ble.transport import BleTransport
 from transports.ble.values import DATA_OVERHEAD, WINDOW, BleHello, decode, encode
 
@@ -137,6 +139,18 @@ def test_a_board_that_greets_at_once_is_heard(eventually) -> None:
     assert isinstance(answer, BleHello)
     assert (answer.answer, answer.session, host.connected) == (True, 7, True)
     host.close()
+
+
+def test_a_mute_controller_is_told_and_let_go(monkeypatch) -> None:
+    monkeypatch.setattr(bumble_ends, "CONNECT_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        hci = f"tcp-client:127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(GattError, match=r"the controller on took more than 0\.05 s"):
+            asyncio.run(bumble_ends.open_device(hci, "F0:F1:F2:F3:F4:05"))
+        controller, _ = server.accept()
+        with controller:
+            while controller.recv(100):
+                pass
 
 
 def test_strangers_are_left_with_a_sentence(eventually, monkeypatch) -> None:
