@@ -57,7 +57,7 @@ NOTES = (
     "where no packet of either node was usable is one sent again; frames down are not dropped",
     "float: LoRA r = 8, alpha = 16 on q, k, v, o, whole adapters averaged; 10kb: LoRA r = 4 "
     "(74,883 numbers); 1600b: one vector of 36,000 read as that LoRA; all train the head",
-    "another processor rounds otherwise: it moved a seed's accuracy by up to 0.2 points",
+    "what rounds otherwise (another processor, a clipped update) moves a seed by up to 0.4 points",
     "keys: the 1.6 kB arm again with seals and signatures; points_apart is the largest difference "
     "of its accuracy from that without, seed by seed",
 )
