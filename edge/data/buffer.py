@@ -65,6 +65,28 @@ class ReplayCounters:
     outdated: int = 0  # samples of both kinds that were older than `keep_s`
 
 
+class WallClock:
+    """Seconds since 1970, by a clock that may be set by an hour or more."""
+
+    def __init__(self, clock: Callable[[], float], monotonic: Callable[[], float]) -> None:
+        self._clock = clock
+        self._monotonic = monotonic
+        self._began_s = clock()  # or when it was set
+        self._offset_s = self._began_s - monotonic()
+
+    def __call__(self) -> float:
+        return self._clock()
+
+    def wrong_since(self) -> float | None:
+        """Where it was set since the last call, the time from which on it was wrong."""
+        now, began_s = self._clock(), self._began_s
+        offset_s = now - self._monotonic()
+        if abs(offset_s - self._offset_s) <= EXPIRE_S:
+            return None
+        self._began_s, self._offset_s = now, offset_s
+        return began_s
+
+
 class ReplayBuffer:
     """Samples with a label, and samples that wait for one, in `database`.
 
@@ -91,10 +113,7 @@ class ReplayBuffer:
         self.certainty: Certainty | None = None
         self.package = tail
         self.keep_s = 0.0  # the age at which samples are deleted; 0: no limit
-        self._clock = clock  # seconds since 1970
-        self._monotonic = monotonic
-        self._offset_s = 0.0  # between these clocks
-        self._timed_before = 0  # ids up to this one had their times before the clock was set
+        self._clock = WallClock(clock, monotonic)
         self._expired_at = 0.0
         self._inputs = input_specs(tail)
         self._raw = input_specs(outside) if package.front else ()
@@ -149,7 +168,6 @@ class ReplayBuffer:
         self._relabelled = {row for row, _, had_label, _ in waiting if had_label}
         self._waiting = {row: 0.0 if had else certainty for row, certainty, had, _ in waiting}
         self._id = self._database.rows("SELECT COALESCE(MAX(id), 0) FROM replay_sample")[0][0]
-        self._offset_s, self._timed_before = self._clock() - self._monotonic(), self._id
         self._trim()  # the settings may allow less than before
         self._database.commit()
 
@@ -172,11 +190,9 @@ class ReplayBuffer:
             self._take(item, certainties)
         self._trim()
         now = self._clock()
-        offset_s = now - self._monotonic()
-        if abs(offset_s - self._offset_s) > EXPIRE_S:  # the clock was set: it was wrong till now
-            sql = "UPDATE replay_sample SET added_at = 0 WHERE id > ?"
-            self._database.write(sql, self._timed_before)
-            self._offset_s, self._timed_before = offset_s, self._id
+        if (wrong_since := self._clock.wrong_since()) is not None:
+            sql = "UPDATE replay_sample SET added_at = 0 WHERE added_at >= ?"
+            self._database.write(sql, int(wrong_since))
         if self.keep_s and abs(now - self._expired_at) >= EXPIRE_S:
             self._expired_at = now
             self.counters.outdated += self._delete(self.older_than(self.keep_s))

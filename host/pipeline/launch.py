@@ -79,7 +79,7 @@ class Ranks:
         self._own = own_ranks(config, host)
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._restarts = 0  # since the newest checkpoint
-        self._was_saved = self._saved()  # before the newest start
+        self._was_saved: list[str] = []  # before the newest start
         self._read = 0  # bytes of the progress file that have been read
 
     @property
@@ -96,6 +96,7 @@ class Ranks:
         progress = self._config.folder / PROGRESS
         self._read = progress.stat().st_size if progress.exists() else 0
         self.log.write_bytes(b"")
+        self._was_saved = self._saved()
         self._start()
 
     def reports(self, stop: threading.Event) -> Iterator[dict[str, Any]]:

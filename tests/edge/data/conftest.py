@@ -1,7 +1,6 @@
 """A state file, buffers in it, and what their control socket answers."""
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,10 +27,10 @@ def state(tmp_path: Path) -> Iterator[StateFile]:
 def new_buffer(state: StateFile) -> NewBuffer:
     """A function that loads a buffer, as a new process would."""
 
-    def make(package: ModelPackage, samples_max: int = 100, clock: Any = time.time) -> ReplayBuffer:
+    def make(package: ModelPackage, samples_max: int = 100, *clocks: Any) -> ReplayBuffer:
         state.close()
         state.open()
-        made = ReplayBuffer(state, package, samples_max, 1 << 30, clock, clock)
+        made = ReplayBuffer(state, package, samples_max, 1 << 30, *clocks)
         made.load()
         return made
 

@@ -34,7 +34,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def buffer(classes: ModelPackage, clock: Clock, new_buffer: NewBuffer) -> ReplayBuffer:
-    return new_buffer(classes, 4, clock)
+    return new_buffer(classes, 4, clock, clock)
 
 
 def sample(name: str, value: float = 0.0) -> Sample:
@@ -144,11 +144,12 @@ def test_old_samples_are_deleted_and_an_unset_clock_goes_by_order(buffer, clock)
     assert (buffer.counters.outdated, len(buffer), buffer.waiting) == (2, 1, 1)
 
 
-def test_what_came_just_before_the_clock_was_set_is_not_old(buffer, clock) -> None:
-    buffer.keep_s, clock.now = 30 * DAY_S, CLOCK_SET + DAY_S
-    buffer.add([sample("before the start")])
-    buffer._monotonic = lambda: 0.0  # all else that the clock goes on is set by somebody
-    buffer.load()
+def test_what_came_just_before_the_clock_was_set_is_not_old(classes, new_buffer, clock) -> None:
+    clock.now = CLOCK_SET + DAY_S
+    new_buffer(classes, 4, clock, clock).add([sample("before the start")])
+    clock.now += 1.0
+    buffer = new_buffer(classes, 4, clock, lambda: 0.0)  # it is set where it goes on
+    buffer.keep_s = 30 * DAY_S
     buffer.add([sample("fresh")])
     clock.now += 40 * DAY_S
     buffer.add([])
