@@ -40,7 +40,6 @@ SPEED_STEPS, AT_ONCE_GPU = 30, 7
 TABLE_STD, GAP_MAX = 0.02, "<=0.10"
 AIMED = "resbm_8x_8bit"
 
-
 NOTES = (
     f"eight layers in {STAGES} stages, in one process; 8x: an eighth of the width; bytes of books "
     "at width 128; at 512 and 1024 Python sources of installed packages",
@@ -140,9 +139,10 @@ def one_seed(rate: float) -> tuple[Run, ...]:
     return tuple(Run(name, MUON, rate, 1) for name in (*UNCOMPRESSED, TWO_LAYERS, AIMED))
 
 
+FOUR_SEEDS = tuple(replace(run, seeds=4) for run in runs(3e-3, 2e-3, is_long=False))
 EXTENTS = {
     "quick": Extent(Shape(256, 32, 8, 2, 16), 10, 8, "cpu", one_seed(3e-3)),
-    "w128": Extent(Shape(256, 128, 8, 4, 64), 440, 16, "cpu", runs(3e-3, 2e-3, is_long=False)),
+    "w128": Extent(Shape(256, 128, 8, 4, 64), 440, 16, "cpu", FOUR_SEEDS),
     "w512": Extent(
         Shape(VOCABULARY, 512, 8, 8, 256), 2000, 32, "cuda", runs(3e-3, 1e-3, is_long=True)
     ),
@@ -378,7 +378,7 @@ def tokens_to(curve: Sequence[Sequence[float]], loss: float) -> float:
 
 
 def _mean(rows: Sequence[Mapping[str, Any]], key: str) -> float:
-    """The mean over the first two seeds, which all runs have."""
+    """The mean over the first two seeds, which all of a GPU's runs have."""
     mean = float(np.mean([row[key] for row in rows[:2]]))
     return mean if math.isfinite(mean) else math.inf
 
