@@ -6,7 +6,7 @@ from ternmesh_cli import keys, process
 from ternmesh_service.backup import make_backup, restore_backup
 from ternmesh_service.control_socket import BACKUP, ControlError
 from ternmesh_store.database import StoreError
-from ternmesh_store.state_file import StateFile
+from ternmesh_store.state_file import STATE, StateFile
 
 
 def add_backup_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,6 +40,9 @@ def run_backup(arguments: argparse.Namespace) -> int:
             answer = {BACKUP: make_backup(state, end.security.path(end.folder), out)}
         finally:
             state.close()
+    elif not (out / STATE).exists():
+        what = f"{end.name} runs as a unit with a /tmp of its own, where its copy is lost"
+        raise ControlError(f"{out} is not there: {what}; name a folder in {end.folder}")
     print(f"{out} holds {' and '.join(answer[BACKUP])} of {end.name}")
     return 0
 

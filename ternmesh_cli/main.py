@@ -61,7 +61,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config = getattr(options, "config", None)
         os.environ[commands.CONFIG] = str(config) if isinstance(config, Path) else ""
         run: Run = options.run
-        return run(options)
+        try:
+            return run(options)
+        finally:
+            if os.geteuid() == 0 and commands.kinds_of(arguments) and isinstance(config, Path):
+                import_module("ternmesh_cli.setup").give_state(config)
     except ConfigError as error:
         return _complain(error, ExitCode.MISUSED)
     except NameTaken as error:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ternmesh.config import ConfigError, read_toml
 from ternmesh.errors import TernmeshError
@@ -28,7 +29,7 @@ from ternmesh_store.state_file import StateFile
 USER = "ternmesh"  # whom the units run as
 STATE = Path("/var/lib/ternmesh")
 SYSTEMD, UNITS = Path("/run/systemd/system"), Path("/etc/systemd/system")
-SERIAL = "20-serial.conf"  # what a unit with a radio needs; beside the package or in a checkout
+SERIAL, SOUND = "20-serial.conf", "20-sound.conf"  # beside the package or in a checkout
 DROP_INS = (
     Path("/usr/share/doc/ternmesh/examples/drop-ins"),
     Path(__file__).parents[1] / "packaging/systemd/drop-ins",
@@ -115,8 +116,8 @@ def run(arguments: argparse.Namespace) -> int:
     elif user is None or path.name != f"{kind}.toml" or not SYSTEMD.is_dir():
         print(f"start it     {commands.program()} {kind} --config {shlex.quote(str(path))}")
     else:
-        if "serial" in keys.read_end(path).get("link", {}):
-            place_drop_in(UNITS, f"ternmesh-{kind}")
+        for drop_in in drop_ins(keys.read_end(path)):
+            place_drop_in(UNITS, f"ternmesh-{kind}", drop_in)
             _systemctl("daemon-reload")
         _systemctl("enable", "--now", f"ternmesh-{kind}")
         print(f"started      ternmesh-{kind}; look: ternmesh status --config {path}")
@@ -223,6 +224,16 @@ def service_user(path: Path) -> pwd.struct_passwd | None:
         return None
 
 
+def give_state(path: Path) -> None:
+    """What root has written in the state folder of a unit then belongs to its user."""
+    if (user := service_user(path)) is None:
+        return
+    for _, folders, files, number in os.fwalk(keys.read(path).folder):
+        for name in (*folders, *files):
+            if os.stat(name, dir_fd=number, follow_symlinks=False).st_uid == 0:
+                os.chown(name, user.pw_uid, user.pw_gid, dir_fd=number, follow_symlinks=False)
+
+
 @contextmanager
 def acting_as(user: pwd.struct_passwd | None) -> Iterator[None]:
     """What is written meanwhile belongs to `user`, as does what the service writes."""
@@ -251,13 +262,20 @@ def _systemctl(*words: str) -> None:
         ) from error
 
 
-def place_drop_in(units: Path, unit: str) -> None:
-    """Let a unit use serial ports; TernmeshError where the drop-in for that is not found."""
-    target = units / f"{unit}.service.d" / SERIAL
+def drop_ins(settings: Mapping[str, Any]) -> list[str]:
+    """What a unit with these settings needs to use serial ports or a microphone."""
+    source = settings.get("data", {}).get("source")
+    is_serial = "serial" in settings.get("link", {}) or source == "serial"
+    return [*([SERIAL] if is_serial else []), *([SOUND] if source == "microphone" else [])]
+
+
+def place_drop_in(units: Path, unit: str, name: str) -> None:
+    """Let a unit use devices; TernmeshError where the drop-in for that is not found."""
+    target = units / f"{unit}.service.d" / name
     if target.exists():
         return
-    source = next((folder / SERIAL for folder in DROP_INS if (folder / SERIAL).exists()), None)
+    source = next((folder / name for folder in DROP_INS if (folder / name).exists()), None)
     if source is None:
-        raise TernmeshError(f"{SERIAL} is not found: docs/service.md says where to copy it to")
+        raise TernmeshError(f"{name} is not found: docs/service.md says where to copy it to")
     target.parent.mkdir(parents=True, exist_ok=True)
     replace_file(target, source.read_bytes())

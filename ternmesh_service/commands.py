@@ -41,7 +41,8 @@ def found(kinds: Sequence[str]) -> list[Path]:
     """The settings of these kinds that lie here, or else in `SETTINGS`; root's the other way."""
     folders = (Path(), SETTINGS) if os.geteuid() else (SETTINGS, Path())
     paths = ([folder / f"{kind}.toml" for kind in kinds] for folder in folders)
-    there = ([path for path in group if path.exists()] for group in paths)
+    # os.path: a folder that this user may not read has none
+    there = ([path for path in group if os.path.exists(path)] for group in paths)
     return next(filter(None, there), [])
 
 

@@ -14,7 +14,11 @@ from ternmesh_service.status import LiveStatus
 from ternmesh_store.files import open_regular
 
 NULS_S, NULS = 0.5, bytes(1 << 20)  # in one poll; at once
-KNOWN = 4096  # bytes before our place, by which we see that the file was written anew
+# Bytes before our place, by which we see that the file was written anew: more than are not taken.
+KNOWN = 2 * READ_MAX
+# Where this process left a file, and what it knew of it: a new release or an import opens its
+# sources anew, and a share may be away for a moment.
+_left: dict[Path, tuple[int, bytes]] = {}
 
 
 class CsvSource(RowSource):
@@ -40,10 +44,15 @@ class CsvSource(RowSource):
         return not self._is_at_end or bool(self._waiting)
 
     def close(self) -> None:
+        if self._is_open and self._file is not None:
+            unread = b"".join([*(line + b"\n" for line in self._waiting), self._splitter.partial])
+            known = self._known[: len(self._known) - len(unread)]
+            _left[self._path] = self._file.tell() - len(unread), known
         super().close()
         if self._file is not None:
             self._file.close()
         self._file = None
+        self._waiting.clear()
 
     def status(self) -> LiveStatus:
         unread = os.fstat(file.fileno()).st_size - file.tell() if (file := self._file) else 0
@@ -53,6 +62,10 @@ class CsvSource(RowSource):
         self._passes_over &= self._path.exists()  # all rows of a file that comes later are new
         self._file = open_regular(self._path)
         end = os.fstat(self._file.fileno()).st_size if self._passes_over else 0
+        at, known = _left.get(self._path, (0, b""))
+        is_known = os.pread(self._file.fileno(), len(known), at - len(known)) == known
+        if known and is_known and not self._from_start:
+            end = at
         head = self._file.readline(LINE_MAX)
         self.mapper.reader.begin(head, str(self._path))
         if b"sep=" in head[:8].lower():  # the names are in the next line

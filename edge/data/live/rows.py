@@ -43,20 +43,20 @@ class LineSplitter:
     def __init__(self, left_out: LeftOut, *, skips: bool) -> None:
         self._left_out = left_out
         self._skips = skips
-        self._partial = b""
+        self.partial = b""  # the line that has not ended
 
     def take(self, data: bytes) -> list[bytes]:
         """The lines that `data` ends, without their ends."""
-        *lines, self._partial = (self._partial + data).split(b"\n")
+        *lines, self.partial = (self.partial + data).split(b"\n")
         if self._skips and lines:
             del lines[0]
             self._skips = False
-        if len(self._partial) > LINE_MAX:
+        if len(self.partial) > LINE_MAX:
             if not self._skips:
                 self._left_out.add(f"line over {LINE_MAX} bytes")
             self._skips = True
         if self._skips:
-            self._partial = b""
+            self.partial = b""
         return lines
 
 

@@ -106,6 +106,23 @@ def test_nuls_of_a_power_cut_are_skipped_at_once(csv, is_replaced) -> None:
     assert source.status().left_out["run of NUL bytes, as a power cut leaves them"] == 1
 
 
+def test_a_file_goes_on_where_this_process_left_it(csv) -> None:
+    path, source = csv(rate_max=1.0)
+    source.poll(0.0)
+    add(path, "3,4\n5,6\n7,")
+    assert keys(source.poll(1.0)) == [[3.0, 4.0]]  # the next one waits
+    source.close()
+    add(path, "8\n")
+    _, opened_anew = csv(None)
+    assert keys(opened_anew.poll(2.0)) == [[5.0, 6.0], [7.0, 8.0]]
+    path.rename(path.with_suffix(".away"))
+    with pytest.raises(FileNotFoundError):
+        opened_anew.poll(3.0)
+    path.with_suffix(".away").rename(path)
+    add(path, "9,0\n")
+    assert keys(opened_anew.poll(99.0)) == [[9.0, 0.0]]
+
+
 def test_many_rows_wait_for_rate_max(csv) -> None:
     path, source = csv(rate_max=5.0)
     source.poll(0.0)
