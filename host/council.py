@@ -9,6 +9,7 @@ Version 1 of the agreement is the global update after `base`, the version of the
 voters.
 """
 
+import hashlib
 import logging
 import os
 import struct
@@ -25,6 +26,7 @@ from ternmesh.errors import WireError
 from ternmesh.federated import events
 from ternmesh.federated.agreement import events as asked
 from ternmesh.federated.agreement.messages import (
+    SIGNATURE_SIZE,
     Commit,
     check_certificate,
     parse_certificate,
@@ -46,7 +48,7 @@ from ternmesh.federated.replica import (
 from ternmesh.security.authenticator import KeyedAuthenticator
 from ternmesh.security.membership import write_fleet
 from ternmesh.timers import RateLimiter
-from ternmesh.wire.control import read_cbor
+from ternmesh.wire.control import read_cbor, read_plain
 from ternmesh.wire.global_update import Certificate, split_certificate
 from ternmesh_service.keyring import Keyring
 from ternmesh_service.status import AgreementStatus
@@ -64,7 +66,8 @@ ANSWER_S = 8.0  # to wait for the host that leads
 TURN_S = 0.02  # between two looks for its answer
 PATIENCE = 10  # signs of life that a voter may miss until it counts as away
 
-HERE = struct.Struct("<BI")  # the index of a voter, and the number of its list of members
+# The index of a voter, the number and hash of its list of members, and how requests to it begin
+HERE = struct.Struct("<BI4s8s")
 
 _log = logging.getLogger(__name__)
 
@@ -103,6 +106,8 @@ class Council:
     requests: deque[tuple[bytes, dict[str, Any]]] = field(
         default_factory=lambda: deque(maxlen=REQUESTS_MAX)
     )
+    _nonce: bytes = b""  # of the next request: who repeats an old one has another
+    _nonces: dict[int, bytes] = field(default_factory=dict)  # of the other voters
     _answers: dict[bytes, dict[str, Any]] = field(default_factory=dict)  # that `pass_on` waits for
     _newest_members: int = -1  # the number of a list that another one has, and the owner was told
     _is_doubtful: bool = False  # the leader's state is another than this one
@@ -134,10 +139,12 @@ class Council:
     def _members(self) -> int:
         return self.keyring.member_list.number
 
-    def start(self, now: float, proposal: bytes = b"") -> None:
-        """Begin, or go on after a restart, with the proposal that was kept."""
-        if proposal:
-            self._keep_proposal(proposal)
+    def start(self, now: float, kept: bytes = b"") -> None:
+        """Begin, or go on after a restart, with the proposals that were kept."""
+        self._nonce = os.urandom(NAME_SIZE)
+        for data in read_plain(kept) if kept else ():
+            if type(data) is bytes:  # else the file is of an older version
+                self._keep_proposal(data)
         decided = self.voter.decided
         if decided is not None and self.base + decided.version > self.version:
             self._decided.append((decided.version, decided.digest))
@@ -154,7 +161,8 @@ class Council:
                 _log.debug("a message of a voter is refused: %r", error)
         if now >= self._alive_at:
             self._alive_at = now + self.alive_s
-            self.bus.send(Matter.HERE, HERE.pack(self.voter.index, self._members))
+            here = self.voter.index, self._members, self._list_hash(), self._nonce
+            self.bus.send(Matter.HERE, HERE.pack(*here))
         self._do(self.voter.tick(now))
         for digest, version in [*self._to_judge.items()][-TO_JUDGE_MAX:]:
             if self.base + version <= self.version:
@@ -211,7 +219,8 @@ class Council:
 
     def pass_on(self, request: Mapping[str, Any], clock: Callable[[], float]) -> dict[str, Any]:
         """The answer of the host that leads to an owner's request; `turn` goes on meanwhile."""
-        name = os.urandom(NAME_SIZE)
+        leader = self.voter.voters.leader(self.voter.term)
+        name = self._nonces.get(leader, b"") + os.urandom(NAME_SIZE)
         self.bus.send(Matter.REQUEST, cbor2.dumps([name, dict(request)]))
         self._answers[name], until = {}, clock() + ANSWER_S
         while not self._answers[name] and clock() < until:
@@ -263,7 +272,7 @@ class Council:
             return
         take_over(host, again)
         data = write_proposal(replace(item, state=state, made=made_by(again, stored.state)))
-        self.keep_proposal(data)
+        self._store_proposal(data)
         self._own = self._keep_proposal(data)
         self._proposed_at = now
         self._made[self._own] = host
@@ -278,8 +287,12 @@ class Council:
             case Matter.AGREEMENT:
                 self._do(self.voter.receive(body, now))
             case Matter.HERE:
-                index, members = HERE.unpack(body)
-                self.heard[index] = now
+                # An older version tells no more than the first two.
+                index, members, found, nonce = HERE.unpack(body.ljust(HERE.size, b"\0"))
+                self.heard[index], self._nonces[index] = now, nonce
+                is_other = members == self._members and found not in (self._list_hash(), bytes(4))
+                if is_other and self.host is None and not self.bears_liars:
+                    self._want_copy(now, members - 1)  # two leaders have changed it
                 if members > max(self._members, self._newest_members):
                     self._want_members(members, now)
             case Matter.PROPOSAL_WANTED:
@@ -289,24 +302,25 @@ class Council:
                 read_proposal(body)
                 self._keep_proposal(body)
             case Matter.SIGNED:
-                version, rows = cbor2.loads(body)
+                version, rows = read_plain(body)
                 self._take_rows(version, {(index, signature) for index, signature in rows}, now)
             case Matter.REQUEST if self.host is not None:
-                name, request = cbor2.loads(body)
-                if type(name) is not bytes or len(name) != NAME_SIZE:
-                    raise WireError("agreement", "a request has a name of eight bytes")
+                name, request = read_plain(body)
+                if name[:NAME_SIZE] != self._nonce or len(name) != 2 * NAME_SIZE:
+                    raise WireError("agreement", "a request is an older one that was repeated")
+                self._nonce, self._alive_at = os.urandom(NAME_SIZE), now
                 self.requests.append((name, dict(request)))
             case Matter.ANSWER:
-                name, answer = cbor2.loads(body)
+                name, answer = read_plain(body)
                 if name in self._answers:
                     self._answers[name] = dict(answer)
             case Matter.COPY_WANTED:
-                version, members = cbor2.loads(body)
+                version, members = read_plain(body)
                 is_behind = version < self.version or members < self._members
                 if is_behind and self._copies.allow("give", now):
                     self._give_copy()
             case Matter.COPY:
-                self._take_copy(*cbor2.loads(body))
+                self._take_copy(*read_plain(body))
 
     def _keep_proposal(self, data: bytes) -> bytes:
         digest = proposal_hash(data)
@@ -318,6 +332,12 @@ class Council:
         for oldest in others[:-KEPT]:
             del self._proposals[oldest]
         return digest
+
+    def _store_proposal(self, data: bytes) -> None:
+        """Put it on disk, beside that of the newest decision, which proves a copy."""
+        decided = self.voter.decided
+        before = self._proposals.get(decided.digest, data) if decided else data
+        self.keep_proposal(cbor2.dumps([*{data, before}]))
 
     def _take_rows(self, version: int, rows: set[tuple[int, bytes]], now: float) -> None:
         """Keep signatures, or give those of a global update that is newest only elsewhere."""
@@ -331,6 +351,10 @@ class Council:
             if known and self._limits.allow(f"sign {version}", now):
                 certificate = split_certificate(known)[1]
                 self.bus.send(Matter.SIGNED, cbor2.dumps([version, certificate]))
+
+    def _list_hash(self) -> bytes:
+        fleet = write_fleet(self.keyring.own, self.keyring.member_list.state)
+        return hashlib.sha256(fleet[:-SIGNATURE_SIZE]).digest()[:4]
 
     def _give_copy(self) -> None:
         """Tell the list of members and, where it can be proved, all that this voter has."""
@@ -350,10 +374,12 @@ class Council:
     ) -> None:
         """Go on from what another voter has, where this one does not lead and is behind."""
         own = self.version - self._is_doubtful
-        if self.host is not None or (version, members) <= (own, self._members):
+        if self.host is not None or (version, members) < (own, self._members):
             return
-        if not self.bears_liars:
-            self.keyring.learn(fleet)
+        had = self._members
+        if not self.bears_liars and self.keyring.learn(fleet) and members == had:
+            self.keyring.member_list.renumber()  # it is another one than either voter had
+            self.keyring.keep_member_list()
         if version > own:
             found = read_copy(data, self.model_hash, self.base)
             if found.state.version != version:
@@ -361,7 +387,7 @@ class Council:
             self.check_copy(found)
             if version > self.base:
                 self._check_decided(version, made_hash(found.state), proposal, proof)
-                self.keep_proposal(proposal)
+                self._store_proposal(proposal)
             self._is_doubtful = False
             self.store.take_copy(data)
             self.store.forget_open_round()  # nobody has decided that, nor who is muted
@@ -436,7 +462,7 @@ class Council:
             self._is_doubtful = False
             if made_by(made, stored.state) != item.made:
                 raise WireError("agreement", "the same updates make another one here")
-            self.keep_proposal(data)
+            self._store_proposal(data)
             self._made[digest] = made
             is_valid = True
         except (StoreError, OSError):
@@ -470,10 +496,10 @@ class Council:
         elif self.host is None:
             self._want_copy(now)
 
-    def _want_copy(self, now: float) -> None:
+    def _want_copy(self, now: float, members: int | None = None) -> None:
         if self._limits.allow("want a copy", now):
-            version = self.version - self._is_doubtful
-            self.bus.send(Matter.COPY_WANTED, cbor2.dumps([version, self._members]))
+            wanted = self.version - self._is_doubtful, self._members if members is None else members
+            self.bus.send(Matter.COPY_WANTED, cbor2.dumps(wanted))
 
     def _apply(self, version: int, digest: bytes, now: float) -> bool:
         """Take a decided global update as the newest; False while something for it is missing."""

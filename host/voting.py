@@ -13,7 +13,7 @@ import numpy as np
 
 from host.config import AgreementConfig, HostConfig, read_seats
 from host.council import Council
-from host.voter_bus import PART_MAX, VoterBus
+from host.voter_bus import PART_MAX, PARTS_MAX, VoterBus
 from ternmesh.config import ConfigError
 from ternmesh.errors import SecurityError, StateError, WireError
 from ternmesh.federated.agreement.terms import VoterSettings
@@ -111,7 +111,7 @@ class Voting:
             for client in clients:
                 client.open()
                 stack.callback(client.close)
-            council.start(time.monotonic(), _read(folder / PROPOSAL, PROPOSED_MAX))
+            council.start(time.monotonic(), _read(folder / PROPOSAL, 3 * PROPOSED_MAX))
             yield council
 
     def _base(self, version: int) -> int:
@@ -201,8 +201,9 @@ def _read(path: Path, size_max: int) -> bytes:
 
 
 def _client(config: LinkConfig, topic: str) -> TopicClient:
-    own = {"topics": (topic,), "payload_max": 2 * PART_MAX, "arrivals_max": ARRIVALS_MAX}
-    return TopicClient(same_broker(link_settings(config, HOST), **own))
+    # A copy of a run is written faster than a link carries its parts.
+    limits = {"payload_max": 2 * PART_MAX, "arrivals_max": ARRIVALS_MAX, "queue_max": PARTS_MAX}
+    return TopicClient(same_broker(link_settings(config, HOST), topics=(topic,), **limits))
 
 
 def as_leader(stored: StoredRun, council: Council) -> StoredRun:

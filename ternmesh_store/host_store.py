@@ -12,7 +12,7 @@ from ternmesh.federated.guard import KEPT_MAX
 from ternmesh.federated.management import BoardRecord
 from ternmesh.federated.state import HostState, Learned, RegisteredNode, new_host_state
 from ternmesh.plan import Plan, from_numbers, to_numbers
-from ternmesh.wire.control import Report, read_control, write_control
+from ternmesh.wire.control import Report, read_control, read_plain, write_control
 from ternmesh.wire.global_update import Counted
 from ternmesh_store.database import MEMORY, Database, StoreError
 from ternmesh_store.state_file import SCHEMA
@@ -186,7 +186,7 @@ class HostStore(Store):
 
         ValueError for anything else, and nothing is changed.
         """
-        found = cbor2.loads(data)
+        found = read_plain(data)
         if not isinstance(found, dict) or found.keys() != set(_COPIED):
             raise ValueError("no copy of a run")
         self._database.clear(*_COPIED)
@@ -458,5 +458,5 @@ def _read_reports(content: bytes) -> dict[str, tuple[float | None, float | None]
             None if loss < 0 else round(loss * LOSS_UNIT, 3),
             None if accuracy < 0 else round(accuracy * ACCURACY_UNIT, 4),
         )
-        for name, loss, accuracy in cbor2.loads(content)
+        for name, loss, accuracy in read_plain(content)
     }

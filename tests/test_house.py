@@ -74,6 +74,11 @@ def test_no_error_is_swallowed_in_silence(path: Path) -> None:
                 assert (named, reason) == (True, True), f"{line}: an error is swallowed"
 
 
+def test_cbor_is_read_in_one_place() -> None:  # which refuses tags: some cost hours
+    found = [name_of(path) for path in SOURCES if "cbor2.loads(" in path.read_text()]
+    assert [name for name in found if not name.startswith("bench")] == ["ternmesh/wire/control.py"]
+
+
 def test_tests_are_no_packages() -> None:
     assert not [name_of(path) for path in TESTS if path.name == "__init__.py"]
 

@@ -24,7 +24,7 @@ from ternmesh.federated.open_round import Count, OpenRound, UpdateReassembler
 from ternmesh.federated.robust import Update, Weighted, bound, mean_of, norm_max
 from ternmesh.plan import Plan
 from ternmesh.types import Vector
-from ternmesh.wire.control import NAME
+from ternmesh.wire.control import NAME, read_plain
 from ternmesh.wire.fragments import Reassembler
 from ternmesh.wire.frame import NODE_MAX
 from ternmesh.wire.global_update import Counted
@@ -113,7 +113,7 @@ def read_shown(data: bytes, dimension: int) -> Shown:
     try:
         if _START.unpack_from(data) != (AUDIT, len(data) - _START.size):
             raise ValueError("its length")
-        number, exponent, residual, *rows = cbor2.loads(data[_START.size :])
+        number, exponent, residual, *rows = read_plain(data[_START.size :])
         if type(number) is not int or type(exponent) is not int:  # int() of a decimal may not end
             raise ValueError("its numbers")
         boards = {address: (name, tuple(bodies)) for address, name, *bodies in rows}

@@ -28,6 +28,7 @@ from ternmesh.federated.reputation import Reputations
 from ternmesh.federated.robust import Update, Weighted, clipped, lower_median, mean_of
 from ternmesh.plan import Plan
 from ternmesh.types import Vector
+from ternmesh.wire.control import read_plain
 from ternmesh.wire.update import read_chunk
 
 KEPT_MAX = 16  # rounds
@@ -259,7 +260,7 @@ def newest_rounds(stored: Iterable[bytes]) -> list[bytes]:
 
 def _read_round(data: bytes) -> tuple[int, KeptRound]:
     """The oldest version that counts, and the round; ValueError or TypeError."""
-    oldest, version, residual, step, rows = cbor2.loads(data)
+    oldest, version, residual, step, rows = read_plain(data)
     updates = tuple(
         KeptUpdate(address, loss, weight, factor, tuple(bodies))
         for address, loss, weight, factor, bodies in rows

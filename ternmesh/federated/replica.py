@@ -22,6 +22,7 @@ from ternmesh.federated.open_round import check_round, round_of
 from ternmesh.federated.state import ChainLink, HostSettings, HostState, RegisteredNode, RunState
 from ternmesh.plan import Plan
 from ternmesh.security.authenticator import OPEN, SecurityLayer
+from ternmesh.wire.control import read_plain
 from ternmesh.wire.frame import NODE_MAX
 from ternmesh.wire.global_update import GlobalUpdate, hash_adapter, hash_global_update
 
@@ -59,7 +60,7 @@ def write_proposal(item: ProposedUpdate) -> bytes:
 def read_proposal(data: bytes) -> ProposedUpdate:
     """The proposal in exactly these bytes. Raises WireError."""
     try:
-        found: Any = cbor2.loads(data[:PROPOSED_MAX])
+        found: Any = read_plain(data[:PROPOSED_MAX])
         run, version, before, members, muted, returns_to, joined, bodies, state, made = found
         item = ProposedUpdate(
             run=run,

@@ -27,6 +27,7 @@ import numpy as np
 
 from ternmesh.exact import power
 from ternmesh.generator import derive_key
+from ternmesh.wire.control import read_plain
 
 LOWEST = 0.1  # the least reputation
 # Reasons of a low weight that an owner treats otherwise than the rest
@@ -337,7 +338,7 @@ class Reputations:
 def restored(data: bytes) -> Reputations:
     """What `stored` has returned; no bytes, or damaged ones, begin anew."""
     try:
-        first_loss, is_carried, usual, rows = cbor2.loads(data)
+        first_loss, is_carried, usual, rows = read_plain(data)
         standings = {int(row[0]): NodeStanding(*row[1:]) for row in rows}
     except (ValueError, TypeError, IndexError, cbor2.CBORDecodeError):
         return Reputations()

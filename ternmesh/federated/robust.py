@@ -39,6 +39,7 @@ from ternmesh.federated.rules import AggregationSettings, Context, Weights, chec
 from ternmesh.generator import derive_key, words
 from ternmesh.plan import Plan
 from ternmesh.types import Places, Vector
+from ternmesh.wire.control import read_plain
 
 SAMPLES_RATIO = 2.0  # the largest weight of a node, in medians; 1 until it is proven
 NORM_RATIO = 1.1  # the largest norm of an update, in medians of the round
@@ -329,7 +330,7 @@ Probe = tuple[int, int] | None  # a version, and the address of a node
 def _restored(data: bytes) -> tuple[Reputations, list[float], list[float], Probe]:
     """What `RobustAggregation.stored` has returned; no bytes, or damaged ones, begin anew."""
     try:
-        standings, norms, steps, *rest = cbor2.loads(data)  # at first without a probe
+        standings, norms, steps, *rest = read_plain(data)  # at first without a probe
         probe = None
         if rest and rest[0]:
             version, address = rest[0]

@@ -139,7 +139,7 @@ class MemberList:
         if known is None and len(self._members) >= MEMBERS_MAX:
             raise SecurityError(f"a fleet has at most {MEMBERS_MAX} members")
         self._members[public.name] = public
-        self._changed()
+        self.renumber()
         return True
 
     def follow_host(self, rotation: bytes, signers: Signers) -> bool:
@@ -151,7 +151,7 @@ class MemberList:
     def take_over(self, hosts: HostKeys) -> None:
         """On the host: its key has changed to the present one of `hosts`."""
         self.hosts = hosts
-        self._changed()
+        self.renumber()
 
     def revoke(self, name: str) -> None:
         """Revoke a member's key for ever. SecurityError."""
@@ -166,7 +166,7 @@ class MemberList:
                 "SECURITY.md)"
             )
         self._revoked.add(member.fingerprint)
-        self._changed()
+        self.renumber()
 
     def learn(self, data: bytes) -> bool:
         """On a gateway or board: add the content of the host's list (`write_fleet`). SecurityError.
@@ -193,7 +193,8 @@ class MemberList:
         if self.number < number <= self.number + CLAIM_JUMP_MAX:
             self._claimed = max(self._claimed, number)
 
-    def _changed(self) -> None:
+    def renumber(self) -> None:
+        """Give the list the next number, beyond those that boards have seen."""
         self.number = min(NUMBER_MAX, max(self.number, self._claimed) + 1)
 
     def owner_of(self, fingerprint: bytes) -> PublicIdentity:

@@ -190,6 +190,12 @@ def read_cbor(data: bytes) -> Any:
     return content
 
 
+def read_plain(data: bytes) -> Any:
+    """A value of any types from CBOR without tags, or CBORError or ValueError."""
+    # Some tags cost hours: a rational is reduced by the greatest divisor of two long numbers.
+    return cbor2.loads(data, tag_hook=_refuse_tag, semantic_decoders=_NO_TAGS)
+
+
 def _check_types(content: Any) -> None:
     if type(content) is tuple:
         for item in content:

@@ -17,7 +17,7 @@ from typing import Any
 import cbor2
 
 from ternmesh.errors import WireError
-from ternmesh.wire.control import read_cbor
+from ternmesh.wire.control import read_cbor, read_plain
 from ternmesh.wire.frame import NODE_MAX
 from ternmesh.wire.global_update import Counted, GlobalUpdate, plain_row, read_row
 from ternmesh.wire.update import ROOT_SIZE
@@ -136,7 +136,7 @@ class RoundRows:
 
 def restored(data: bytes) -> RoundRows:
     """What `stored` has returned. Raises ValueError or WireError."""
-    version, via, above, rows = cbor2.loads(data)
+    version, via, above, rows = read_plain(data)
     found = None if rows is None else tuple(read_row(tuple(row)) for row in rows)
     return RoundRows(version, tuple(via), tuple(map(_read_leaf, map(tuple, above))), found)
 

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import struct
 import tomllib
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -271,7 +272,7 @@ def test_no_voter_brings_members_where_voters_may_lie(  # R13.7-6
     fleet = write_fleet(keyring.own, trial.state)
     copy = cbor2.dumps([0, trial.number, fleet, b"", b"", b""])
     council.voter.voters = make_voters(bytes(12), NAMES, "bft")
-    here = council_module.HERE.pack(1, trial.number)
+    here = struct.pack("<BI", 1, trial.number)  # as an older version says it
     for matter, body in ((Matter.COPY, copy), (Matter.HERE, here)):
         other.send(matter, body)
     council.turn(1.0)
@@ -290,6 +291,30 @@ def test_no_voter_brings_members_where_voters_may_lie(  # R13.7-6
     assert keyring.member_list.number == 2
 
 
+def test_two_lists_of_one_number_become_the_next(  # R13.7-9
+    seat: tuple[Council, Keyring],
+) -> None:
+    council, keyring = seat
+    broker = Broker()
+    council.bus, other = broker.bus(), broker.bus()
+    numbers = bytes(range(65))
+    keys = ("ab", numbers[:64]), ("cd", numbers[1:])
+    boards = [make_identity(name, Role.NODE, key).public for name, key in keys]
+    mine = keyring.member_list
+    mine.enrol(boards[0])
+    theirs = MemberList(mine.state)
+    theirs.revoke("ab")
+    mine.enrol(boards[1])
+    other.send(Matter.HERE, council_module.HERE.pack(1, theirs.number, b"hash", bytes(8)))
+    council.turn(1.0)
+    wanted = [cbor2.loads(body) for matter, body in other.receive() if matter is Matter.COPY_WANTED]
+    assert wanted == [[0, theirs.number - 1]]
+    fleet = write_fleet(keyring.own, theirs.state)
+    other.send(Matter.COPY, cbor2.dumps([0, theirs.number, fleet, b"", b"", b""]))
+    council.turn(2.0)
+    assert (mine.number, [*mine.boards()]) == (theirs.number + 1, ["cd"])
+
+
 def leading(council: Council, keyring: Keyring) -> HostService:
     """The host of a voter that leads where one of four may lie."""
     council.voter.voters = make_voters(bytes(12), NAMES, "bft")
@@ -304,7 +329,7 @@ def leading(council: Council, keyring: Keyring) -> HostService:
     return service
 
 
-def test_no_voter_says_who_is_a_member_or_muted(
+def test_no_voter_says_who_is_a_member_or_muted(  # R13.7-8
     seat: tuple[Council, Keyring], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     council, keyring = seat
@@ -320,7 +345,10 @@ def test_no_voter_says_who_is_a_member_or_muted(
             {RETURN: 1},
         )
     ):
-        liar.send(Matter.REQUEST, cbor2.dumps([number.to_bytes(8, "big"), request]))
+        name = council._nonce + number.to_bytes(8, "big")
+        liar.send(Matter.REQUEST, cbor2.dumps([name, request]))
+        council.turn(1.0)
+        liar.send(Matter.REQUEST, cbor2.dumps([name, request]))  # again, by who has heard it
     council.turn(1.0)
     assert len(council.requests) == 4
     said: list[dict[str, Any]] = []

@@ -310,17 +310,20 @@ class Simulation:
         self.after(HEAL_S, self._heal)
         goal = None
         while self.now < HEAL_S + PROGRESS_S:
-            self.now += TURN_S
-            while self._queue and self._queue[0][0] <= self.now:
-                heapq.heappop(self._queue)[2]()
-            for seat in self.seats:
-                seat.turn()
+            self.turn()
             if self.is_healed:
                 versions = [seat.store.version for seat in self.seats]
                 goal = goal or max(max(versions) + 2, GOAL)
                 if min(versions) >= goal:
                     return self
         raise self.violation("no progress after the faults")
+
+    def turn(self) -> None:
+        self.now += TURN_S
+        while self._queue and self._queue[0][0] <= self.now:
+            heapq.heappop(self._queue)[2]()
+        for seat in self.seats:
+            seat.turn()
 
     def check(self, seat: Seat) -> None:
         """A certified version has one hash, counts each update once, and is not taken back."""

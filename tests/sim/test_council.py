@@ -1,7 +1,7 @@
 """A whole fleet of voters: one adapter, nothing counted twice or lost, and it goes on by itself."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -33,6 +33,37 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_fleet_of_voters_goes_on(group: int) -> None:  # R13.7-1, R13.7-3
     for seed in range(group, SEEDS, GROUPS):
         Simulation(seed).run()
+
+
+def test_after_a_power_cut_a_voter_that_was_behind_goes_on_without_one(  # R13.7-7
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sim = Simulation(0)
+    sim.loss, sim.is_healed = 0.0, True
+
+    def turn_until(done: Callable[[], bool]) -> None:
+        for _ in range(600):
+            sim.turn()
+            if done():
+                return
+        raise sim.violation("no progress")
+
+    for seat in sim.seats:
+        seat.start()
+    turn_until(lambda: min(seat.store.version for seat in sim.seats) >= 2)
+    leader = next(seat for seat in sim.seats if seat.host)
+    behind, gone = (seat for seat in sim.seats if seat is not leader)
+    behind.kill()
+    turn_until(lambda: gone.store.version > behind.store.version + 1)
+    reached, decided = leader.store.version, leader.proposal
+    monkeypatch.setattr(sim, "send", lambda *_: None)
+    turn_until(lambda: leader.proposal != decided)  # the next one, which nobody else has
+    monkeypatch.undo()
+    for seat in sim.seats:
+        seat.kill()
+    leader.start()
+    behind.start()
+    turn_until(lambda: min(behind.store.version, leader.store.version) > reached)
 
 
 def known_nodes(known: Iterable[RegisteredNode], joined: Any, _places: int) -> Any:

@@ -185,3 +185,9 @@ def test_nothing_is_restored_under_a_running_program(
         code, said = host.ternmesh("restore", tmp_path / "copy", "--force")
     assert code == 1
     assert "stop it" in said
+
+
+def test_a_copy_that_a_unit_has_made_in_its_own_tmp_is_told(host: Host, tmp_path: Path) -> None:
+    with ControlServer(host.folder / "control.sock", lambda _: {BACKUP: [STATE]}):
+        code, said = host.ternmesh("backup", tmp_path / "copy")
+    assert (code, "copy is not there: host runs as a unit" in said) == (1, True)

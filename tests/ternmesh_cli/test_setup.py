@@ -207,6 +207,15 @@ def test_what_is_done_as_the_service_has_no_group_of_root(service):
     assert (os.geteuid(), os.getegid(), os.getgroups()) == (0, 0, [0, 4])
 
 
+def test_what_root_writes_is_the_users_of_the_service(run, service):
+    assert run(*BOARD)[0] == 0
+    settings = service / "etc" / "node.toml"
+    settings.write_text(f"{settings.read_text()}[page]\nport = 8080\n")
+    code, said = run(command="page")
+    assert (code, "#token=" in said) == (0, True)
+    assert {each.stat().st_uid for each in (service / "var" / "node").iterdir()} == {ids()[0]}
+
+
 def test_a_unit_is_given_no_file_that_it_cannot_see(run, service):
     code, said = run(*BOARD[:2], "--data", "/home/pi/clips", *LINK)
     assert (code, "a service sees no file in /home" in said) == (2, True)
@@ -218,6 +227,8 @@ def test_the_unit_of_a_radio_gets_its_drop_in_before_it_starts(run, host, servic
     assert code == 0, said
     drop_in = service / "units" / "ternmesh-node.service.d" / "20-serial.conf"
     assert "SupplementaryGroups=dialout" in drop_in.read_text()
+    assert setup.drop_ins({"data": {"source": "microphone"}}) == ["20-sound.conf"]
+    assert setup.drop_ins({"data": {"source": "serial"}}) == ["20-serial.conf"]
     assert (service / "asked").read_text().splitlines()[0] == "daemon-reload"
     monkeypatch.setattr(setup, "DROP_INS", ())  # it may have been copied by hand
     assert run()[0] == 0

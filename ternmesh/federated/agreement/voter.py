@@ -319,6 +319,8 @@ class Voter:
 
     def _enter(self, term: int, now: float) -> None:
         self._sent.clear()
+        # What was refused is judged again: by now a copy or a list of members may be here.
+        self._judged = {digest: True for digest, is_valid in self._judged.items() if is_valid}
         self.terms.enter(term, now)
         self.terms.heard(self.index, term)
         lock = self.lock if self.lock is not None and self.lock.term < term else None

@@ -408,3 +408,11 @@ def test_what_the_tables_change_is_good() -> None:
     assert Reassembler(MTU, object_max=1 << 30).add(longest) is None
     frame = seal_open(Header(1, (1 << 40) + 5), bytes(BODY_MAX))
     assert open_seal(frame) == (Header(1, 5), bytes(BODY_MAX)), "the counter's low 24 bits travel"
+
+
+@pytest.mark.parametrize("tag", [2, 4, 30, 55799, 1 << 40])  # 30: a rational
+def test_plain_values_have_no_tags(tag: int) -> None:
+    value = {"a": [1.5, None, b"x", -7]}
+    assert control.read_plain(cbor2.dumps(value)) == value
+    with pytest.raises((ValueError, cbor2.CBORError)):
+        control.read_plain(cbor2.dumps([1, cbor2.CBORTag(tag, [3, 4])]))

@@ -126,6 +126,8 @@ def test_a_value_that_is_not_valid_is_not_prepared() -> None:  # R13.3-3
     assert made.judged(1, ONE, False, 0.2) == []
     assert made.judged(1, TWO, True, 0.3) == []
     assert made.judged(2, ONE, True, 0.3) == []
+    to_term(made, 4)  # by then what it lacked may be here
+    assert events.Judge(4, 1, ONE) in tell(made, proposal(term=4))
 
 
 def test_what_a_voter_may_not_say() -> None:  # R13.2-3, R13.3-2
