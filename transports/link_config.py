@@ -77,7 +77,7 @@ class LinkConfig:
             ):  # fmt: skip
                 if key in table:
                     raise ConfigError(f"{where}.{key} is not a setting: it belongs into [link]")
-            own = read_table(LinkConfig, table, where)
+            own = read_table(LinkConfig, {"fleet": self.fleet, **table}, where)
             bearers[name] = replace(own, aggregator=self.aggregator)
         return bearers
 

@@ -110,7 +110,8 @@ def test_all_waits_are_longer_where_less_than_a_tenth_of_the_hour_is_left(
 
 def test_the_slowest_radio_sets_the_waits_of_all() -> None:
     far = {"region": "EU868", "serial": {**SERIAL, **SUB_BAND_1_PERCENT}}
-    both = replace(serial(), also={"far": far})
+    both = replace(serial(), also={"far": far}, fleet="attic")
+    assert both.bearers()["far"].fleet == "attic"
     assert profile_of(both).announce_s == 36_000
 
 

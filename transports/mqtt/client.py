@@ -66,11 +66,12 @@ class BrokerClient:
         queued, in_flight = connection.load() if connection else (0, 0)
         is_ready = connection is not None and connection.ready
         protocol = f" with MQTT {connection.protocol}" if connection and is_ready else ""
+        turned_at = time.monotonic() if connection is None or self._taken else connection.turned_at
         return TransportStatus(
             connected=self.connected,
             last_error=None if self.connected else self._last_error,
             end=f"{self.settings.broker}{protocol}",
-            turned_s_ago=time.monotonic() - connection.turned_at if connection else 0.0,
+            turned_s_ago=time.monotonic() - turned_at,  # an end whose name is taken has no thread
             bytes_out=self.counters.bytes_out,
             remarks=(self._remark,) if time.monotonic() < self._remark_until else (),
             numbers={

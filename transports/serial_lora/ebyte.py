@@ -22,7 +22,6 @@ class Ebyte(Dialect[bytes]):
     """An EBYTE modem. It is ready at once: it is configured beforehand, by pins."""
 
     payload_max = PACKET_MAX - FRAMING
-    overhead = FRAMING + PREAMBLE_BYTES
 
     def __init__(self, settings: SerialLoraSettings) -> None:
         super().__init__(settings, CobsUnframer())
@@ -36,7 +35,9 @@ class Ebyte(Dialect[bytes]):
 
     def send(self, payload: bytes, now: float) -> list[Event]:
         """Write the frame, then wait until it must have left: the modem's buffer is short."""
-        return self._launch(payload, cobs_frame(payload), now)
+        wire, settings = cobs_frame(payload), self._settings
+        line_s = 10 * len(wire) / settings.baud / settings.speed  # it may take longer than the air
+        return self._launch(payload, wire, now, max(0.0, line_s - self._air_s(payload)))
 
     def handle_timeout(self, _now: float) -> list[Event]:
         return self._settle(Sent())

@@ -294,3 +294,5 @@ def test_a_young_process_whose_name_is_taken_back_ends_and_an_old_one_comes_back
     eventually(has_ended if young_s else lambda: len(broker.seen) == 4)
     assert has_ended() is bool(young_s)
     assert len(broker.seen) == (1 if young_s else 4)
+    monkeypatch.setattr(ada._connection, "turned_at", -1e6)
+    assert (ada.status().turned_s_ago < 1) is bool(young_s)  # no watchdog waits for its thread

@@ -55,6 +55,10 @@ def test_ebyte_waits_until_the_frame_must_have_left() -> None:  # R7.3-7
     assert heard == [Received(b"x" * modem.payload_max), Noise()]
     assert modem.handle_timeout(6.0) == [Sent()]
     assert (modem.idle, modem.deadline) == (True, None)
+    quick = Ebyte(settings_for("ebyte", air_rate_bps=62_500))
+    quick.start(0.0)
+    (write,) = quick.send(b"x" * 230, 5.0)
+    assert quick.deadline == pytest.approx(5.0 + len(write.data) * 10 / 9600)  # the slower line
 
 
 def rnode_up(**options: Any) -> Rnode:
