@@ -48,7 +48,7 @@ class Front:
         self._cache = cache
         self._beat = beat
         # The samples of a recording share windows.
-        self._recent = lru_cache(RECENT_MAX)(self._row_of)
+        self._recent = lru_cache(RECENT_MAX)(lambda one: self.row(np.frombuffer(one, np.float32)))
         self._used: set[Path] = set()  # files of the cache
 
     def row(self, window: Row) -> Row:
@@ -69,9 +69,6 @@ class Front:
         [samples], rows = inputs.values(), self._package.batch_inputs[0]
         made = [self._rows_of(one) for one in samples]
         return {rows.name: np.array(made, np.float32).reshape(len(samples), *rows.shape[1:])}
-
-    def _row_of(self, window: bytes) -> Row:
-        return self.row(np.frombuffer(window, np.float32))
 
     def _rows_of(self, sample: Array) -> list[Row]:
         spec = self.spec

@@ -166,7 +166,8 @@ class _Reader:
         for key, value in self._walk.fields(data, proto.TENSOR):
             match key:
                 case "dims":
-                    _extend(dims, value, RANK_MAX, "axes of a tensor")
+                    for size in varints(value):
+                        _bounded(dims, RANK_MAX, "axes of a tensor").append(size)
                 case "data_type":
                     kind = _number(value)
                 case "name":
@@ -242,11 +243,6 @@ def _bounded(items: list[T], count_max: int, what: str) -> list[T]:
     if len(items) >= count_max:
         raise ModelError(f"it has more than {count_max} {what}")
     return items
-
-
-def _extend(numbers: list[int], value: Value, count_max: int, what: str) -> None:
-    for number in varints(value):
-        _bounded(numbers, count_max, what).append(number)
 
 
 def _number(value: Value) -> int:
