@@ -77,16 +77,12 @@ class Integer:
 
     def decode(self, data: Tensor, width: int) -> Tensor:
         """Each number is within half a step of what was encoded."""
-        step, whole = _bfloat16(data[:, :2]), data[:, 2:]
+        # A single row keeps its old stride unless it is copied, and `view` refuses odd ones.
+        step = data[:, :2].clone(memory_format=torch.contiguous_format).view(torch.bfloat16).float()
+        whole = data[:, 2:]
         if self.bits == 4:
             whole = torch.stack((whole & 15, whole >> 4), dim=2).flatten(1)[:, :width]
         return (whole.float() - self._most) * step
-
-
-def _bfloat16(data: Tensor) -> Tensor:
-    """uint8 [rows, 2 n] as float32 [rows, n]."""
-    # A single row keeps its old stride unless it is copied, and `view` refuses odd ones.
-    return data.clone(memory_format=torch.contiguous_format).view(torch.bfloat16).float()
 
 
 def words(code: Code, rows: int, width: int) -> int:

@@ -8,7 +8,6 @@ loss is the gradient of the part; the step computes the activations again.
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from models.export import export
 from models.split.cut import FIRST, HOST, Cut, save_rest
@@ -26,7 +25,7 @@ def export_cut(cut: Cut, batch: int, folder: Path) -> None:
     export(
         cut.first,
         cut.adapter,
-        inner_product,
+        lambda given, gradient: (given * gradient).sum(),  # whose gradient is the part's
         ((inputs,), (torch.ones_like(crossed),)),
         folder / FIRST,
         name=f"{cut.name}-{FIRST}",
@@ -34,8 +33,3 @@ def export_cut(cut: Cut, batch: int, folder: Path) -> None:
         replace=True,
     )
     save_rest(cut.rest, folder / HOST)
-
-
-def inner_product(given: Tensor, gradient: Tensor) -> Tensor:
-    """The loss of the first part; its gradient is the part's, for the `gradient` of its output."""
-    return (given * gradient).sum()
