@@ -135,10 +135,11 @@ def sign(
         print(f"{count} of {total} signers have signed, and {signers.needed} are needed")
 
 
-def sign_software(arguments: argparse.Namespace, path: Path) -> None:
+def sign_software(arguments: argparse.Namespace) -> int:
     """Add a signature for a version of ternmesh to those beside it in FILE.sig."""
-    digest = entry_of(path).sha256
+    path, digest = arguments.file, entry_of(arguments.file).sha256
     sign(arguments, _signature_file(path), digest, path.name, signatures.SOFTWARE)
+    return 0
 
 
 def check_software(path: Path, digest: bytes, config: Path) -> None:

@@ -40,7 +40,8 @@ _log = logging.getLogger(__name__)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     rows = Subcommands(parser)
-    row = rows.add("sign", "sign a .deb with the key of the host or another signer", _sign)
+    what = "sign a .deb with the key of the host or another signer"
+    row = rows.add("sign", what, release.sign_software)
     row.add_argument("file", type=Path, metavar="FILE")
     release.add_signer(row)
     row = rows.add("install", "install a .deb, and go back where it fails", _install)
@@ -51,11 +52,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = "so long the new version must work"
     add_option(row, "--trial-s", number(0, 86_400), TRIAL_S, what)
     add_json(rows.add("status", "show the last upgrade", _status))
-
-
-def _sign(arguments: argparse.Namespace) -> int:
-    release.sign_software(arguments, arguments.file)
-    return 0
 
 
 def _status(arguments: argparse.Namespace) -> int:
