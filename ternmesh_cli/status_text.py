@@ -17,7 +17,6 @@ from ternmesh_service.status import (
     SplitBoardStatus,
     SplitHostStatus,
     Status,
-    TeachingStatus,
     reasons,
 )
 from ternmesh_store.host_store import StoredRound
@@ -85,17 +84,13 @@ def _host(status: HostStatus) -> Iterator[str]:
     if status.returned:
         yield status.returned
     if status.teaching is not None:
-        yield from _teaching(status.teaching)
+        sent = status.teaching.sent
+        when = "none yet" if sent is None else f"the last at global adapter {sent}"
+        yield f"knowledge packets of other groups: {when}"
+        for name, why_less in status.teaching.less.items():
+            yield f"{name} teaches less: {why_less}"
     if status.release is not None:
         yield from published(status.release)
-
-
-def _teaching(teaching: TeachingStatus) -> Iterator[str]:
-    """What the other groups of a mixed fleet teach this one."""
-    when = "none yet" if teaching.sent is None else f"the last at global adapter {teaching.sent}"
-    yield f"knowledge packets of other groups: {when}"
-    for name, why_less in teaching.less.items():
-        yield f"{name} teaches less: {why_less}"
 
 
 def _tables(status: HostStatus) -> Iterator[str]:

@@ -32,15 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         row.add_argument("--fleet", help=what)
         one, is_needed = "a board; may be repeated", row is not config
         row.add_argument("--node", action="append", default=[], required=is_needed, help=one)
-    _add_config_arguments(config)
-
-
-def _add_config_arguments(parser: argparse.ArgumentParser) -> None:
     what = "a DNS name or address at which boards reach the broker; may be repeated"
-    parser.add_argument("--name", action="append", required=True, type=_host_name, help=what)
-    add_option(parser, "--port", number(1, 65_535), 8883, "TCP port")
+    config.add_argument("--name", action="append", required=True, type=_host_name, help=what)
+    add_option(config, "--port", number(1, 65_535), 8883, "TCP port")
     what = "the folder's final path (default: the same as --dir)"
-    parser.add_argument("--place", type=_place, help=what)
+    config.add_argument("--place", type=_place, help=what)
 
 
 def _config(arguments: argparse.Namespace) -> int:
