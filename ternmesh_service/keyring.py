@@ -290,18 +290,15 @@ class Keyring:
         self.rekey()
         return True
 
-    def _check_path(self) -> None:
+    # Rotation of the host's key: one file changes at once, and everything else follows from it.
+
+    def rotate_host(self) -> None:
+        """On a host that does not run: change to a new key. Raises SecurityError."""
         if str(self._path.parent) == os.environ.get(CREDENTIALS):
             raise SecurityError(
                 f"systemd holds {self._path}: make [security] identity_file name the file that "
                 "LoadCredential= reads, and run this again"
             )
-
-    # Rotation of the host's key: one file changes at once, and everything else follows from it.
-
-    def rotate_host(self) -> None:
-        """On a host that does not run: change to a new key. Raises SecurityError."""
-        self._check_path()
         self._check_host()
         hosts, fleet, signers = self.member_list.hosts, self.member_list.fleet, self.signers
         new = make_identity(HOST, Role.HOST, os.urandom(ENTROPY_SIZE))
