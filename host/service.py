@@ -365,22 +365,6 @@ def _settings(config: HostConfig) -> HostSettings:
     return settings_below(settings) if config.upstream.url else settings
 
 
-def _is_strange(config: HostConfig, model: Path, package: ModelPackage, store: HostStore) -> bool:
-    """Whether a release brings a model that cannot take along what was learned."""
-    is_released = model.parent == Path(config.state_dir, FOLDER)
-    return is_released and not can_carry(store.learned(), package)
-
-
-def _publisher(
-    config: HostConfig, model: Path, name: str, keyring: Keyring | NoKeyring, longest_s: float
-) -> Publisher:
-    folder = Path(config.state_dir, FOLDER)
-    made = Publisher(folder, model, name, signed_here(keyring), config.releases, longest_s)
-    if config.publishes:
-        made.open()
-    return made
-
-
 def _keyring(config: HostConfig, state: StateFile, *, insecure: bool) -> Keyring | NoKeyring:
     """The keys of this host, not opened yet; ConfigError."""
     keyring = choose_keyring(state, config.security, config.link, insecure=insecure)
@@ -404,7 +388,8 @@ def _host_model(
     manager: ServiceManager,
 ) -> bool:
     """Host a fleet with one model; True where a release has replaced it."""
-    model = _model_folder(config, Path(config.state_dir, FOLDER))
+    folder = Path(config.state_dir, FOLDER)
+    model = _model_folder(config, folder)
     package = load_model_package(str(model))
     plan = plan_of(config.run, package.dimension, profile_of(config.link))
     settings = _settings(config)
@@ -415,7 +400,8 @@ def _host_model(
     needed = () if new_run else (HOST_TABLES,)  # all nodes would follow another run
     with opened(state, keyring, config.link.fleet, *needed), ExitStack() as stack:
         keyring.security(config.link.aggregator or HOST, package.model_hash(), 0)  # or refuses
-        new_run |= _is_strange(config, model, package, store)
+        # A release may bring a model that cannot take along what was learned.
+        new_run |= model.parent == folder and not can_carry(store.learned(), package)
         upstream = stack.enter_context(opened_upstream(config, package, keyring, stop, manager))
         if upstream is None and config.upstream.url:
             return False  # it was stopped before it had heard of a run
@@ -425,7 +411,10 @@ def _host_model(
         if isinstance(keyring, Keyring) and keyring.has_voters:
             voting = Voting(keyring, settings, package.model_hash(), store)
             council = stack.enter_context(voting.seated(config, stored))
-        releases = _publisher(config, model, package.name, keyring, float(plan.announce_s))
+        verify, longest_s = signed_here(keyring), float(plan.announce_s)
+        releases = Publisher(folder, model, package.name, verify, config.releases, longest_s)
+        if config.publishes:
+            releases.open()
         path, relay = control_path(config.state_dir, config.control_socket), Relay()
         servers = servers_of(config.page, config.metrics, config.alarms, path, state.folder)
         stack.enter_context(servers)
@@ -532,6 +521,8 @@ class Program:
         model_hash = self.model.model_hash()
         stored = self.store.load(model_hash)
         assert stored is not None
+        # Another model would be another run, of which the other voters know nothing.
+        is_shared = self.council is not None or self.upstream is not None
         return HostService(
             stored if self.council is None else as_leader(stored, self.council),
             self.settings,
@@ -540,8 +531,7 @@ class Program:
             transport,
             keyring=self.keyring,
             pace=pace_of(transport),
-            # Another model would be another run, of which the other voters know nothing.
-            releases=self.releases if self.config.publishes and not self.is_shared else None,
+            releases=self.releases if self.config.publishes and not is_shared else None,
             teaching=self.teaching,
             council=self.council,
             upstream=self.upstream,
@@ -550,11 +540,6 @@ class Program:
     @property
     def _is_other_run(self) -> bool:
         return self.upstream is not None and self.upstream.has_other_run
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether other hosts decide what the run is."""
-        return bool(self.council or self.upstream)
 
     def _answer_others(self, service: HostService) -> None:
         """Answer what owners have asked at voters that follow."""
