@@ -59,6 +59,7 @@ KEPT = 4  # proposals beside those that are needed now
 ROWS_MAX = 64  # of a certificate, that are kept until they are checked
 ASK_S = 1.0  # between two questions for the same thing
 COPY_S = 5.0  # between two copies that this voter gives: they are long, and liars ask for them
+LISTS_S = 3600.0  # the longest wait before a list of the same number is asked for again
 TO_JUDGE_MAX = 8  # proposals that wait for what comes before them
 TIMED_MAX = 100  # decisions whose times are kept
 REQUESTS_MAX = 16  # of other voters' owners that wait here
@@ -119,6 +120,8 @@ class Council:
     # Of the certificate of the next global update, with the signer's index; not all are checked
     _rows: set[tuple[int, bytes]] = field(default_factory=set)
     _limits: RateLimiter = field(default_factory=lambda: RateLimiter(ASK_S))
+    # Two lists may not fit together: one name with two keys
+    _lists: RateLimiter = field(default_factory=lambda: RateLimiter(ASK_S, LISTS_S))
     _copies: RateLimiter = field(default_factory=lambda: RateLimiter(COPY_S))
     _took_s: deque[float] = field(default_factory=lambda: deque(maxlen=TIMED_MAX))
     _proposed_at: float = 0.0
@@ -291,7 +294,8 @@ class Council:
                 index, members, found, nonce = HERE.unpack(body.ljust(HERE.size, b"\0"))
                 self.heard[index], self._nonces[index] = now, nonce
                 is_other = members == self._members and found not in (self._list_hash(), bytes(4))
-                if is_other and self.host is None and not self.bears_liars:
+                is_other &= self.host is None and not self.bears_liars
+                if is_other and self._lists.allow(found.hex(), now):
                     self._want_copy(now, members - 1)  # two leaders have changed it
                 if members > max(self._members, self._newest_members):
                     self._want_members(members, now)
