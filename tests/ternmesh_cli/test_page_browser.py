@@ -285,9 +285,7 @@ def test_samples_are_labelled_with_one_key_and_undone(fleet: Fleet, browse: Any)
     assert page.troubles() == []
 
 
-def test_words_are_recorded_and_what_was_heard_is_seen_and_answered(
-    browse: Any, tmp_path: Path
-) -> None:
+def test_words_are_recorded_and_what_was_heard_is_seen_and_answered(browse: Any, tmp_path) -> None:
     recording = RecordingStatus(label="hello", left=7, said="too quiet: come nearer", level=0.3)
     live = LiveStatus(open=True, left_out={}, first={}, recording=recording)
     words = WordsStatus(hours=20.0, heard=9, right=3, false=1, missed=1)
@@ -339,9 +337,7 @@ def test_a_board_that_is_silent_is_an_alarm_with_what_to_do(browse: Any, tmp_pat
         assert page.troubles() == []
 
 
-def test_a_page_begins_with_starting_and_ends_with_what_is_next(
-    browse: Any, tmp_path: Path
-) -> None:
+def test_a_page_begins_with_starting_and_ends_with_what_is_next(browse: Any, tmp_path) -> None:
     boards = ["theo", "nicolas", "yweweler"]
     waiting = host_status(boards[:1], 0, phase="gathering", min_peers=3)
     answers = [waiting, host_status(boards, 20, phase="finished")]
