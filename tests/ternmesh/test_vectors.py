@@ -34,8 +34,7 @@ def cases(family: str) -> pytest.MarkDecorator:
 
 
 def vector(family: str, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((FOLDER / f"{family}.json").read_text())[name]
-    return found
+    return json.loads((FOLDER / f"{family}.json").read_text())[name]
 
 
 def test_the_script_finds_nothing_to_change() -> None:

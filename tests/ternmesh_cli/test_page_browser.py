@@ -3,7 +3,6 @@
 import base64
 import http.client
 import shutil
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ from ternmesh_cli.demo import fleet as demo
 from ternmesh_service.control_socket import BOARDS, ControlServer, ask
 from ternmesh_service.page.config import PageConfig, read_token, served_page
 from ternmesh_service.status import LiveStatus, RecordingStatus, WordsStatus, to_json
-from tests.mosquitto import free_port
+from tests.mosquitto import free_port, listens
 from tests.statuses import board, board_status, host_status, source_status
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
@@ -95,14 +94,9 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 def wait_for(port: int) -> None:
     end = time.monotonic() + 60
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), 5).close()
-            return
-        except OSError:
-            if time.monotonic() > end:
-                raise
-            time.sleep(0.1)
+    while not listens(port):
+        assert time.monotonic() < end
+        time.sleep(0.1)
 
 
 class Browser:
@@ -137,23 +131,19 @@ class Browser:
         return WebDriverWait(self.driver, 60, 0.1).until(lambda _: found(), why)
 
     def all(self, selector: str) -> list[Any]:
-        found: list[Any] = self.driver.find_elements(By.CSS_SELECTOR, selector)
-        return found
+        return self.driver.find_elements(By.CSS_SELECTOR, selector)
 
     def one(self, selector: str) -> Any:
         return self.until(lambda: next(iter(self.all(selector)), None), selector)
 
     def text(self, selector: str) -> str:
-        text: str = self.driver.execute_script(
-            "return document.querySelector(arguments[0])?.textContent ?? ''", selector
-        )
-        return text
+        script = "return document.querySelector(arguments[0])?.textContent ?? ''"
+        return self.driver.execute_script(script, selector)
 
     def curve(self) -> str:
         """The path of the fleet's accuracy; the chart may be drawn anew at any moment."""
         script = "return document.querySelector('#accuracy .fleet-line')?.getAttribute('d') ?? ''"
-        path: str = self.driver.execute_script(script)
-        return path
+        return self.driver.execute_script(script)
 
     def button(self, text: str, within: str = "body") -> Any:
         rows = [row for row in self.all(f"{within} button") if text in row.text]
