@@ -1,5 +1,4 @@
 import subprocess
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,9 +8,7 @@ from bench.m3 import lost
 from bench.result import Figure, items_figure
 
 
-def test_a_kept_result_does_not_change_what_is_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kept_result_does_not_change_what_is_measured(tmp_path, monkeypatch) -> None:
     def git(*ask: str) -> None:
         who = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
         subprocess.run(["git", "-C", str(tmp_path), *who, *ask], check=True, capture_output=True)

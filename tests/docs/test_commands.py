@@ -339,13 +339,7 @@ def url() -> Iterator[str]:
 
 
 @pytest.fixture
-def walk(
-    tmp_path: Path,
-    url: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    eventually: Callable[..., None],
-) -> Iterator[Walk]:
+def walk(tmp_path, url: str, monkeypatch, capsys, eventually) -> Iterator[Walk]:
     """In a folder that has what a clone has, with README's settings, keys made and exchanged."""
     monkeypatch.chdir(tmp_path)
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
@@ -552,13 +546,7 @@ def make_samples(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("document", USE_CASES, ids=lambda path: path.stem)
-def test_use_case(
-    walk: Walk,
-    document: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    monkeypatch: pytest.MonkeyPatch,
-    eventually: Callable[..., None],
-) -> None:
+def test_use_case(walk: Walk, document: Path, tmp_path_factory, monkeypatch, eventually) -> None:
     """The board learns from what the page imports; no sensor is there, and radios are emulated."""
     prepare(walk)
     walk.files["host"]["run"]["min_peers"] = 1

@@ -171,8 +171,7 @@ class World:
         self.until(lambda: node.protocol.run == run, each_s=1.0)
 
     def global_adapter(self) -> np.ndarray:
-        adapter: np.ndarray = self.loaded.initial + to_float(self.host.protocol.model_q24)
-        return adapter
+        return self.loaded.initial + to_float(self.host.protocol.model_q24)
 
     def close(self) -> None:
         for name in list(self.nodes):

@@ -292,9 +292,7 @@ def test_a_source_that_fails_is_asked_again(world: World, monkeypatch, caplog) -
 
 
 @pytest.mark.parametrize("is_live", [True, False])
-def test_a_model_that_fails_costs_a_round_and_no_more(
-    world: World, monkeypatch, is_live: bool
-) -> None:
+def test_a_model_that_fails_costs_a_round_and_no_more(world: World, monkeypatch, is_live) -> None:
     """A node that gave up would give up again and again."""
     node = add_with_source(world, monkeypatch) if is_live else world.add("ada")
 
@@ -310,9 +308,7 @@ def test_a_model_that_fails_costs_a_round_and_no_more(
 
 
 @pytest.mark.parametrize("is_live", [True, False])
-def test_a_sample_that_breaks_the_graph_is_set_aside(
-    world: World, monkeypatch, is_live: bool
-) -> None:
+def test_a_sample_that_breaks_the_graph_is_set_aside(world: World, monkeypatch, is_live) -> None:
     node = add_with_source(world, monkeypatch) if is_live else world.add("ada")
     bad: list[float] = []
 

@@ -59,9 +59,7 @@ def test_of_any_scores(scores: list[float], threshold: float) -> None:
 
 
 @pytest.mark.parametrize("part", [1, 3, 40])
-def test_a_stream_scores_the_rows_of_clips(
-    predictor: Predictor, monkeypatch: pytest.MonkeyPatch, part: int
-) -> None:
+def test_a_stream_scores_the_rows_of_clips(predictor: Predictor, monkeypatch, part: int) -> None:
     """The front sees the loudest moment of its window: another window would be another row."""
     shapes, scored = set(), []
     run, shares = FrontGraph.run, Predictor.shares

@@ -27,8 +27,7 @@ class Small(nn.Module):
         return torch.tanh(self.layer(x))
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.hidden(x))
-        return logits
+        return self.head(self.hidden(x))
 
 
 def lesson(count: int = 60) -> Lesson:

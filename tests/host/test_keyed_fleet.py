@@ -201,9 +201,7 @@ def test_a_rotation_that_is_forged_or_old_changes_nothing(fleet: Fleet) -> None:
     assert fleet.rings["ada"].member_list.host == new
 
 
-def test_a_thief_of_the_host_alone_cannot_rotate_where_signers_must(
-    fleet: Fleet, tmp_path: Path
-) -> None:
+def test_a_thief_of_the_host_alone_cannot_rotate_where_signers_must(fleet: Fleet, tmp_path) -> None:
     # R9.5-10
     fleet.bench.state.close()
     laptop = make_identity_file(tmp_path / "host" / "laptop", "laptop", Role.NODE)

@@ -202,9 +202,7 @@ def two_groups(tmp_path: Path, _named_models: None) -> HostConfig:
         ({}, "the model keyword"),
     ],
 )
-def test_groups_that_do_not_fit_are_refused(
-    tmp_path: Path, changes: dict[str, str], why: str
-) -> None:
+def test_groups_that_do_not_fit_are_refused(tmp_path, changes: dict[str, str], why: str) -> None:
     path = write(tmp_path, "a", run='{groups = ["b.toml"]}')
     write(tmp_path, "b", **changes)
     with pytest.raises(ConfigError, match=why):

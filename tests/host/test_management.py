@@ -95,8 +95,6 @@ def test_numbers_that_no_board_of_this_version_sends_are_shown(bench: Bench) -> 
         ({"boards": "ada", "set": {"pace_s": -1}}, "settings of a board within bounds"),
     ],
 )
-def test_what_is_wrong_is_one_sentence(
-    bench: Bench, request_: dict[str, Any], sentence: str
-) -> None:
+def test_what_is_wrong_is_one_sentence(bench: Bench, request_, sentence) -> None:
     assert sentence in bench.service.manage(request_)["error"]
     assert bench.service.protocol.session.management.boards["ada"].number == 0

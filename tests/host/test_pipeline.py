@@ -49,9 +49,7 @@ def sentences(log: str) -> list[str]:
     ("schedule", "method", "stages"),
     [("1f1b", "subspace", 3), pytest.param("gpipe", "resbm", 2, marks=pytest.mark.nightly)],
 )
-def test_ranks_compute_what_one_process_computes(
-    tmp_path: Path, schedule: str, method: str, stages: int
-) -> None:
+def test_ranks_compute_what_one_process_computes(tmp_path, schedule, method, stages) -> None:
     path = write_config(
         tmp_path,
         schedule=schedule,
@@ -240,9 +238,7 @@ def test_what_fails_before_training_is_a_refusal_and_not_tried_again(tmp_path: P
         build(replace(config, model_folder=str(broken)), place)
 
 
-def test_a_folder_in_the_environment_starts_from_the_working_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_in_the_environment_starts_from_the_working_folder(tmp_path, monkeypatch) -> None:
     path = write_config(tmp_path, data="")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
@@ -258,9 +254,7 @@ def reports_of(script: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> list
     return list(ranks.reports(threading.Event()))
 
 
-def test_half_a_line_of_a_rank_that_died_is_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_half_a_line_of_a_rank_that_died_is_passed_over(tmp_path, monkeypatch) -> None:
     path = write_config(tmp_path)
     config = read_pipeline_config(path)
     config.folder.mkdir()
@@ -323,9 +317,7 @@ def test_a_hugging_face_model_by_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("family", "is_confined"), [("llama", True), ("olmo2", False), ("gpt2", False)]
 )
-def test_models_that_leave_the_subspace_are_refused(
-    tmp_path: Path, family: str, is_confined: bool
-) -> None:
+def test_models_that_leave_the_subspace_are_refused(tmp_path, family, is_confined) -> None:
     """Olmo2 scales what its layers write once more, and GPT-2's have a bias."""
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2}

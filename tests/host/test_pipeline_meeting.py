@@ -5,7 +5,6 @@ import socket
 import ssl
 import stat
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -94,9 +93,7 @@ def test_ranks_of_one_machine_meet_behind_a_router_that_leads_only_inwards() -> 
 
 
 @pytest.mark.parametrize(("wrong", "said"), [(0, "does not have the identity"), (1, "not answer")])
-def test_a_peer_with_another_identity_is_refused(
-    keyed: Any, tmp_path: Path, wrong: int, said: str
-) -> None:
+def test_a_peer_with_another_identity_is_refused(keyed: Any, tmp_path, wrong, said) -> None:
     """Rank 1 calls. Who is called by a stranger tells it nothing."""
     places, configs = keyed
     make_identity_file(tmp_path / "stranger", "stranger", Role.HOST)
@@ -151,9 +148,7 @@ def test_a_member_signs_no_authority_in_the_name_of_another(keyed: Any, tmp_path
             tls.context(own, [member, other], is_server=True).wrap_socket(far, server_side=True)
 
 
-def test_strange_bytes_on_a_port_do_nothing_and_the_ranks_still_meet(
-    caplog: pytest.LogCaptureFixture, eventually: Callable[[Callable[[], object], float], None]
-) -> None:
+def test_strange_bytes_on_a_port_do_nothing_and_the_ranks_still_meet(caplog, eventually) -> None:
     places = plain(3)
     strange = b"\x80\x04" + bytes(40)
     wanted = {0: [(1, "a"), (2, "a")], 1: [(0, "a"), (2, "b")], 2: [(0, "a"), (1, "b")]}

@@ -223,9 +223,7 @@ def test_an_aggregator_that_is_killed_goes_on_from_its_disk(fleet: Fleet, turns:
     assert fleet.top.phase == FINISHED
 
 
-def test_what_does_not_count_above_stays_with_the_boards(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_does_not_count_above_stays_with_the_boards(tmp_path, caplog) -> None:
     caplog.set_level(logging.ERROR)
     with ExitStack() as stack:
         fleet = Fleet(tmp_path, stack, LONG)

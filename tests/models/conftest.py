@@ -36,8 +36,7 @@ class TwoInputs(nn.Module):
         x = x + functional.scaled_dot_product_attention(head, head, self.mix(head))[:, 0]
         x = x + (x @ x.transpose(-1, -2)).softmax(-1) @ x
         x = x + self.down(functional.gelu(self.up(x)))
-        out: torch.Tensor = self.out(torch.cat((x.mean(1), extra), -1))
-        return out
+        return self.out(torch.cat((x.mean(1), extra), -1))
 
 
 def regression_loss(

@@ -2,7 +2,6 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -208,9 +207,7 @@ class Named(Wrapped):
         ),
     ],
 )
-def test_arguments_that_do_not_fit_are_one_sentence(
-    example: Any, sentence: str, change: Any, tmp_path: Path
-) -> None:
+def test_arguments_that_do_not_fit_are_one_sentence(example, sentence, change, tmp_path) -> None:
     module = change.get("kind", Wrapped)(torch.tanh).to(change.get("dtype", X.dtype))
     adapter = add_lora(module, ("layer",), rank=2, alpha=2)
     loss = change.get("loss", nn.functional.mse_loss)
@@ -263,9 +260,7 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None
         try_export(torch.tanh, tmp_path / "file")
 
 
-def test_a_graph_that_differs_from_torch_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_graph_that_differs_from_torch_is_refused(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("models.export.RELATIVE_ERROR_MAX", -1.0)
     with pytest.raises(ExportError, match=r"forward\.onnx differs from torch by"):
         try_export(torch.tanh, tmp_path)

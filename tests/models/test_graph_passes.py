@@ -59,8 +59,7 @@ def session(model: ir.Model, saved: Path | None = None) -> ort.InferenceSession:
 
 
 def run(model: ir.Model) -> NDArray[np.float32]:
-    output: NDArray[np.float32] = session(model).run(None, {"x": X})[0]
-    return output
+    return session(model).run(None, {"x": X})[0]
 
 
 def there_and_back() -> ir.Model:

@@ -50,9 +50,7 @@ def put(module: nn.Module, adapter: Adapter, vector: NDArray[np.float32]) -> Non
 
 @pytest.mark.parametrize("whole", [(), ("4",)])
 @pytest.mark.parametrize("space", SPACES)
-def test_a_space_has_the_size_it_states_and_starts_at_the_base_model(
-    space: str, whole: tuple[str, ...]
-) -> None:
+def test_a_space_has_the_size_it_states_and_starts_at_the_base_model(space, whole) -> None:
     module, adapter = adapted(space, whole)
     assert adapter.dimension == DIMENSIONS[space] + (HEAD if whole else 0)
     x = torch.randn(BATCH, 6)

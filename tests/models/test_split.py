@@ -35,8 +35,7 @@ def features() -> torch.Tensor:
 def run(path: Path, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
-    found: list[np.ndarray] = onnxruntime.InferenceSession(path, options).run(None, feed)
-    return found
+    return onnxruntime.InferenceSession(path, options).run(None, feed)
 
 
 def near(actual: np.ndarray, expected: torch.Tensor, error: float = 1e-5) -> bool:

@@ -307,9 +307,7 @@ def test_an_app_is_host_and_board_and_another_one_joins_it(
 @pytest.mark.skipif(
     os.geteuid() != 0 or not shutil.which("mmdebstrap"), reason="it needs root and mmdebstrap"
 )
-def test_the_same_in_a_root_of_the_image(
-    tmp_path: Path, supervisor: Supervisor, eventually: Eventually
-) -> None:
+def test_the_same_in_a_root_of_the_image(tmp_path, supervisor: Supervisor, eventually) -> None:
     target = Target("amd64", ".".join(map(str, sys.version_info[:2])))
     release = PYTHONS[target.python]
     assert release is not None

@@ -1,6 +1,5 @@
 """The settings of the containers: each is read by the program that gets it."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import paho.mqtt.client as mqtt
@@ -8,7 +7,6 @@ import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
 from host.config import read_host_config
-from tests.conftest import Eventually
 from tests.mosquitto import Mosquitto
 
 CLUSTER = Path(__file__).parents[2] / "packaging" / "cluster"
@@ -34,9 +32,7 @@ def test_the_compose_file_mounts_what_is_there() -> None:
     assert {name for name in files if f"./{name}:" in text} == files
 
 
-def test_the_bridge_takes_on_what_is_for_the_host_alone(
-    new_mosquitto: Callable[..., Mosquitto], eventually: Eventually
-) -> None:
+def test_the_bridge_takes_on_what_is_for_the_host_alone(new_mosquitto, eventually) -> None:
     far = new_mosquitto()
     near = new_mosquitto(bridge(far))
     seen: list[str] = []

@@ -38,9 +38,7 @@ def test_the_site_is_built_strictly(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("link", ["README.md#nowhere", "nowhere.png"])
-def test_a_link_that_leads_nowhere_ends_the_build(
-    link: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_link_that_leads_nowhere_ends_the_build(link: str, tmp_path, monkeypatch) -> None:
     pytest.importorskip("zensical", reason=MISSING)
     monkeypatch.setattr(site_pages, "ROOT", tmp_path)
     (tmp_path / "mkdocs.yml").write_bytes((ROOT / "mkdocs.yml").read_bytes())

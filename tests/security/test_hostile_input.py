@@ -193,14 +193,7 @@ def npz_of(path: Path, shape: tuple[int, ...], mebibytes: int) -> Path:
         (3, 3 << 16, 3, "holds more than"),  # each file is allowed, all together are not
     ],
 )
-def test_an_npz_bomb_costs_no_memory(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    files: int,
-    rows: int,
-    mebibytes: int,
-    reason: str,
-) -> None:
+def test_an_npz_bomb_costs_no_memory(tmp_path, monkeypatch, files, rows, mebibytes, reason) -> None:
     monkeypatch.setattr("edge.data.sources.BYTES_MAX", 8 << 20)
     folder = tmp_path / "bombs"
     folder.mkdir()

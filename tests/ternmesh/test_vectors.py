@@ -34,8 +34,7 @@ def cases(family: str) -> pytest.MarkDecorator:
 
 
 def vector(family: str, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((FOLDER / f"{family}.json").read_text())[name]
-    return found
+    return json.loads((FOLDER / f"{family}.json").read_text())[name]
 
 
 def test_the_script_finds_nothing_to_change() -> None:
@@ -44,9 +43,7 @@ def test_the_script_finds_nothing_to_change() -> None:
     assert {path: path.read_bytes() for path in FOLDER.glob("*.json")} == before
 
 
-def test_the_script_refuses_to_change_a_vector(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:  # R1-5
+def test_the_script_refuses_to_change_a_vector(tmp_path, capsys) -> None:  # R1-5
     script = tmp_path / "make.py"
     script.write_text((FOLDER / "make.py").read_text())
     other = '{"order 0": {"label": "order", "parts": [], "key": ["other"]}}'

@@ -52,14 +52,12 @@ def mlp(tmp_path: Path) -> Path:
 
 def run_of(path: Path, **inputs: np.ndarray) -> np.ndarray:
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    result: np.ndarray = session.run(None, inputs)[0]
-    return result
+    return session.run(None, inputs)[0]
 
 
 def probabilities(logits: np.ndarray) -> np.ndarray:
     powers = np.exp(logits)
-    result: np.ndarray = powers / powers.sum(1, keepdims=True)
-    return result
+    return powers / powers.sum(1, keepdims=True)
 
 
 def gradient_error(folder: Path) -> float:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +47,7 @@ class Fleet:
 
 
 @pytest.fixture
-def fleet(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], eventually: Callable[..., None]
-) -> Iterator[Fleet]:
+def fleet(tmp_path, capsys, eventually) -> Iterator[Fleet]:
     with EmbeddedBroker() as broker:
         fleet = Fleet(tmp_path, broker.url, capsys)
         with running(fleet.host, *fleet.boards.values()):
@@ -60,12 +58,7 @@ def fleet(
 
 
 @pytest.mark.nightly  # tests/host/test_management.py is in one process
-def test_a_host_looks_after_its_boards(
-    fleet: Fleet,
-    eventually: Callable[..., None],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_host_looks_after_its_boards(fleet: Fleet, eventually, capsys, monkeypatch) -> None:
     theo, nicolas = fleet.boards["theo"], fleet.boards["nicolas"]
     fleet.rows("all", "pace_s=1")
     eventually(lambda: theo.status()["history"][1:], PATIENCE_S)

@@ -54,9 +54,7 @@ def test_the_certificate_is_for_all_names(tmp_path) -> None:
 
 @pytest.mark.parametrize("name", ["b\udcff", "b\nallow_anonymous true"])
 @pytest.mark.parametrize("option", ["--dir", "--place"])
-def test_a_path_that_no_configuration_can_name_is_refused(
-    tmp_path, capsys, option: str, name: str
-) -> None:
+def test_a_path_that_no_configuration_can_name_is_refused(tmp_path, capsys, option, name) -> None:
     with pytest.raises(SystemExit, match="2"):
         broker(tmp_path / "b", *BEGIN, option, tmp_path / name)
     assert "choose another path" in capsys.readouterr().err

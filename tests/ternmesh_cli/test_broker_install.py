@@ -6,7 +6,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -43,9 +43,7 @@ def ternmesh(*arguments: object) -> None:
     assert main.main(["broker", *map(str, arguments)]) == 0
 
 
-def test_the_brokers_user_cannot_choose_whom_it_becomes(
-    folder: Path, eventually: Callable[..., None]
-) -> None:
+def test_the_brokers_user_cannot_choose_whom_it_becomes(folder: Path, eventually) -> None:
     place, port, user = folder / "attic", free_port(), pwd.getpwnam(USER)
     made = ("--dir", folder / "broker", "--fleet", "attic")
     where = ("--name", "localhost", "--port", port, "--place", place)

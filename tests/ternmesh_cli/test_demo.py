@@ -24,6 +24,17 @@ MEMBERS = ("host", "theo", "nicolas", "yweweler")
 NOWHERE = "mqtt://127.0.0.1:1"
 
 
+DEMO = [sys.executable, "-m", "ternmesh_cli.main", "demo"]
+
+
+def run_demo(tmp_path, *options: str):
+    """What it says on its way, and its answer."""
+    command = [*DEMO, "--json", "--out", str(tmp_path / "out"), *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stderr, json.loads(done.stdout)
+
+
 def answers(path) -> bool:
     try:
         return bool(ask(path, {"command": "status"}, timeout_s=2.0))
@@ -36,9 +47,8 @@ def answers(path) -> bool:
 def test_whoever_ends_the_demo_ends_its_fleet(tmp_path, number, eventually):
     out = tmp_path / "out"
     sockets = [out / member / "control.sock" for member in MEMBERS]
-    command = [sys.executable, "-m", "ternmesh_cli.main", "demo"]
     demo = subprocess.Popen(
-        [*command, "--broker", NOWHERE, "--out", str(out)],
+        [*DEMO, "--broker", NOWHERE, "--out", str(out)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -57,12 +67,8 @@ def test_whoever_ends_the_demo_ends_its_fleet(tmp_path, number, eventually):
 
 @pytest.mark.parametrize("more", [[], ["--dialect", "meshcore", "--hops", "2"]])
 def test_the_demo_over_emulated_radios(tmp_path, more):
-    out = tmp_path / "out"
-    command = [sys.executable, "-m", "ternmesh_cli.main", "demo", "--bearer", "lora", "--json"]
-    options = ["--loss", "0.2", "--rounds", "3", "--speed", "100", "--out", str(out), *more]
-    done = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    answer = json.loads(done.stdout)
+    options = ["--bearer", "lora", "--loss", "0.2", "--rounds", "3", "--speed", "100", *more]
+    _, answer = run_demo(tmp_path, *options)
     assert answer["rounds"] == 3
     assert answer["accuracy_fleet"] > 0.2, "an untrained head guesses one of ten"
     assert set(answer["airtime_s"]) == set(MEMBERS)
@@ -74,13 +80,8 @@ def test_the_demo_over_emulated_radios(tmp_path, more):
 
 @pytest.mark.nightly
 def test_the_demo_outlives_the_voter_that_leads(tmp_path):
-    out = tmp_path / "out"
-    command = [sys.executable, "-m", "ternmesh_cli.main", "demo", "--json", "--out", str(out)]
-    options = ["--voters", "3", "--kill-leader", "--rounds", "9"]
-    done = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "led, and was killed" in done.stderr
-    answer = json.loads(done.stdout)
+    said, answer = run_demo(tmp_path, "--voters", "3", "--kill-leader", "--rounds", "9")
+    assert "led, and was killed" in said
     assert answer["rounds"] == 9
     assert answer["bytes_per_round"] > 400  # of all that have led
 
@@ -118,12 +119,7 @@ def test_the_leader_is_killed_once_and_stays_away(tmp_path):
 @pytest.mark.nightly
 def test_the_demo_over_simulated_ble(tmp_path):
     pytest.importorskip("bumble", reason="bumble is not installed: pip install -e '.[dev]'")
-    out = tmp_path / "out"
-    command = [sys.executable, "-m", "ternmesh_cli.main", "demo", "--bearer", "ble", "--json"]
-    options = ["--loss", "0.05", "--rounds", "3", "--out", str(out)]
-    done = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    answer = json.loads(done.stdout)
+    _, answer = run_demo(tmp_path, "--bearer", "ble", "--loss", "0.05", "--rounds", "3")
     assert answer["rounds"] >= 1
     # On a loaded machine one round of one board may be all, and it need not move the accuracy.
     assert answer["bytes_per_round"] > 0
@@ -148,11 +144,9 @@ def test_to_stay_without_a_page_is_refused(capsys):
 
 @pytest.mark.nightly
 def test_at_a_terminal_the_page_stays_and_the_end_says_what_is_next(tmp_path):
-    command = [sys.executable, "-m", "ternmesh_cli.main", "demo", "--rounds", "1"]
+    command = [*DEMO, "--rounds", "1", "--out", str(tmp_path / "out")]
     terminal, end = pty.openpty()
-    with subprocess.Popen(
-        [*command, "--out", str(tmp_path / "out")], stdin=end, stdout=end, stderr=end
-    ) as demo:
+    with subprocess.Popen(command, stdin=end, stdout=end, stderr=end) as demo:
         os.close(end)
         said = ""
         while "the page stays for 4:5" not in said:

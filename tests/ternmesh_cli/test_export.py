@@ -89,9 +89,7 @@ def test_a_board(keyword: LoadedModel, tmp_path: Path, capsys) -> None:
     assert np.array_equal(load_model(tmp_path / "out" / "keyword").initial, vector)
 
 
-def test_a_lora_goes_out_to_peft_and_comes_back(
-    keyword: LoadedModel, tmp_path: Path, capsys
-) -> None:
+def test_a_lora_goes_out_to_peft_and_comes_back(keyword: LoadedModel, tmp_path, capsys) -> None:
     (tmp_path / "host.toml").write_text(HOST)
     (tmp_path / "state").mkdir()
     expected = learned_state(tmp_path / "state", keyword)

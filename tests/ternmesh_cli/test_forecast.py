@@ -77,9 +77,7 @@ def test_voices_learn_from_each_other_and_one_seed_gives_one_forecast(forecasts:
     assert cost["hours"] > 65 / 60 * cost["host_s"] / 18, "a frame counts for 65 minutes"
 
 
-def test_each_sample_is_dealt_to_one_board(
-    forecasts: Forecasts, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_sample_is_dealt_to_one_board(forecasts: Forecasts, monkeypatch) -> None:
     dealt: list[list[int]] = []
 
     def make_trainer(step: Any, part: Any, *rest: Any) -> Trainer:

@@ -26,11 +26,6 @@ scrape_configs:
 """
 
 
-def queries() -> list[str]:
-    panels = json.loads(DASHBOARD.read_text())["panels"]
-    return [target["expr"] for panel in panels for target in panel["targets"]]
-
-
 @pytest.fixture
 def prometheus(tmp_path):
     if not shutil.which("prometheus"):
@@ -61,19 +56,16 @@ def test_every_panel_has_data(tmp_path, mosquitto, eventually, prometheus) -> No
         judged = {**speaker(name), "samples_max": 8}
         settings = board_settings(name, link, evaluate=judged, metrics={"port": own})
         fleet.append(Process("node", tmp_path / name, settings))
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    queries = [target["expr"] for panel in panels for target in panel["targets"]]
     with running(*fleet):
-
-        def missing() -> list[str]:
-            return [query for query in queries() if not _found(asked, query)]
-
-        eventually(lambda: not missing(), 60.0)
+        eventually(lambda: all(_found(asked, query) for query in queries), 60.0)
 
 
 def _found(port: int, query: str) -> list[object]:
     url = f"http://127.0.0.1:{port}/api/v1/query?{urllib.parse.urlencode({'query': query})}"
     try:
         with urllib.request.urlopen(url) as answer:
-            result: list[object] = json.loads(answer.read())["data"]["result"]
-            return result
+            return json.loads(answer.read())["data"]["result"]
     except urllib.error.URLError:  # it is not up yet
         return []

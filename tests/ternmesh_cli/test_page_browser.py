@@ -3,7 +3,6 @@
 import base64
 import http.client
 import shutil
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ from ternmesh_cli.demo import fleet as demo
 from ternmesh_service.control_socket import BOARDS, ControlServer, ask
 from ternmesh_service.page.config import PageConfig, read_token, served_page
 from ternmesh_service.status import LiveStatus, RecordingStatus, WordsStatus, to_json
-from tests.mosquitto import free_port
+from tests.mosquitto import free_port, listens
 from tests.statuses import board, board_status, host_status, source_status
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
@@ -95,14 +94,9 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 def wait_for(port: int) -> None:
     end = time.monotonic() + 60
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), 5).close()
-            return
-        except OSError:
-            if time.monotonic() > end:
-                raise
-            time.sleep(0.1)
+    while not listens(port):
+        assert time.monotonic() < end
+        time.sleep(0.1)
 
 
 class Browser:
@@ -137,23 +131,19 @@ class Browser:
         return WebDriverWait(self.driver, 60, 0.1).until(lambda _: found(), why)
 
     def all(self, selector: str) -> list[Any]:
-        found: list[Any] = self.driver.find_elements(By.CSS_SELECTOR, selector)
-        return found
+        return self.driver.find_elements(By.CSS_SELECTOR, selector)
 
     def one(self, selector: str) -> Any:
         return self.until(lambda: next(iter(self.all(selector)), None), selector)
 
     def text(self, selector: str) -> str:
-        text: str = self.driver.execute_script(
-            "return document.querySelector(arguments[0])?.textContent ?? ''", selector
-        )
-        return text
+        script = "return document.querySelector(arguments[0])?.textContent ?? ''"
+        return self.driver.execute_script(script, selector)
 
     def curve(self) -> str:
         """The path of the fleet's accuracy; the chart may be drawn anew at any moment."""
         script = "return document.querySelector('#accuracy .fleet-line')?.getAttribute('d') ?? ''"
-        path: str = self.driver.execute_script(script)
-        return path
+        return self.driver.execute_script(script)
 
     def button(self, text: str, within: str = "body") -> Any:
         rows = [row for row in self.all(f"{within} button") if text in row.text]
@@ -285,9 +275,7 @@ def test_samples_are_labelled_with_one_key_and_undone(fleet: Fleet, browse: Any)
     assert page.troubles() == []
 
 
-def test_words_are_recorded_and_what_was_heard_is_seen_and_answered(
-    browse: Any, tmp_path: Path
-) -> None:
+def test_words_are_recorded_and_what_was_heard_is_seen_and_answered(browse: Any, tmp_path) -> None:
     recording = RecordingStatus(label="hello", left=7, said="too quiet: come nearer", level=0.3)
     live = LiveStatus(open=True, left_out={}, first={}, recording=recording)
     words = WordsStatus(hours=20.0, heard=9, right=3, false=1, missed=1)
@@ -339,9 +327,7 @@ def test_a_board_that_is_silent_is_an_alarm_with_what_to_do(browse: Any, tmp_pat
         assert page.troubles() == []
 
 
-def test_a_page_begins_with_starting_and_ends_with_what_is_next(
-    browse: Any, tmp_path: Path
-) -> None:
+def test_a_page_begins_with_starting_and_ends_with_what_is_next(browse: Any, tmp_path) -> None:
     boards = ["theo", "nicolas", "yweweler"]
     waiting = host_status(boards[:1], 0, phase="gathering", min_peers=3)
     answers = [waiting, host_status(boards, 20, phase="finished")]

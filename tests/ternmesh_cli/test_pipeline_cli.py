@@ -64,18 +64,14 @@ def test_reports_are_lines(config: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert FakeRanks.stopped
 
 
-def test_a_refusal_is_one_sentence(
-    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refusal_is_one_sentence(config: Path, capsys, monkeypatch) -> None:
     monkeypatch.setattr(FakeRanks, "refusal", "rank 1: a payload is broken")
     assert main(["pipeline", "train", "--config", str(config)]) == ExitCode.REFUSED
     assert capsys.readouterr().err == "ternmesh: rank 1: a payload is broken\n"
     assert FakeRanks.stopped
 
 
-def test_a_plan_takes_the_computing_time_of_the_last_report(
-    config: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_plan_takes_the_computing_time_of_the_last_report(config: Path, capsys) -> None:
     plan = ["pipeline", "plan", "--config", str(config), "--mbit", "80", "--rtt-ms", "50"]
     assert main(plan) == ExitCode.REFUSED
     assert "nothing was trained here yet" in capsys.readouterr().err

@@ -51,9 +51,7 @@ def server(folder: Path) -> Iterator[PredictionServer]:
     made.close()
 
 
-def test_a_board_says_what_it_thinks_of_each_sample_in_a_file(
-    folder: Path, server, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_board_says_what_it_thinks_of_each_sample_in_a_file(folder: Path, server, capsys) -> None:
     ask = ["predict", "--config", str(folder / "node.toml"), str(folder / "clips.npz")]
     assert main([*ask, "--json"]) == 0
     answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]

@@ -9,9 +9,7 @@ from ternmesh_cli.programs import profiled
 from ternmesh_service.control_socket import RETURN, ControlServer
 
 
-def test_return_to_asks_the_running_host(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_return_to_asks_the_running_host(tmp_path, capsys) -> None:
     config = tmp_path / "host.toml"
     config.write_text(
         f'state_dir = "{tmp_path}"\nmodel = "keyword"\n'

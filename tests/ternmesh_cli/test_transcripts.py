@@ -35,9 +35,7 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("path", TRANSCRIPTS, ids=lambda path: path.stem)
-def test_a_transcript_is_what_happens(
-    path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_transcript_is_what_happens(path: Path, folder: Path, capsys) -> None:
     words = {"folder": str(folder)}
     for block in re.split(r"^\$ ", path.read_text(), flags=re.MULTILINE)[1:]:
         command, *lines = block.rstrip("\n").split("\n")

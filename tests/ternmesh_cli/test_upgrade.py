@@ -147,9 +147,7 @@ class Board:
 
 
 @pytest.fixture
-def board(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Board]:
+def board(tmp_path, monkeypatch, capsys) -> Iterator[Board]:
     """Version 1.0 is installed, runs, answers, and belongs to the fleet of host.toml."""
     if shutil.which("dpkg-deb") is None:
         pytest.skip("dpkg-deb is not installed: only Debian and Ubuntu have it")
@@ -419,9 +417,7 @@ def impatient(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(upgrade, "watch", watch)
 
 
-def test_the_way_back_works_whatever_disturbs_it(
-    board: Board, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_way_back_works_whatever_disturbs_it(board: Board, monkeypatch) -> None:
     file = signed(board, board.deb(NEW, "die"))
     before = os.umask(0o022)
     impatient(monkeypatch)
@@ -436,9 +432,7 @@ def test_the_way_back_works_whatever_disturbs_it(
     assert board.state.exists()
 
 
-def test_a_way_back_that_fails_says_what_to_do(
-    board: Board, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_way_back_that_fails_says_what_to_do(board: Board, monkeypatch) -> None:
     real = rollback.run
 
     def broken(*command: object) -> str:

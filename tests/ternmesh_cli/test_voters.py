@@ -69,9 +69,7 @@ def test_a_restored_folder_is_a_voter(
         assert tomllib.loads(shown)["security"]["signers"] == list(config.security.signers)
 
 
-def test_a_backup_of_a_voter_brings_its_key_back(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_backup_of_a_voter_brings_its_key_back(tmp_path, capsys) -> None:
     host = First(tmp_path, capsys)
     host.reach(3)
     host.enrol("barn", "cellar", "attic")

@@ -431,9 +431,7 @@ NO_ACTIONS: list[Any] = [
         *((ask, {}, 400) for ask in NO_ACTIONS),
     ],
 )
-def test_another_site_or_what_is_no_action_is_refused(
-    site: Site, ask: Any, headers: dict[str, str], code: int
-) -> None:
+def test_another_site_or_what_is_no_action_is_refused(site: Site, ask, headers, code) -> None:
     status, answer = site.act(ask, **headers)
     assert status == code
     assert "page" in answer["error"]
@@ -527,9 +525,7 @@ HEAD = b"POST /act HTTP/1.1\r\nHost: 127.0.0.1\r\nOrigin: http://127.0.0.1\r\n"
         b"GET /static/page.js HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\nGET /",
     ],
 )
-def test_a_connection_ends_where_a_request_does_not(
-    start: Any, monkeypatch: Any, sent: bytes
-) -> None:
+def test_a_connection_ends_where_a_request_does_not(start: Any, monkeypatch, sent: bytes) -> None:
     monkeypatch.setattr(server, "REQUEST_S", 0.3)
     site = start()
     with socket.create_connection((site.config.address, site.config.port), 10) as slow:

@@ -54,9 +54,7 @@ IN_PARTS = ("data", "data in a folder", "graph")  # these may be large
     ("make", "reader"),
     [(make, name) for name in READERS for make in (fifo, device, huge)[: 3 - (name in IN_PARTS)]],
 )
-def test_what_is_no_file_of_the_kind_is_refused_at_once(
-    tmp_path: Path, make: Callable[[Path], None], reader: str
-) -> None:
+def test_what_is_no_file_of_the_kind_is_refused_at_once(tmp_path, make, reader) -> None:
     path = tmp_path / {"model": "model.json"}.get(reader, "a.npz")
     make(path)
     with pytest.raises(TernmeshError, match=r"no regular file|more than the|cannot be read"):

@@ -65,9 +65,7 @@ def test_a_region_behind_a_bridge_loses_nothing_when_its_aggregator_is_killed(
 
 
 @pytest.mark.nightly
-def test_boards_go_on_with_another_aggregator_when_theirs_is_killed(
-    tmp_path: Path, eventually: Eventually
-) -> None:
+def test_boards_go_on_with_another_aggregator_when_theirs_is_killed(tmp_path, eventually) -> None:
     names, regions = ("george", "jackson", "lucas"), ("shed", "barn")
     folders = {name: tmp_path / name for name in (*names, *regions)}
     for folder in ("host", "broker", *folders):

@@ -43,8 +43,7 @@ def model(node: Any, **constants: np.ndarray) -> bytes:
         [onnx.numpy_helper.from_array(array, name) for name, array in constants.items()],
     )
     opset = [onnx.helper.make_opsetid("", 20)]
-    data: bytes = onnx.helper.make_model(graph, opset_imports=opset).SerializeToString()
-    return data
+    return onnx.helper.make_model(graph, opset_imports=opset).SerializeToString()
 
 
 MODELS = (

@@ -79,8 +79,7 @@ def changed_step(
     graph.initializer.extend(kept)
     for name, array in constants.items():
         graph.initializer.append(onnx.numpy_helper.from_array(array, name))
-    data: bytes = step.SerializeToString()
-    return data
+    return step.SerializeToString()
 
 
 def not_finite(folder: Path) -> bytes:

@@ -238,9 +238,7 @@ def test_with_a_rule_its_own_steps_are_added_once_more(new_bench: New) -> None:
     assert np.abs(now - (before + sum(steps))).max() < 1e-5
 
 
-def test_the_guard_goes_back_no_further_than_boards_can_follow(
-    new_bench: New, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_guard_goes_back_no_further_than_boards_can_follow(new_bench: New, monkeypatch) -> None:
     monkeypatch.setattr("ternmesh.federated.combiner.CHAIN_BYTES_MAX", 1)
     bench = new_fleet(new_bench)
     play(bench, 12)
@@ -253,9 +251,7 @@ def test_the_guard_goes_back_no_further_than_boards_can_follow(
     ("version", "sentence"),
     [(4, "no version 4"), (-1, "no version -1"), (2, "taken back"), (3, "taken back")],
 )
-def test_versions_to_which_the_owner_cannot_return(
-    new_bench: New, version: int, sentence: str
-) -> None:
+def test_versions_to_which_the_owner_cannot_return(new_bench: New, version, sentence) -> None:
     bench = new_fleet(new_bench, guard=0.0)
     play(bench, 3)
     assert bench.host.return_to(1, bench.now) == ""  # that makes version 4
@@ -296,9 +292,7 @@ def test_rises_compare_a_board_with_itself() -> None:
     assert rise({}, {}) == -np.inf
 
 
-def test_the_guard_keeps_what_it_has_room_for(
-    new_bench: New, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_guard_keeps_what_it_has_room_for(new_bench: New, monkeypatch) -> None:
     bench = new_fleet(new_bench, guard=1e9)
     play(bench, 20)
     assert len(bench.host.combiner.guard._rounds) == guard_module.KEPT_MAX

@@ -35,9 +35,7 @@ def test_a_new_node_has_the_next_address_and_a_known_one_keeps_its_own() -> None
         (2, None, None),
     ],
 )
-def test_what_leads_to_the_newest(
-    version: int, known: bytes | None, steps: list[bytes] | None
-) -> None:  # R6.5-13
+def test_what_leads_to_the_newest(version, known, steps) -> None:  # R6.5-13
     assert UpdateChain(b"genesis", LINKS, 3).between(version, known, 3) == steps
 
 

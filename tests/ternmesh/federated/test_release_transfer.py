@@ -185,9 +185,7 @@ def sender_with(states: dict[str, int], tries: int = release.PLACES) -> ReleaseS
         ({"a": release.GOOD, "b": release.RECEIVING}, release.PLACES, None),
     ],
 )
-def test_what_follows_from_what_boards_say(
-    states: dict[str, int], tries: int, stage: int | None
-) -> None:
+def test_what_follows_from_what_boards_say(states, tries, stage) -> None:
     step = sender_with(states, tries).verdict()
     assert (None if step is None else step.stage) == stage
 

@@ -194,9 +194,7 @@ def test_a_node_that_opposes_a_majority_that_agrees_is_found() -> None:
 
 
 @pytest.mark.parametrize(("between", "opposed"), [(0.0, frozenset({2})), (-0.2, None)])
-def test_of_three_nodes_one_opposes_two_that_have_nothing_in_common(
-    between: float, opposed: frozenset[int] | None
-) -> None:
+def test_of_three_nodes_one_opposes_two_that_have_nothing_in_common(between, opposed) -> None:
     memory = Memory(3000, 0.9)
     one, other = vector_of(1), vector_of(2) + np.float32(between) * vector_of(1)
     for _ in range(2):
@@ -206,9 +204,7 @@ def test_of_three_nodes_one_opposes_two_that_have_nothing_in_common(
 
 
 @pytest.mark.parametrize("is_carried", [False, True])
-def test_who_opposes_the_others_in_the_first_rounds_of_learning_weighs_little(
-    is_carried: bool,
-) -> None:
+def test_who_opposes_the_others_in_the_first_rounds_of_learning_weighs_little(is_carried) -> None:
     aggregation = new(memory=0.9)
     adapter = np.full(3000, float(is_carried), np.float32)
     for number in range(5):
@@ -281,9 +277,7 @@ def boom(*_: object) -> np.ndarray:
         (lambda updates, *_: updates[0] > 0, "bool"),
     ],
 )
-def test_a_rule_of_the_owner_that_fails_takes_the_weighted_mean(
-    rule: Callable[..., object], said: str
-) -> None:
+def test_a_rule_of_the_owner_that_fails_takes_the_weighted_mean(rule, said) -> None:
     updates = updates_of(*map(vector_of, range(3)))
     aggregation = own(rule)
     assert np.array_equal(aggregation.combine(updates, 4), new().combine(updates, 4))

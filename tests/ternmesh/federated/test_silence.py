@@ -135,9 +135,7 @@ def test_a_repeated_silence_is_a_duplicate_and_is_answered_again(bench: Any) -> 
         (1, "theo", UNASSIGNED, "kind"),
     ],
 )
-def test_a_silence_that_is_refused(
-    bench: Any, number: int, name: str, address: int, reason: str
-) -> None:  # R6.7-1
+def test_a_silence_that_is_refused(bench: Any, number, name, address, reason) -> None:  # R6.7-1
     say(bench, number, name, address)
     assert bench.host.refused == {reason: 1}
     assert bench.host.round.delivered(1) == "none"

@@ -173,16 +173,12 @@ def test_the_order_of_the_lines_says_nothing() -> None:
         (["ann"], 1, "TM1:"),
     ],
 )
-def test_rules_that_nobody_could_meet_are_refused(
-    lines: Sequence[str], needed: int, reason: str
-) -> None:
+def test_rules_that_nobody_could_meet_are_refused(lines, needed, reason) -> None:
     with pytest.raises(SecurityError, match=reason):
         signatures.choose_signers(HOST.public, lines, needed)
 
 
-def test_who_cannot_check_such_a_signature_is_told_at_its_start(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_who_cannot_check_such_a_signature_is_told_at_its_start(monkeypatch) -> None:
     line = quantum_text(bytes(1312))
     monkeypatch.setattr(primitives, "_HAS_MLDSA", False)
     with pytest.raises(SecurityError, match="install version 48"):

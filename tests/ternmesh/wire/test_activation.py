@@ -74,8 +74,7 @@ def test_golden_bytes(case: dict[str, Any]) -> None:
 
 
 def floats(word: str) -> tuple[float]:
-    found: tuple[float] = struct.unpack("<f", bytes.fromhex(word))
-    return found
+    return struct.unpack("<f", bytes.fromhex(word))
 
 
 def spec_values(body: bytes) -> list[list[float]]:

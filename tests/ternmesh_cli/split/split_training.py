@@ -45,8 +45,7 @@ class End(nn.Module):
         self.linear = nn.Linear(WIDTH, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.linear(x.mean(1))
-        return result
+        return self.linear(x.mean(1))
 
 
 def make_cut() -> Cut:

@@ -173,9 +173,7 @@ def test_what_is_not_finite_is_skipped_and_counted(train: Callable[..., Training
 
 
 @pytest.mark.parametrize("plan", [{"width": 5}, {"batch": 5}, {"classes": 2}])
-def test_a_plan_that_does_not_fit_is_refused(
-    train: Callable[..., Training], plan: dict[str, int], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_plan_that_does_not_fit_is_refused(train: Callable[..., Training], plan, caplog) -> None:
     """The model's name is the same, so the host may be somebody else: nobody's program ends."""
     training = train(**plan)
     board = training.board("theo")
