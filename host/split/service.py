@@ -91,7 +91,6 @@ class SplitService:
         kept = self._continue_or_begin()
         counter = store.counter()
         boards = [(address, name, kept.numbers.get(name, 0)) for address, name in store.boards()]
-        security = self._keyring.security(HOST, model, counter)
         self.host = SplitHost(
             plan=plan,
             settings=settings,
@@ -99,7 +98,7 @@ class SplitService:
             run=kept.run,
             boards=boards,
             counter=counter,
-            security=security,
+            security=self._keyring.security(HOST, model, counter),
             pace=pace,
         )
         self.enrolment: EnrolmentService | None = None
@@ -287,8 +286,7 @@ def run_split_host(
     stage, classes = load_stage(config)
     plan = plan_of(config, first, classes)
     store, relay = SplitStore(state), Relay()
-    keys = hop_keys(keyring, HOST)
-    transport = make_transport(config.link, HOST, state, keys)
+    transport = make_transport(config.link, HOST, state, hop_keys(keyring, HOST))
     with opened(state, keyring, config.link.fleet), closing(transport):
         service = SplitService(
             plan,
