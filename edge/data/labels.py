@@ -9,6 +9,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,12 +60,10 @@ def answer_stopped(config: NodeConfig, request: Mapping[str, Any]) -> dict[str, 
         raise StoreError(f"{config.name} has no samples of a source in {config.state_dir}")
     package = load_model_package(config.model)
     buffer = ReplayBuffer(state, package, data.replay_samples_max, data.replay_bytes_max)
-    state.open()
-    try:
+    with closing(state):
+        state.open()
         buffer.load(may_clear=False)
         return finish_data(answer_data(buffer, request))
-    finally:
-        state.close()
 
 
 def finish_data(answer: Mapping[str, Any]) -> dict[str, Any]:
