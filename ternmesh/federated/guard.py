@@ -190,6 +190,8 @@ class Guard:
         kept rounds, at most down to zero. These rounds are forgotten.
         """
         own = self._of(self._rounds, address)
+        if not own.any():  # it was revoked long ago, and the host has started again
+            return residual
         self.reset()
         return residual - np.clip(own, np.minimum(residual, 0), np.maximum(residual, 0))
 

@@ -184,7 +184,8 @@ class HostProtocol:
         self.session.send_due(now)  # first the key that seals the announce
         for node in self.nodes.values():
             if self.is_excluded(node.name):
-                self._forget(node.address)  # it was revoked while the host was down
+                self._forget(node.address)  # it was revoked while the host was down, or just before
+                self.residual = self.combiner.forget(node.address, self.residual)
         self._lead_on(now)
         self._advance(now)
 

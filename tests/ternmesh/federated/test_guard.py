@@ -13,8 +13,10 @@ from ternmesh.federated.combiner import Combiner
 from ternmesh.federated.evaluation import Evaluation, write_values
 from ternmesh.federated.events import GlobalUpdateMade
 from ternmesh.federated.guard import rise
+from ternmesh.federated.host import HostProtocol
 from ternmesh.federated.rules import AggregationSettings
 from ternmesh.security.membership import HOST
+from tests.sim.simdisks import HostDisk
 from tests.ternmesh.federated.conftest import MODEL
 
 New = Callable[..., Any]
@@ -272,10 +274,14 @@ def test_no_return_before_the_run_begins_or_after_its_end(new_bench: New) -> Non
     assert "no round is open" in bench.host.return_to(0, bench.now)
 
 
-def test_a_revoked_node_leaves_the_residual(new_bench: New) -> None:
+def test_a_revoked_node_leaves_the_residual(new_bench: New, monkeypatch) -> None:
     bench = new_fleet(new_bench, guard=1e9)
     play(bench, 4)
     play(bench, 1, lies=True)
+    disk = HostDisk(bench.host.run, bench.plan)
+    for event in bench.events[HOST]:
+        disk.record(event)
+    disk.commit()
     before, address = bench.host.residual, bench.host.nodes.named(LIAR).address
     left = bench.host.combiner.guard.forget(address, before)
     assert np.linalg.norm(left) < 0.8 * np.linalg.norm(before)
@@ -283,6 +289,8 @@ def test_a_revoked_node_leaves_the_residual(new_bench: New) -> None:
     assert (left * before >= 0).all()  # nothing changes its sign
     untouched = bench.host.combiner.guard.forget(99, before)
     assert np.array_equal(untouched, before)
+    monkeypatch.setattr(HostProtocol, "is_excluded", lambda _, name: name == LIAR)
+    assert np.array_equal(bench.restart_host(disk.load()).residual, left)  # after a kill -9
 
 
 def test_rises_compare_a_board_with_itself() -> None:
