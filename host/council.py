@@ -145,9 +145,10 @@ class Council:
     def start(self, now: float, kept: bytes = b"") -> None:
         """Begin, or go on after a restart, with the proposals that were kept."""
         self._nonce = os.urandom(NAME_SIZE)
-        for data in read_plain(kept) if kept else ():
-            if type(data) is bytes:  # else the file is of an older version
-                self._keep_proposal(data)
+        found = read_plain(kept) if kept else []
+        is_list = all(type(data) is bytes for data in found)  # of an older version it is a proposal
+        for data in found if is_list else [kept]:
+            self._keep_proposal(data)
         decided = self.voter.decided
         if decided is not None and self.base + decided.version > self.version:
             self._decided.append((decided.version, decided.digest))
@@ -237,6 +238,7 @@ class Council:
     def lead(self, host: HostProtocol) -> None:
         """Serve the boards with this host from now on, until `host` is None again."""
         self.host, self._led_term = host, self.voter.term
+        self._nonce, self._alive_at = os.urandom(NAME_SIZE), 0.0
         self.requests.clear()
 
     def answer(self, name: bytes, answer: Mapping[str, Any]) -> None:
@@ -357,8 +359,7 @@ class Council:
                 self.bus.send(Matter.SIGNED, cbor2.dumps([version, certificate]))
 
     def _list_hash(self) -> bytes:
-        fleet = write_fleet(self.keyring.own, self.keyring.member_list.state)
-        return hashlib.sha256(fleet[:-SIGNATURE_SIZE]).digest()[:4]
+        return _list_hash(write_fleet(self.keyring.own, self.keyring.member_list.state))
 
     def _give_copy(self) -> None:
         """Tell the list of members and, where it can be proved, all that this voter has."""
@@ -380,10 +381,11 @@ class Council:
         own = self.version - self._is_doubtful
         if self.host is not None or (version, members) < (own, self._members):
             return
-        had = self._members
-        if not self.bears_liars and self.keyring.learn(fleet) and members == had:
-            self.keyring.member_list.renumber()  # it is another one than either voter had
-            self.keyring.keep_member_list()
+        if not self.bears_liars:
+            self.keyring.learn(fleet)
+            if members == self._members and _list_hash(fleet) != self._list_hash():
+                self.keyring.member_list.renumber()  # it has more than the other voter's
+                self.keyring.keep_member_list()
         if version > own:
             found = read_copy(data, self.model_hash, self.base)
             if found.state.version != version:
@@ -555,3 +557,7 @@ class Council:
                 self.store.record(event)
         self.store.keep_muted(item.muted)
         self.store.commit()
+
+
+def _list_hash(fleet: bytes) -> bytes:
+    return hashlib.sha256(fleet[:-SIGNATURE_SIZE]).digest()[:4]

@@ -5,6 +5,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
@@ -65,7 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return run(options)
         finally:
             if os.geteuid() == 0 and commands.kinds_of(arguments) and isinstance(config, Path):
-                import_module("ternmesh_cli.setup").give_state(config)
+                with suppress(ConfigError, OSError):  # it hides no result and no other error
+                    import_module("ternmesh_cli.setup").give_state(config)
     except ConfigError as error:
         return _complain(error, ExitCode.MISUSED)
     except NameTaken as error:

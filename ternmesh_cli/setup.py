@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -228,10 +228,14 @@ def give_state(path: Path) -> None:
     """What root has written in the state folder of a unit then belongs to its user."""
     if (user := service_user(path)) is None:
         return
-    for _, folders, files, number in os.fwalk(keys.read(path).folder):
-        for name in (*folders, *files):
-            if os.stat(name, dir_fd=number, follow_symlinks=False).st_uid == 0:
-                os.chown(name, user.pw_uid, user.pw_gid, dir_fd=number, follow_symlinks=False)
+    ids = user.pw_uid, user.pw_gid
+    for _, _, files, number in os.fwalk(keys.read(path).folder):
+        if os.fstat(number).st_uid == 0:
+            os.fchown(number, *ids)
+        for name in files:
+            with suppress(FileNotFoundError):  # of a program that runs
+                if os.stat(name, dir_fd=number, follow_symlinks=False).st_uid == 0:
+                    os.chown(name, *ids, dir_fd=number, follow_symlinks=False)
 
 
 @contextmanager

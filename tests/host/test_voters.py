@@ -27,7 +27,7 @@ from ternmesh.config import ConfigError
 from ternmesh.errors import WireError
 from ternmesh.federated.agreement.voters import make_voters
 from ternmesh.federated.events import BodyAccepted, NodeJoined, Proposed
-from ternmesh.federated.replica import ProposedUpdate
+from ternmesh.federated.replica import ProposedUpdate, write_proposal
 from ternmesh.federated.state import HostSettings
 from ternmesh.plan import make_plan
 from ternmesh.security.identity import Role, identity_text, make_identity
@@ -291,28 +291,32 @@ def test_no_voter_brings_members_where_voters_may_lie(  # R13.7-6
     assert keyring.member_list.number == 2
 
 
-def test_two_lists_of_one_number_become_the_next(  # R13.7-9
-    seat: tuple[Council, Keyring],
+@pytest.mark.parametrize("more", [(), ("ef",)])
+def test_two_lists_that_differ_become_the_next(  # R13.7-9
+    seat: tuple[Council, Keyring], more: tuple[str, ...]
 ) -> None:
     council, keyring = seat
     broker = Broker()
     council.bus, other = broker.bus(), broker.bus()
-    numbers = bytes(range(65))
-    keys = ("ab", numbers[:64]), ("cd", numbers[1:])
-    boards = [make_identity(name, Role.NODE, key).public for name, key in keys]
+    boards = {
+        name: make_identity(name, Role.NODE, bytes(range(at, at + 64))).public
+        for at, name in enumerate(("ab", "cd", *more))
+    }
     mine = keyring.member_list
-    mine.enrol(boards[0])
+    mine.enrol(boards["ab"])
     theirs = MemberList(mine.state)
     theirs.revoke("ab")
-    mine.enrol(boards[1])
+    mine.enrol(boards["cd"])
+    for name in more:
+        theirs.enrol(boards[name])
     other.send(Matter.HERE, council_module.HERE.pack(1, theirs.number, b"hash", bytes(8)))
     council.turn(1.0)
     wanted = [cbor2.loads(body) for matter, body in other.receive() if matter is Matter.COPY_WANTED]
-    assert wanted == [[0, theirs.number - 1]]
+    assert wanted == [[0, mine.number - (not more)]]
     fleet = write_fleet(keyring.own, theirs.state)
     other.send(Matter.COPY, cbor2.dumps([0, theirs.number, fleet, b"", b"", b""]))
     council.turn(2.0)
-    assert (mine.number, [*mine.boards()]) == (theirs.number + 1, ["cd"])
+    assert (mine.number, {*mine.boards()}) == (theirs.number + 1, {"cd", *more})
 
 
 def leading(council: Council, keyring: Keyring) -> HostService:
@@ -335,7 +339,11 @@ def test_no_voter_says_who_is_a_member_or_muted(  # R13.7-8
     council, keyring = seat
     broker = Broker()
     council.bus, liar = broker.bus(), broker.bus()
+    early = cbor2.dumps([council._nonce + bytes(8), {RETURN: 1}])
+    liar.send(Matter.REQUEST, early)  # it is not taken, and may not be repeated
+    council.turn(0.5)
     service = leading(council, keyring)
+    liar.send(Matter.REQUEST, early)
     sybil = make_identity("sybil", Role.NODE, bytes(range(64))).public
     for number, request in enumerate(
         (
@@ -382,6 +390,8 @@ def test_making_a_proposal_again_leaves_the_broadcast_key_alone(
     item = ProposedUpdate(bytes(8), 1, bytes(16), 0, (), None, (), (), b"", bytes(32))
     stored = council.store.load(MODEL)
     assert stored is not None
+    council.start(0.0, write_proposal(item))  # as an older version has kept it
+    assert [*council._proposals.values()] == [write_proposal(item)]
     with pytest.raises(WireError):
         council.reproduce(item, stored)
     assert [*keyring._sealings.values()] == [live]

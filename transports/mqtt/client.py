@@ -18,6 +18,7 @@ from transports.mqtt.settings import BrokerLimits, MqttSettings, Pauses, Protoco
 from transports.mqtt.tls import explain
 
 YOUNG_S = 120.0  # a process that is younger gives its name up to an older one
+TAKEN_S = 3600.0  # how long it then leaves that name alone
 SHORT_MAX = 3  # short connections in a row that suggest another process of our name
 REMARK_S = 3600.0  # how long that is shown
 
@@ -66,12 +67,13 @@ class BrokerClient:
         queued, in_flight = connection.load() if connection else (0, 0)
         is_ready = connection is not None and connection.ready
         protocol = f" with MQTT {connection.protocol}" if connection and is_ready else ""
+        # No watchdog waits for an end whose name is taken.
         turned_at = time.monotonic() if connection is None or self._taken else connection.turned_at
         return TransportStatus(
             connected=self.connected,
             last_error=None if self.connected else self._last_error,
             end=f"{self.settings.broker}{protocol}",
-            turned_s_ago=time.monotonic() - turned_at,  # an end whose name is taken has no thread
+            turned_s_ago=time.monotonic() - turned_at,
             bytes_out=self.counters.bytes_out,
             remarks=(self._remark,) if time.monotonic() < self._remark_until else (),
             numbers={
@@ -135,7 +137,8 @@ class BrokerClient:
             forget = connection.unwanted or settings != self.settings
             if connection.taken_over and time.monotonic() < self._opened_at + YOUNG_S:
                 self._taken = connection.ended
-                break
+                self._stop.wait(TAKEN_S)  # a gateway goes on: the board may leave the network
+                self._taken, self._opened_at = "", time.monotonic()
             if not hurry:
                 self._stop.wait(pauses.next_s(self._rng))
 

@@ -16,9 +16,9 @@ from ternmesh_store.files import open_regular
 NULS_S, NULS = 0.5, bytes(1 << 20)  # in one poll; at once
 # Bytes before our place, by which we see that the file was written anew: more than are not taken.
 KNOWN = 2 * READ_MAX
-# Where this process left a file, and what it knew of it: a new release or an import opens its
+# Which file this process left, where, and what it knew of it: a new release or an import opens its
 # sources anew, and a share may be away for a moment.
-_left: dict[Path, tuple[int, bytes]] = {}
+_left: dict[Path, tuple[int, int, bytes]] = {}
 
 
 class CsvSource(RowSource):
@@ -47,7 +47,8 @@ class CsvSource(RowSource):
         if self._is_open and self._file is not None:
             unread = b"".join([*(line + b"\n" for line in self._waiting), self._splitter.partial])
             known = self._known[: len(self._known) - len(unread)]
-            _left[self._path] = self._file.tell() - len(unread), known
+            inode = os.fstat(self._file.fileno()).st_ino
+            _left[self._path] = inode, self._file.tell() - len(unread), known
         super().close()
         if self._file is not None:
             self._file.close()
@@ -61,10 +62,11 @@ class CsvSource(RowSource):
     def _open(self, _now: float) -> None:
         self._passes_over &= self._path.exists()  # all rows of a file that comes later are new
         self._file = open_regular(self._path)
-        end = os.fstat(self._file.fileno()).st_size if self._passes_over else 0
-        at, known = _left.get(self._path, (0, b""))
-        is_known = os.pread(self._file.fileno(), len(known), at - len(known)) == known
-        if known and is_known and not self._from_start:
+        about = os.fstat(self._file.fileno())
+        end = about.st_size if self._passes_over else 0
+        inode, at, known = _left.get(self._path, (0, 0, b""))
+        is_known = known and os.pread(self._file.fileno(), len(known), at - len(known)) == known
+        if is_known and inode == about.st_ino and not self._from_start:
             end = at
         head = self._file.readline(LINE_MAX)
         self.mapper.reader.begin(head, str(self._path))

@@ -113,14 +113,20 @@ def test_a_file_goes_on_where_this_process_left_it(csv) -> None:
     assert keys(source.poll(1.0)) == [[3.0, 4.0]]  # the next one waits
     source.close()
     add(path, "8\n")
+    assert keys(source.poll(2.0)) == [[5.0, 6.0]]
+    source.close()
     _, opened_anew = csv(None)
-    assert keys(opened_anew.poll(2.0)) == [[5.0, 6.0], [7.0, 8.0]]
+    assert keys(opened_anew.poll(2.0)) == [[7.0, 8.0]]
     path.rename(path.with_suffix(".away"))
     with pytest.raises(FileNotFoundError):
         opened_anew.poll(3.0)
     path.with_suffix(".away").rename(path)
     add(path, "9,0\n")
     assert keys(opened_anew.poll(99.0)) == [[9.0, 0.0]]
+    path.rename(path.with_suffix(".1"))
+    path.write_text("a,b\n3,4\n5,6\n7,8\n9,0\n1,2\n")  # another one that begins so
+    opened_anew.poll(100.0)
+    assert len(keys(opened_anew.poll(101.0))) == 5
 
 
 def test_many_rows_wait_for_rate_max(csv) -> None:
