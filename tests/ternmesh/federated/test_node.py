@@ -172,9 +172,8 @@ def test_a_slow_snapshot_is_not_asked_for_again_while_it_arrives(bench: Any) -> 
 @pytest.mark.parametrize(
     ("reason", "joined"), [("unknown node", False), ("wrong model", False), ("old round", True)]
 )
-def test_a_refusal_that_may_mean_another_run_ends_a_membership(
-    bench: Any, reason: str, joined: bool
-) -> None:  # R6.6-3
+def test_a_refusal_that_may_mean_another_run_ends_a_membership(bench: Any, reason, joined) -> None:
+    # R6.6-3
     """Work waits for a welcome. How far a release is needs no address, and is told without one."""
     theo = bench.nodes["theo"]
     address = theo.address if joined else UNASSIGNED

@@ -297,9 +297,8 @@ def lose(bench: Any) -> HostProtocol:
 
 
 @pytest.mark.parametrize("rounds", [3, 6])
-def test_a_host_that_has_lost_all_goes_on_with_the_run_of_its_nodes(
-    bench: Any, rounds: int
-) -> None:  # R6.9-10
+def test_a_host_that_has_lost_all_goes_on_with_the_run_of_its_nodes(bench: Any, rounds) -> None:
+    # R6.9-10
     play(bench, rounds)
     if rounds == 6:
         forget(bench)
