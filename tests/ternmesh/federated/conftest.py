@@ -164,6 +164,17 @@ class Bench:
             self.wait(seconds)
         self.exchange()
 
+    def live(self, seconds: float = 20) -> None:
+        """Seconds pass, and frames arrive in each of them."""
+        self.settle(int(seconds), 1.0)
+
+    def play(self, rounds: int = 1) -> None:
+        """Rounds with an update of each node."""
+        for _ in range(rounds):
+            for seed, node in enumerate(self.nodes.values()):
+                node.submit(self.host.version, self.delta(seed), self.now)
+            self.exchange()
+
     def last(self, name: str, kind: type) -> Any:
         return [event for event in self.events[name] if isinstance(event, kind)][-1]
 

@@ -37,14 +37,8 @@ def new_fleet(new_bench: New, guard: float = GUARD, **rest: Any) -> Any:
     )
     for name in BOARDS:
         bench.add(name)
-    live(bench)
+    bench.live()
     return bench
-
-
-def live(bench: Any, seconds: int = 20) -> None:
-    for _ in range(seconds):
-        bench.exchange()
-        bench.wait(1.0)
 
 
 def loss_of(bench: Any, target: np.ndarray = TARGET) -> float:
@@ -266,7 +260,7 @@ def test_no_return_before_the_run_begins_or_after_its_end(new_bench: New) -> Non
     bench = new_bench(rounds=1, min_peers=1)
     assert "no round is open" in bench.host.return_to(0, bench.now)
     bench.add("ada")
-    live(bench)
+    bench.live()
     bench.nodes["ada"].submit(0, bench.delta(1), bench.now)
     bench.exchange()
     assert "no round is open" in bench.host.return_to(0, bench.now)

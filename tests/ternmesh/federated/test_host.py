@@ -260,9 +260,7 @@ def test_the_first_round_waits_for_all_that_are_enrolled_until_its_deadline(new_
     for enrolled, version in ((("ada",), 1), (("ada", "bo"), 0)):
         bench = new_bench(keys=enrolled, min_peers=1, deadline_s=30)
         ada = bench.add("ada")
-        for _ in range(5):  # seals begin with a question and an answer
-            bench.exchange()
-            bench.wait(1.0)
+        bench.live(5)  # seals begin with a question and an answer
         ada.submit(0, bench.delta(1), bench.now)
         bench.exchange()
         assert bench.host.version == version
@@ -276,9 +274,7 @@ def test_a_board_is_no_aggregator_not_even_with_a_part_of_an_update(new_bench: N
     bench = new_bench(keys=("ada", "bo"), min_peers=1, deadline_s=300)
     for name in ("ada", "bo"):
         bench.add(name)
-    for _ in range(5):
-        bench.exchange()
-        bench.wait(1.0)
+    bench.live(5)
     made = AddedUp(0, bench.delta(1), 10, 60_000, bytes(16), NOT_EVALUATED)
     bench.nodes["ada"].submit_for_others(made, bench.now)
     manifest, *chunks = [frame for _, frame in bench.take("ada")]
