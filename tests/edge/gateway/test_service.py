@@ -136,16 +136,11 @@ url = "{url}"
 """
 
 
-INSECURE = """
-[security]
-insecure = true
-"""
-
-
 def test_a_whole_gateway_with_a_broker_and_an_emulated_modem(tmp_path: Path, eventually) -> None:
     path = tmp_path / "gateway.toml"
     with EmulatedRadios([new_modem("rnode", 0)], speed=100.0) as air, EmbeddedBroker() as broker:
-        path.write_text(CONFIG.format(port=air.paths[0], url=broker.url) + INSECURE)
+        text = CONFIG.format(port=air.paths[0], url=broker.url)
+        path.write_text(f"{text}[security]\ninsecure = true\n")
         config, stop = service.read_gateway_config(path), threading.Event()
         options = {"insecure": True}
         thread = threading.Thread(target=service.run_gateway, args=(config, stop), kwargs=options)

@@ -175,6 +175,12 @@ class Bench:
                 node.submit(self.host.version, self.delta(seed), self.now)
             self.exchange()
 
+    def agrees(self) -> bool:
+        """Whether all ends have one run, version and global adapter."""
+        ends: list[Any] = [self.host, *self.nodes.values()]
+        names = {(end.run, end.version, end.global_hash) for end in ends}
+        return len(names) == 1 and all(np.array_equal(ends[0].model_q24, e.model_q24) for e in ends)
+
     def last(self, name: str, kind: type) -> Any:
         return [event for event in self.events[name] if isinstance(event, kind)][-1]
 

@@ -96,14 +96,6 @@ def weights(bench: Any) -> dict[str, float]:
     return {node.name: known.weight(address) for address, node in bench.host.nodes.items()}
 
 
-def all_agree(bench: Any) -> bool:
-    return all(
-        node.global_hash == bench.host.global_hash
-        and np.array_equal(node.model_q24, bench.host.model_q24)
-        for node in bench.nodes.values()
-    )
-
-
 def test_a_spoiled_adapter_is_taken_back_without_the_liar(new_bench: New) -> None:
     bench = new_fleet(new_bench)
     play(bench, 12)
@@ -112,11 +104,11 @@ def test_a_spoiled_adapter_is_taken_back_without_the_liar(new_bench: New) -> Non
     assert returns(bench) == [12]
     assert loss_of(bench) < 1.5 * good
     assert weights(bench) == {"ada": 1.0, "bo": 0.1, "cy": 1.0, "dot": 1.0}
-    assert all_agree(bench)
+    assert bench.agrees()
     play(bench, 8, lies=True)
     assert returns(bench) == [12]
     assert loss_of(bench) < good
-    assert all_agree(bench)
+    assert bench.agrees()
 
 
 def restarted(bench: Any, kept: Iterable[bytes]) -> Combiner:
@@ -150,7 +142,7 @@ def test_the_guard_survives_a_restart(new_bench: New) -> None:
     assert returns(bench) == [12]
     assert loss_of(bench) < 1.5 * good
     assert weights(bench)[LIAR] == 0.1
-    assert all_agree(bench)
+    assert bench.agrees()
 
 
 def test_after_a_return_a_restarted_guard_has_no_older_rounds(new_bench: New) -> None:
@@ -201,7 +193,7 @@ def test_nobody_is_blamed_for_a_change_of_data(new_bench: New) -> None:
     assert len(returns(bench)) == 1
     play(bench, 12, target=-TARGET)
     assert loss_of(bench, -TARGET) < 1.0
-    assert all_agree(bench)
+    assert bench.agrees()
 
 
 def test_nobody_else_is_blamed_for_one_that_is_pinned(new_bench: New) -> None:

@@ -95,9 +95,7 @@ def test_a_restored_host_leads_on_where_the_fleet_is(bench: Any, lost: int) -> N
     assert host.nodes[1].counted == before.nodes[1].counted
     bench.play(ROUNDS - 1 - lost)
     assert host.phase == FINISHED
-    for node in bench.nodes.values():
-        assert node.global_hash == host.global_hash
-        assert np.array_equal(node.model_q24, host.model_q24)
+    assert bench.agrees()
 
 
 def test_a_node_that_waits_long_asks_for_its_receipt_again(alone: Any) -> None:  # R6.5-15
@@ -255,12 +253,6 @@ def forget(bench: Any, keep: int = 1) -> None:
         node.chain._links = type(node.chain._links)(node.chain._links, maxlen=keep)
 
 
-def is_one_fleet(bench: Any) -> bool:
-    ends = [bench.host, *bench.nodes.values()]
-    hashes = {(end.run, end.version, end.global_hash) for end in ends}
-    return len(hashes) == 1 and all(np.array_equal(ends[0].model_q24, e.model_q24) for e in ends)
-
-
 def test_a_damaged_adapter_is_not_taken(bench: Any) -> None:  # R6.9-9
     bench.play()
     old = copy_of(bench)
@@ -292,11 +284,11 @@ def test_a_host_that_has_lost_all_goes_on_with_the_run_of_its_nodes(bench: Any, 
     host = lose(bench)
     bench.live(120)
     assert (host.run, host.version) == (run, rounds)
-    assert is_one_fleet(bench)
+    assert bench.agrees()
     assert bench.count(HOST, RunAdopted) == 1
     bench.play(ROUNDS - rounds)
     assert host.phase == FINISHED
-    assert is_one_fleet(bench)
+    assert bench.agrees()
 
 
 def test_a_node_that_lies_about_its_run_holds_nobody_up_for_long(new_bench: New) -> None:
@@ -318,6 +310,6 @@ def test_a_node_that_lies_about_its_run_holds_nobody_up_for_long(new_bench: New)
         bench.play()
         bench.live(31)  # the liar is missed in the first round
     assert (host.version, host.refused) == (2, {"ahead": 1})
-    assert is_one_fleet(bench)
+    assert bench.agrees()
     host.receive_frames("liar", [frame.replace(b"no such!", b"other o!")], bench.now)
     assert host.run == b"no such!", "a run that has learned is not given up"
