@@ -37,7 +37,6 @@ TINY = Shape(vocabulary=16, width=16, layers=8, heads=2, length=8)
 def test_an_arm_sends_its_share_of_the_width_in_its_bits(arm: str) -> None:
     extent = EXTENTS["w128"]
     boundary, shape = start(Run(arm, MUON, 1e-3), 0, extent).stages[0].exit, extent.shape
-    assert boundary is not None
     sizes = boundary.sizes(extent.batch, shape.length)
     ids = 1 if ARMS[arm].method == "subspace" else 0
     latent = max(1, round(shape.width * ARMS[arm].share))

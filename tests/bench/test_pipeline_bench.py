@@ -65,7 +65,6 @@ def passed_on(hosts: Namespaces, data: bytes) -> float:
     """Send bytes from host 1 to host 0, which must get them whole; the seconds to and fro."""
     server = [*hosts.inside(0), sys.executable, "-c", LISTEN]
     with subprocess.Popen(server, stdout=subprocess.PIPE, text=True) as listening:
-        assert listening.stdout is not None
         assert listening.stdout.readline() == "ready\n"
         client = [*hosts.inside(1), sys.executable, "-c", CONNECT]
         made = subprocess.run(client, input=data, check=True, capture_output=True)

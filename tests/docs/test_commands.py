@@ -199,13 +199,7 @@ def check_extras(command: str) -> None:
 class Walk:
     """One document in a folder, with a broker where the documents have theirs."""
 
-    def __init__(
-        self,
-        folder: Path,
-        url: str,
-        capsys: pytest.CaptureFixture[str],
-        eventually: Callable[..., None],
-    ) -> None:
+    def __init__(self, folder: Path, url: str, capsys, eventually) -> None:
         self.folder = folder
         self.url = url
         self.texts: dict[str, str] = {}  # placeholders, and what stands for them here

@@ -318,20 +318,18 @@ def test_one_that_is_behind_the_others_is_left() -> None:
     assert moves(Grouping("barn", np.random.default_rng(1), 0.0), 500, see)[0][1] == "shed"
 
 
-@pytest.mark.parametrize("more", [{"version": 8, "target": 8}, {"run": b"other"}])
-def test_nobody_goes_to_one_that_is_behind_or_in_another_run(more: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("shed", {"version": 8, "target": 8}),  # it is behind
+        ("shed", {"run": b"other"}),
+        ("barn", {"pending": object()}),  # an update waits
+    ],
+)
+def test_what_holds_a_board_with_its_host(name: str, more: dict[str, Any]) -> None:
     def see(now: float) -> dict[str, Any]:
         seen = heard(now, barn=0.5, shed=0.1)
-        vars(seen["shed"]).update(more)
-        return seen
-
-    assert not moves(Grouping("barn", np.random.default_rng(1), 0.0), 5000, see)
-
-
-def test_an_update_that_waits_holds_a_board_with_its_host() -> None:
-    def see(now: float) -> dict[str, Any]:
-        seen = heard(now, barn=0.5, shed=0.1)
-        vars(seen["barn"]).update(pending=object())
+        vars(seen[name]).update(more)
         return seen
 
     assert not moves(Grouping("barn", np.random.default_rng(1), 0.0), 5000, see)

@@ -183,7 +183,6 @@ def test_an_evaluation_leaves_the_loop_free_and_keeps_its_adapter(world, monkeyp
     assert max(parts) == 2, "20 ms a sample"
     entries = list(node.evaluation.history)
     assert 2 <= len(entries) < 4, "rounds end sooner than evaluations"
-    assert node.data.held_out is not None
     whole, bare = (
         node.data.held_out.batch(np.arange(16)),
         Inference(world.loaded.folder, node.package),

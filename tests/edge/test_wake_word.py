@@ -325,7 +325,6 @@ def test_the_command_serves_until_a_signal(tmp_path: Path) -> None:
     command = f"ternmesh_cli.main wake-word --config {tmp_path}/node.toml --word seven --listen"
     program = [sys.executable, "-m", *command.split(), f"tcp://127.0.0.1:{port}"]
     with subprocess.Popen(program, stderr=subprocess.PIPE) as process:
-        assert process.stderr is not None
         assert b"wake words on tcp://127.0.0.1" in process.stderr.readline()
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0

@@ -300,9 +300,8 @@ def test_a_new_broadcast_key_reaches_the_others_at_once(fleet: Fleet) -> None:  
 
 
 @pytest.mark.parametrize("is_first_lost", [False, True])
-def test_a_revoked_board_is_told_and_sends_no_more(
-    fleet: Fleet, is_first_lost: bool, caplog: Any
-) -> None:  # R9.6-8, R9.6-9
+def test_a_revoked_board_is_told_and_sends_no_more(fleet: Fleet, is_first_lost, caplog) -> None:
+    # R9.6-8, R9.6-9
     caplog.set_level(logging.INFO)
     bench = fleet.bench
     ada: Any = bench.nodes["ada"]
@@ -352,9 +351,8 @@ def announced(bench: Bench) -> None:
     bench.settle()
 
 
-def test_a_membership_list_that_is_an_old_copy_is_found_out(
-    fleet: Fleet, caplog: Any
-) -> None:  # R9.5-8, R9.5-9
+def test_a_membership_list_that_is_an_old_copy_is_found_out(fleet: Fleet, caplog: Any) -> None:
+    # R9.5-8, R9.5-9
     """Else a revoked board would count again when an old state_dir is put back."""
     bench, rings = fleet.bench, fleet.rings
     host = rings["host"]

@@ -330,19 +330,13 @@ def test_a_new_run_is_begun_with_another_plan_only_and_says_so(bench, caplog):
     assert f"run {before.run} is given up at global update 3" in caplog.text
 
 
-def lose_state(bench) -> bytes:
-    """The host begins with an empty state; returns the run of its nodes."""
+def test_an_old_copy_of_the_state_is_spoken_of_loudly(bench, caplog):
     bench.meet(*NAMES)
     for end in ("", "-wal"):
         bench.state.path.with_name(bench.state.path.name + end).unlink(missing_ok=True)
     bench.state.close()
     bench.service = None
-    bench.boot()
-    return bench.nodes["ada"].endpoint.run
-
-
-def test_an_old_copy_of_the_state_is_spoken_of_loudly(bench, caplog):
-    lose_state(bench)
+    bench.boot()  # with an empty state
     for driver in bench.nodes.values():
         driver.endpoint.chain.clear()  # so no node can give it back
         driver.endpoint.start(bench.now)
@@ -378,9 +372,8 @@ def test_a_first_contact_is_no_refusal(tmp_path, caplog):
     """A host with keys first asks each board for a sign of life: that is no refusal to log."""
     caplog.set_level(logging.INFO)
     bench = Bench(StateFile(tmp_path))
-    bench.service.protocol.session.refuse("ada", "sync", bench.now)
-    bench.service.protocol.session.refuse("ada", "seal", bench.now)
-    bench.service.protocol.session.refuse("ada", "suite", bench.now)
+    for reason in ("sync", "seal", "suite"):
+        bench.service.protocol.session.refuse("ada", reason, bench.now)
     bench.service.poll(0.0)
     status = bench.service.status()
     assert (status.refused, status.first_contacts) == ({"seal": 1, "suite": 1}, 1)

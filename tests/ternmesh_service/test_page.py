@@ -6,7 +6,7 @@ import re
 import socket
 import ssl
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -319,26 +319,22 @@ class Site:
             assert line, "the stream has ended"
 
 
+@contextmanager
+def serving(folder: Path, **settings: Any) -> Iterator[Site]:
+    site, path = Site(folder, PageConfig(free_port(), **settings)), folder / "control.sock"
+    with ControlServer(path, site.handle), served_page(site.config, path, folder):
+        yield site
+
+
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Any]:
     with ExitStack() as stack:
-
-        def starting(**settings: Any) -> Site:
-            site = Site(tmp_path, PageConfig(free_port(), **settings))
-            path = tmp_path / "control.sock"
-            stack.enter_context(ControlServer(path, site.handle))
-            stack.enter_context(served_page(site.config, path, tmp_path))
-            return site
-
-        yield starting
+        yield lambda **settings: stack.enter_context(serving(tmp_path, **settings))
 
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    folder = tmp_path_factory.mktemp("page")
-    site = Site(folder, PageConfig(free_port()))
-    path = folder / "control.sock"
-    with ControlServer(path, site.handle), served_page(site.config, path, folder):
+    with serving(tmp_path_factory.mktemp("page")) as site:
         yield site
 
 

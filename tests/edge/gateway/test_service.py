@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -135,34 +136,24 @@ url = "{url}"
 """
 
 
-INSECURE = """
-[security]
-insecure = true
-"""
-
-
-def status_lines(config: service.GatewayConfig) -> list[str]:
-    try:
-        return list(describe(ask_status(control_path(config.state_dir, config.control_socket))))
-    except ControlError:  # it has just begun to listen
-        return ["not connected"]
-
-
 def test_a_whole_gateway_with_a_broker_and_an_emulated_modem(tmp_path: Path, eventually) -> None:
     path = tmp_path / "gateway.toml"
     with EmulatedRadios([new_modem("rnode", 0)], speed=100.0) as air, EmbeddedBroker() as broker:
-        path.write_text(CONFIG.format(port=air.paths[0], url=broker.url) + INSECURE)
+        text = CONFIG.format(port=air.paths[0], url=broker.url)
+        path.write_text(f"{text}[security]\ninsecure = true\n")
         config, stop = service.read_gateway_config(path), threading.Event()
         options = {"insecure": True}
         thread = threading.Thread(target=service.run_gateway, args=(config, stop), kwargs=options)
         thread.start()
         try:
-            eventually(lambda: control_path(config.state_dir, config.control_socket).exists())
+            socket = control_path(config.state_dir, config.control_socket)
+            eventually(socket.exists)
             lines: list[str] = []
 
             def is_up() -> bool:
-                lines[:] = status_lines(config)
-                return "not connected" not in "".join(lines)
+                with suppress(ControlError):  # it has just begun to listen
+                    lines[:] = describe(ask_status(socket))
+                return bool(lines) and "not connected" not in "".join(lines)
 
             eventually(is_up)
             assert lines[0] == "gateway for ada, bo"

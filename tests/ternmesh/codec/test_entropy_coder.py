@@ -46,9 +46,8 @@ def test_coding_loses_nothing(values: list[int]) -> None:
     st.binary(max_size=24),
     st.integers(0, 200),
 )
-def test_any_code_is_a_share_or_a_wire_error(
-    count: int, coding: int, data: bytes, size: int
-) -> None:  # R2.5-1
+def test_any_code_is_a_share_or_a_wire_error(count: int, coding: int, data: bytes, size) -> None:
+    # R2.5-1
     try:
         values = decode_trits(Coded(count, coding, data), size)
     except WireError:

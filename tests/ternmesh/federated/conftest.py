@@ -164,6 +164,23 @@ class Bench:
             self.wait(seconds)
         self.exchange()
 
+    def live(self, seconds: float = 20) -> None:
+        """Seconds pass, and frames arrive in each of them."""
+        self.settle(int(seconds), 1.0)
+
+    def play(self, rounds: int = 1) -> None:
+        """Rounds with an update of each node."""
+        for _ in range(rounds):
+            for seed, node in enumerate(self.nodes.values()):
+                node.submit(self.host.version, self.delta(seed), self.now)
+            self.exchange()
+
+    def agrees(self) -> bool:
+        """Whether all ends have one run, version and global adapter."""
+        ends: list[Any] = [self.host, *self.nodes.values()]
+        names = {(end.run, end.version, end.global_hash) for end in ends}
+        return len(names) == 1 and all(np.array_equal(ends[0].model_q24, e.model_q24) for e in ends)
+
     def last(self, name: str, kind: type) -> Any:
         return [event for event in self.events[name] if isinstance(event, kind)][-1]
 

@@ -23,24 +23,11 @@ def bench(new_bench: New, request: Any) -> Any:
     made = new_bench(rounds=ROUNDS, min_peers=2, deadline_s=300, keys=request.param)
     for name in ("theo", "yan"):
         made.add(name)
-    live(made, 5)
-    play(made)
-    play(made)
+    made.live(5)
+    made.play(2)
     made.nodes["theo"].submit(2, made.delta(7), made.now)
     made.exchange()
     return made
-
-
-def live(bench: Any, seconds: int) -> None:
-    for _ in range(seconds):
-        bench.wait(1.0)
-        bench.exchange()
-
-
-def play(bench: Any) -> None:
-    for seed, node in enumerate(bench.nodes.values()):
-        node.submit(bench.host.version, bench.delta(seed), bench.now)
-    bench.exchange()
 
 
 def host_of(bench: Any, run: bytes, state: HostState) -> HostProtocol:
@@ -79,13 +66,12 @@ def test_who_does_not_have_the_adapter_gets_a_snapshot(bench: Any, who: str) -> 
         del bench.nodes["yan"]
         bench.host.settings = replace(bench.host.settings, min_peers=1)
         carry(bench, b"run-id-a")
-        live(bench, 20)
-        play(bench)
-        play(bench)
+        bench.live(20)
+        bench.play(2)
         bench.nodes["yan"] = yan
     learned = bench.host.model_q24
     carry(bench)
-    live(bench, 120)
+    bench.live(120)
     assert yan.version == bench.host.version == 1
     assert np.array_equal(yan.model_q24, learned)
     assert snapshots(bench, "yan") == 1
@@ -97,13 +83,12 @@ def test_who_does_not_have_the_adapter_gets_a_snapshot(bench: Any, who: str) -> 
 def test_a_host_that_has_lost_the_run_gets_the_adapter_back(bench: Any, rounds: int) -> None:
     # R6.9-5, R6.11-6
     carry(bench)
-    live(bench, 20)
-    for _ in range(rounds):
-        play(bench)
+    bench.live(20)
+    bench.play(rounds)
     before = bench.host
     empty = replace(new_host_state(bench.plan.dimension), is_first=True, counter=1 << 21)
     host = host_of(bench, b"run-id-b", empty)
-    live(bench, 200)
+    bench.live(200)
     assert bench.count(HOST, RunAdopted) == 1
     assert (host.run, host.version) == (b"run-id-9", 1 + rounds)
     assert np.array_equal(host.model_q24, before.model_q24)

@@ -42,9 +42,8 @@ def learn(bench: Any, goals: list[np.ndarray]) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("cooperation", [0.0, 0.3, 0.7, 1.0])
-def test_a_node_moves_by_its_share_towards_the_global_adapter(
-    new_bench: New, cooperation: float
-) -> None:  # R6.3-10
+def test_a_node_moves_by_its_share_towards_the_global_adapter(new_bench: New, cooperation) -> None:
+    # R6.3-10
     bench = fleet(new_bench, cooperation)
     goals = [bench.delta(seed) * 10 for seed in (1, 2)]
     for _ in range(5):

@@ -39,14 +39,8 @@ def new_fleet(new_bench: New, guard: float = GUARD, **rest: Any) -> Any:
     )
     for name in BOARDS:
         bench.add(name)
-    live(bench)
+    bench.live()
     return bench
-
-
-def live(bench: Any, seconds: int = 20) -> None:
-    for _ in range(seconds):
-        bench.exchange()
-        bench.wait(1.0)
 
 
 def loss_of(bench: Any, target: np.ndarray = TARGET) -> float:
@@ -104,14 +98,6 @@ def weights(bench: Any) -> dict[str, float]:
     return {node.name: known.weight(address) for address, node in bench.host.nodes.items()}
 
 
-def all_agree(bench: Any) -> bool:
-    return all(
-        node.global_hash == bench.host.global_hash
-        and np.array_equal(node.model_q24, bench.host.model_q24)
-        for node in bench.nodes.values()
-    )
-
-
 def test_a_spoiled_adapter_is_taken_back_without_the_liar(new_bench: New) -> None:
     bench = new_fleet(new_bench)
     play(bench, 12)
@@ -120,11 +106,11 @@ def test_a_spoiled_adapter_is_taken_back_without_the_liar(new_bench: New) -> Non
     assert returns(bench) == [12]
     assert loss_of(bench) < 1.5 * good
     assert weights(bench) == {"ada": 1.0, "bo": 0.1, "cy": 1.0, "dot": 1.0}
-    assert all_agree(bench)
+    assert bench.agrees()
     play(bench, 8, lies=True)
     assert returns(bench) == [12]
     assert loss_of(bench) < good
-    assert all_agree(bench)
+    assert bench.agrees()
 
 
 def restarted(bench: Any, kept: Iterable[bytes]) -> Combiner:
@@ -158,7 +144,7 @@ def test_the_guard_survives_a_restart(new_bench: New) -> None:
     assert returns(bench) == [12]
     assert loss_of(bench) < 1.5 * good
     assert weights(bench)[LIAR] == 0.1
-    assert all_agree(bench)
+    assert bench.agrees()
 
 
 def test_after_a_return_a_restarted_guard_has_no_older_rounds(new_bench: New) -> None:
@@ -209,7 +195,7 @@ def test_nobody_is_blamed_for_a_change_of_data(new_bench: New) -> None:
     assert len(returns(bench)) == 1
     play(bench, 12, target=-TARGET)
     assert loss_of(bench, -TARGET) < 1.0
-    assert all_agree(bench)
+    assert bench.agrees()
 
 
 def test_nobody_else_is_blamed_for_one_that_is_pinned(new_bench: New) -> None:
@@ -268,7 +254,7 @@ def test_no_return_before_the_run_begins_or_after_its_end(new_bench: New) -> Non
     bench = new_bench(rounds=1, min_peers=1)
     assert "no round is open" in bench.host.return_to(0, bench.now)
     bench.add("ada")
-    live(bench)
+    bench.live()
     bench.nodes["ada"].submit(0, bench.delta(1), bench.now)
     bench.exchange()
     assert "no round is open" in bench.host.return_to(0, bench.now)

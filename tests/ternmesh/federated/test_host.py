@@ -204,9 +204,8 @@ def test_a_refused_body_makes_nobody_awaited(bench: Any) -> None:  # R6.2-4
 
 
 @pytest.mark.parametrize(("sent", "deadlines"), [("manifest", [0, 4]), ("hello", [0, 1, 5])])
-def test_withholding_costs_few_deadlines(
-    new_bench: New, sent: str, deadlines: list[int]
-) -> None:  # R6.2-4, R6.2-12
+def test_withholding_costs_few_deadlines(new_bench: New, sent: str, deadlines: list[int]) -> None:
+    # R6.2-4, R6.2-12
     bench = new_bench(rounds=20, deadline_s=30)
     bench.join("theo", "yan")
     hello = [seal_open(Header(0, 0), control.write_control(replace(HELLO, samples=10)))]
@@ -256,15 +255,12 @@ def test_what_is_here_already_is_not_hashed_again(bench: Any, monkeypatch: Any) 
     assert hashed == []
 
 
-def test_the_first_round_waits_for_all_that_are_enrolled_until_its_deadline(
-    new_bench: Callable[..., Any],
-) -> None:  # R6.2-17
+def test_the_first_round_waits_for_all_that_are_enrolled_until_its_deadline(new_bench) -> None:
+    # R6.2-17
     for enrolled, version in ((("ada",), 1), (("ada", "bo"), 0)):
         bench = new_bench(keys=enrolled, min_peers=1, deadline_s=30)
         ada = bench.add("ada")
-        for _ in range(5):  # seals begin with a question and an answer
-            bench.exchange()
-            bench.wait(1.0)
+        bench.live(5)  # seals begin with a question and an answer
         ada.submit(0, bench.delta(1), bench.now)
         bench.exchange()
         assert bench.host.version == version
@@ -278,9 +274,7 @@ def test_a_board_is_no_aggregator_not_even_with_a_part_of_an_update(new_bench: N
     bench = new_bench(keys=("ada", "bo"), min_peers=1, deadline_s=300)
     for name in ("ada", "bo"):
         bench.add(name)
-    for _ in range(5):
-        bench.exchange()
-        bench.wait(1.0)
+    bench.live(5)
     made = AddedUp(0, bench.delta(1), 10, 60_000, bytes(16), NOT_EVALUATED)
     bench.nodes["ada"].submit_for_others(made, bench.now)
     manifest, *chunks = [frame for _, frame in bench.take("ada")]

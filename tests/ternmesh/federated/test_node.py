@@ -34,12 +34,6 @@ def from_host(bench: Any, node: Any, message: control.Control, address: int = UN
     node.receive_frames(HOST, [frame], bench.now)
 
 
-def both_submit(bench: Any, number: int) -> None:
-    for seed, node in enumerate(bench.nodes.values()):
-        node.submit(number, bench.delta(seed), bench.now)
-    bench.exchange()
-
-
 def test_a_manifest_follows_its_shares_as_often_as_the_plan_says(bench: Any) -> None:  # R6.3-3
     theo = bench.nodes["theo"]
     theo.plan = replace(theo.plan, manifest_repeats=2)
@@ -172,9 +166,8 @@ def test_a_slow_snapshot_is_not_asked_for_again_while_it_arrives(bench: Any) -> 
 @pytest.mark.parametrize(
     ("reason", "joined"), [("unknown node", False), ("wrong model", False), ("old round", True)]
 )
-def test_a_refusal_that_may_mean_another_run_ends_a_membership(
-    bench: Any, reason: str, joined: bool
-) -> None:  # R6.6-3
+def test_a_refusal_that_may_mean_another_run_ends_a_membership(bench: Any, reason, joined) -> None:
+    # R6.6-3
     """Work waits for a welcome. How far a release is needs no address, and is told without one."""
     theo = bench.nodes["theo"]
     address = theo.address if joined else UNASSIGNED
@@ -266,10 +259,10 @@ def test_a_reference_with_a_bad_list_changes_nothing(bench: Any) -> None:  # R4.
 
 def test_a_node_whose_adapter_is_damaged_gets_a_snapshot(bench: Any) -> None:  # R4.5-3
     theo = bench.nodes["theo"]
-    both_submit(bench, 0)
+    bench.play()
     theo.model_q24 = theo.model_q24.copy()
     theo.model_q24[7] ^= 64
-    both_submit(bench, 1)
+    bench.play()
     assert (theo.version, bench.host.version) == (1, 2)
     assert (theo.version, theo.phase) == (1, NodePhase.ADRIFT)
     for _ in range(5):
@@ -278,16 +271,16 @@ def test_a_node_whose_adapter_is_damaged_gets_a_snapshot(bench: Any) -> None:  #
     assert (theo.version, theo.phase) == (2, NodePhase.TRAINING)
     assert theo.global_hash == bench.host.global_hash
     assert np.array_equal(theo.model_q24, bench.host.model_q24)
-    both_submit(bench, 2)
+    bench.play()
     assert theo.version == 3
 
 
 def test_an_older_snapshot_takes_nothing_back(bench: Any) -> None:  # R4.5-3
     theo, address = bench.nodes["theo"], bench.nodes["theo"].address
-    both_submit(bench, 0)
+    bench.play()
     host = bench.host
     old = global_update.GlobalSnapshot(1, host.global_hash, MODEL[:8], False, 0, (), host.model_q24)
-    both_submit(bench, 1)
+    bench.play()
     before = theo.model_q24.copy()
     for body in fragments.split(
         global_update.certify(global_update.write_global_snapshot(old)), bench.plan.frame_mtu
@@ -299,7 +292,7 @@ def test_an_older_snapshot_takes_nothing_back(bench: Any) -> None:  # R4.5-3
 
 def test_a_host_that_asks_again_at_once_gets_no_second_answer(bench: Any) -> None:
     theo = bench.nodes["theo"]
-    both_submit(bench, 0)
+    bench.play()
     bench.take("theo")
     answers = []
     for _ in range(3):

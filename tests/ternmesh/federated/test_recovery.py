@@ -34,16 +34,8 @@ def bench(new_bench: New, request: Any) -> Any:
     made = new_bench(rounds=ROUNDS, min_peers=2, deadline_s=30, keys=request.param)
     for name in ("theo", "yan"):
         made.add(name)
-    live(made, 20)
+    made.live(20)
     return made
-
-
-def play(bench: Any, rounds: int = 1) -> None:
-    """Rounds with an update of each node."""
-    for _ in range(rounds):
-        for seed, node in enumerate(bench.nodes.values()):
-            node.submit(bench.host.version, bench.delta(seed), bench.now)
-        bench.exchange()
 
 
 def copy_of(bench: Any) -> HostState:
@@ -60,12 +52,6 @@ def restore(bench: Any, state: HostState) -> HostProtocol:
     host: HostProtocol = bench.restart_host(state)
     bench.exchange()
     return host
-
-
-def live(bench: Any, seconds: float) -> None:
-    for _ in range(int(seconds)):
-        bench.wait(1.0)
-        bench.exchange()
 
 
 def stored(bench: Any, folder: Path, before: list[Any]) -> tuple[HostStore, StoredRun]:
@@ -89,12 +75,12 @@ def given(bench: Any) -> list[GlobalUpdateMade]:
 @pytest.mark.parametrize("lost", [1, GIVEN_MAX + 2])
 def test_a_restored_host_leads_on_where_the_fleet_is(bench: Any, lost: int) -> None:
     # R6.9-1, R6.9-3, R6.9-4, R6.9-5, R6.9-6
-    play(bench)
+    bench.play()
     old = copy_of(bench)
-    play(bench, lost)
+    bench.play(lost)
     before = bench.host
     restore(bench, old)
-    live(bench, 120)
+    bench.live(120)
     host = bench.host
     assert host.version == before.version == 1 + lost
     assert host.global_hash == before.global_hash
@@ -107,11 +93,9 @@ def test_a_restored_host_leads_on_where_the_fleet_is(bench: Any, lost: int) -> N
     assert [event.version for event in made] == [*range(2, 2 + lost)]
     assert {len(event.counted) for event in made} == {2}
     assert host.nodes[1].counted == before.nodes[1].counted
-    play(bench, ROUNDS - 1 - lost)
+    bench.play(ROUNDS - 1 - lost)
     assert host.phase == FINISHED
-    for node in bench.nodes.values():
-        assert node.global_hash == host.global_hash
-        assert np.array_equal(node.model_q24, host.model_q24)
+    assert bench.agrees()
 
 
 def test_a_node_that_waits_long_asks_for_its_receipt_again(alone: Any) -> None:  # R6.5-15
@@ -119,23 +103,23 @@ def test_a_node_that_waits_long_asks_for_its_receipt_again(alone: Any) -> None: 
     theo.submit(1, alone.delta(5), alone.now)
     alone.exchange()
     asked_at = theo.joining.asked_at
-    live(alone, 190)
+    alone.live(190)
     assert theo.joining.asked_at == asked_at
-    live(alone, 30)
+    alone.live(30)
     assert theo.joining.asked_at > asked_at
     assert theo.received
     asked_at = theo.joining.asked_at
     alone.nodes["yan"].submit(1, alone.delta(6), alone.now)
     alone.exchange()
     assert theo.version == 2
-    live(alone, 300)
+    alone.live(300)
     assert theo.joining.asked_at == asked_at  # it waits for no receipt
 
 
 def test_no_round_closes_while_the_host_is_behind(bench: Any) -> None:  # R6.2-13, R6.9-2
     """The copy has both updates of a round, and one is enough: the deadline would close it."""
     bench.host.settings = replace(bench.host.settings, min_peers=1)
-    play(bench)
+    bench.play()
     bench.nodes["theo"].submit(1, bench.delta(0), bench.now)
     bench.exchange()
     old = copy_of(bench)
@@ -144,10 +128,10 @@ def test_no_round_closes_while_the_host_is_behind(bench: Any) -> None:  # R6.2-1
     before = bench.host
     host = restore(bench, old)
     nodes, bench.nodes = bench.nodes, {}  # nobody can be reached for a while
-    live(bench, 100)
+    bench.live(100)
     assert host.version == 1
     bench.nodes = nodes
-    live(bench, 60)
+    bench.live(60)
     assert (host.version, host.global_hash) == (2, before.global_hash)
 
 
@@ -170,7 +154,7 @@ def alone(new_bench: New) -> Any:
     """A host that has led one round, its nodes out of reach, without keys."""
     made = new_bench(rounds=ROUNDS, min_peers=2, deadline_s=30)
     made.join("theo", "yan")
-    play(made)
+    made.play()
     return made
 
 
@@ -211,7 +195,7 @@ def answer(bench: Any, name: str, content: bytes) -> None:
 def test_only_what_follows_the_hosts_own_is_taken(alone: Any) -> None:  # R6.9-4
     made = alone.last(HOST, GlobalUpdateMade)
     old = copy_of(alone)
-    play(alone)
+    alone.play()
     other = alone.last(HOST, GlobalUpdateMade).content
     host = restore(alone, replace(old, model_q24=old.model_q24 + 1, chain=()))
     answer(alone, "theo", other)
@@ -233,28 +217,28 @@ def test_only_what_follows_the_hosts_own_is_taken(alone: Any) -> None:  # R6.9-4
 def test_what_the_host_did_not_certify_is_refused(new_bench: New) -> None:  # R6.9-4
     bench = new_bench(rounds=ROUNDS, min_peers=1, keys=("theo",))
     theo = bench.add("theo")
-    live(bench, 20)
-    play(bench)
+    bench.live(20)
+    bench.play()
     old = copy_of(bench)
-    play(bench, 2)
+    bench.play(2)
     theo.chain._links = type(theo.chain._links)(
         replace(link, content=certify(split_certificate(link.content)[0], ((0, bytes(64)),)))
         for link in theo.chain._links
     )
     host = restore(bench, old)
-    live(bench, 60)
+    bench.live(60)
     assert host.version == 1
     assert host.refused["signature"]
     assert [e.reason for e in bench.events[HOST] if isinstance(e, Refused)].count("ahead") >= 1
 
 
 def test_a_store_has_what_came_back(bench: Any, tmp_path: Path) -> None:  # R6.9-5
-    play(bench)
+    bench.play()
     events = [*bench.events[HOST]]
     old = copy_of(bench)
-    play(bench, 3)
+    bench.play(3)
     host = restore(bench, old)
-    live(bench, 120)
+    bench.live(120)
     store, found = stored(bench, tmp_path, events)
     assert found.state.version == 4
     assert found.state.nodes[0].counted == host.nodes[1].counted
@@ -269,21 +253,15 @@ def forget(bench: Any, keep: int = 1) -> None:
         node.chain._links = type(node.chain._links)(node.chain._links, maxlen=keep)
 
 
-def is_one_fleet(bench: Any) -> bool:
-    ends = [bench.host, *bench.nodes.values()]
-    hashes = {(end.run, end.version, end.global_hash) for end in ends}
-    return len(hashes) == 1 and all(np.array_equal(ends[0].model_q24, e.model_q24) for e in ends)
-
-
 def test_a_damaged_adapter_is_not_taken(bench: Any) -> None:  # R6.9-9
-    play(bench)
+    bench.play()
     old = copy_of(bench)
-    play(bench, 5)
+    bench.play(5)
     forget(bench)
     for node in bench.nodes.values():
         node.model_q24 = node.model_q24 + 1
     host = restore(bench, old)
-    live(bench, 100)
+    bench.live(100)
     assert host.version == 1
     assert host.refused["reference"]
 
@@ -297,21 +275,20 @@ def lose(bench: Any) -> HostProtocol:
 
 
 @pytest.mark.parametrize("rounds", [3, 6])
-def test_a_host_that_has_lost_all_goes_on_with_the_run_of_its_nodes(
-    bench: Any, rounds: int
-) -> None:  # R6.9-10
-    play(bench, rounds)
+def test_a_host_that_has_lost_all_goes_on_with_the_run_of_its_nodes(bench: Any, rounds) -> None:
+    # R6.9-10
+    bench.play(rounds)
     if rounds == 6:
         forget(bench)
     run = bench.host.run
     host = lose(bench)
-    live(bench, 120)
+    bench.live(120)
     assert (host.run, host.version) == (run, rounds)
-    assert is_one_fleet(bench)
+    assert bench.agrees()
     assert bench.count(HOST, RunAdopted) == 1
-    play(bench, ROUNDS - rounds)
+    bench.play(ROUNDS - rounds)
     assert host.phase == FINISHED
-    assert is_one_fleet(bench)
+    assert bench.agrees()
 
 
 def test_a_node_that_lies_about_its_run_holds_nobody_up_for_long(new_bench: New) -> None:
@@ -328,11 +305,11 @@ def test_a_node_that_lies_about_its_run_holds_nobody_up_for_long(new_bench: New)
         host.receive_frames("liar", [frame], bench.now)
     assert host.run == b"no such!"
     bench.add("theo")
-    live(bench, (ASKS_MAX + 2) * PAUSE_S)
+    bench.live((ASKS_MAX + 2) * PAUSE_S)
     for _ in range(2):
-        play(bench)
-        live(bench, 31)  # the liar is missed in the first round
+        bench.play()
+        bench.live(31)  # the liar is missed in the first round
     assert (host.version, host.refused) == (2, {"ahead": 1})
-    assert is_one_fleet(bench)
+    assert bench.agrees()
     host.receive_frames("liar", [frame.replace(b"no such!", b"other o!")], bench.now)
     assert host.run == b"no such!", "a run that has learned is not given up"

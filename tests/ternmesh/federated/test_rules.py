@@ -109,9 +109,7 @@ def test_an_unknown_name_lists_the_known_ones(name: str) -> None:
     st.sampled_from([0.0, 1e-30, 1e-8, 1.0, 1e15]),
     st.integers(0, 99),
 )
-def test_any_finite_updates_give_a_finite_step(
-    name: str, n: int, f: int, size: float, seed: int
-) -> None:
+def test_any_finite_updates_give_a_finite_step(name: str, n: int, f: int, size, seed) -> None:
     if n < least_members(name, f):
         return
     x = rows(n, 12, seed) * np.float32(size)

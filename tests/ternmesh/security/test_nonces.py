@@ -49,9 +49,8 @@ def counters(outgoing: SealedQueue) -> list[int]:
     return [open_seal(frame)[0].counter for _, frames in outgoing.drain() for frame in frames]
 
 
-def test_must_avoid_08_many_power_cuts_between_reserve_and_use(
-    recorder: type[Recorder],
-) -> None:  # R3-6, R3-7
+def test_must_avoid_08_many_power_cuts_between_reserve_and_use(recorder: type[Recorder]) -> None:
+    # R3-6, R3-7
     """The reservation is that of `Outgoing`: on disk first, then used, then perhaps a cut."""
     rng, (host, node) = random.Random(8), make_fleet("theo")
     hail(node, host)

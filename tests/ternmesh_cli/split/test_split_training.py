@@ -101,9 +101,8 @@ def test_lost_micro_batches_are_skipped_and_counted(train: Callable[..., Trainin
     assert (board.accuracy or 0) > 0.8
 
 
-def test_a_host_that_is_killed_goes_on_from_its_checkpoint(
-    train: Callable[..., Training],
-) -> None:  # R10.3-14
+def test_a_host_that_is_killed_goes_on_from_its_checkpoint(train: Callable[..., Training]) -> None:
+    # R10.3-14
     training = train()
     board = training.board("theo")
     training.until(lambda: training.service._stage.steps == 17)
@@ -118,9 +117,8 @@ def test_a_host_that_is_killed_goes_on_from_its_checkpoint(
     assert (board.accuracy or 0) > 0.9
 
 
-def test_a_board_that_is_killed_goes_on_from_its_checkpoint(
-    train: Callable[..., Training],
-) -> None:  # R10.3-2
+def test_a_board_that_is_killed_goes_on_from_its_checkpoint(train: Callable[..., Training]) -> None:
+    # R10.3-2
     training = train()
     before = training.board("theo")
     training.until(lambda: before.counts["learned"] == 10)
@@ -136,9 +134,8 @@ def test_a_board_that_is_killed_goes_on_from_its_checkpoint(
     assert (again.accuracy or 0) > 0.9
 
 
-def test_a_stop_in_the_middle_of_a_micro_batch_is_counted(
-    train: Callable[..., Training],
-) -> None:  # R10.3-12
+def test_a_stop_in_the_middle_of_a_micro_batch_is_counted(train: Callable[..., Training]) -> None:
+    # R10.3-12
     training = train()
     before = training.board("theo")
     training.until(lambda: before.counts["learned"] == 7 and not before.board.ready)
