@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.config import NodeConfig
+from edge.config import NodeConfig, TrainingConfig
 from edge.data.node_data import NodeData
 from edge.errors import BoardFault, ModelError, OutOfMemory
 from edge.evaluation import Evaluator
@@ -39,6 +39,7 @@ from ternmesh.federated.news import News
 from ternmesh.federated.node import NodeProtocol
 from ternmesh.federated.refusals import DIVERGED
 from ternmesh.federated.state import NodeState
+from ternmesh.model_package import ModelPackage
 from ternmesh.timers import NETWORK_TIMERS, TimerSettings
 from ternmesh.types import ModelQ24, Vector
 from ternmesh.wire.update import SAMPLES_MAX
@@ -92,14 +93,7 @@ class Node:
         # What the host has set on this board
         self.management = BoardManagement(*store.settings(), allowed=config.remote.allow)
         self.protocol = NodeProtocol(
-            NodeSettings(
-                name=config.name,
-                model_hash=package.model_hash(),
-                instance=os.urandom(INSTANCE_SIZE),
-                pace=pace,
-                frame_max=partial(frame_max, transport),
-                has_aggregator=bool(config.link.aggregator),
-            ),
+            _settings(config, package, transport, pace),
             state,
             samples=_weight(data),
             rng=np.random.default_rng(),
@@ -114,8 +108,7 @@ class Node:
         # Training
         self.news = News(config.training.news_min)  # read in `start`
         self._step = TrainStep(loaded.folder, package, training.threads, training.provider)
-        adam, moments = AdamSettings(clip_norm=training.clip_norm), training.keep_moments
-        self.trainer = Trainer(self._step, data.samples, package.batch, adam, keep_moments=moments)
+        self.trainer = _trainer(training, self._step, data, package)
         self.wanted: int | None = None  # the round to begin as soon as there is enough data
         self.diverged = 0  # rounds without a delta: NaN, or samples that break the graph
         self.silent_rounds = 0  # rounds whose delta was too small for an update
@@ -395,6 +388,26 @@ class Node:
             self._inference.release()
             trim_memory()
             self._busy_at = math.inf
+
+
+def _settings(
+    config: NodeConfig, package: ModelPackage, transport: Transport, pace: TimerSettings
+) -> NodeSettings:
+    return NodeSettings(
+        name=config.name,
+        model_hash=package.model_hash(),
+        instance=os.urandom(INSTANCE_SIZE),
+        pace=pace,
+        frame_max=partial(frame_max, transport),
+        has_aggregator=bool(config.link.aggregator),
+    )
+
+
+def _trainer(
+    training: TrainingConfig, step: TrainStep, data: NodeData, package: ModelPackage
+) -> Trainer:
+    adam = AdamSettings(clip_norm=training.clip_norm)
+    return Trainer(step, data.samples, package.batch, adam, keep_moments=training.keep_moments)
 
 
 def _weight(data: NodeData) -> int:
