@@ -365,6 +365,16 @@ def _settings(config: HostConfig) -> HostSettings:
     return settings_below(settings) if config.upstream.url else settings
 
 
+def _publisher(
+    config: HostConfig, model: Path, name: str, keyring: Keyring | NoKeyring, longest_s: float
+) -> Publisher:
+    folder = Path(config.state_dir, FOLDER)
+    made = Publisher(folder, model, name, signed_here(keyring), config.releases, longest_s)
+    if config.publishes:
+        made.open()
+    return made
+
+
 def _keyring(config: HostConfig, state: StateFile, *, insecure: bool) -> Keyring | NoKeyring:
     """The keys of this host, not opened yet; ConfigError."""
     keyring = choose_keyring(state, config.security, config.link, insecure=insecure)
@@ -411,10 +421,7 @@ def _host_model(
         if isinstance(keyring, Keyring) and keyring.has_voters:
             voting = Voting(keyring, settings, package.model_hash(), store)
             council = stack.enter_context(voting.seated(config, stored))
-        verify, longest_s = signed_here(keyring), float(plan.announce_s)
-        releases = Publisher(folder, model, package.name, verify, config.releases, longest_s)
-        if config.publishes:
-            releases.open()
+        releases = _publisher(config, model, package.name, keyring, float(plan.announce_s))
         path, relay = control_path(config.state_dir, config.control_socket), Relay()
         servers = servers_of(config.page, config.metrics, config.alarms, path, state.folder)
         stack.enter_context(servers)
