@@ -14,7 +14,7 @@ from typing import Any
 from ternmesh.errors import SecurityError, WireError
 from ternmesh.federated.channel import Channel
 from ternmesh.federated.fleet_session import IN_CLEAR, Handlers
-from ternmesh.security import enrolment
+from ternmesh.security import enrolment, notices
 from ternmesh.security.enrolment import (
     ENTROPY_SIZE,
     LIST_REQUEST,
@@ -24,15 +24,6 @@ from ternmesh.security.enrolment import (
 )
 from ternmesh.security.identity import Role
 from ternmesh.security.membership import write_fleet
-from ternmesh.security.notices import (
-    HOST_ROTATED,
-    NOTICE_FIRST_S,
-    NOTICE_LONGEST_S,
-    REVOKED,
-    RotationReader,
-    rotation_frames,
-    write_notice,
-)
 from ternmesh.timers import RateLimiter
 from ternmesh.wire import control, fragments
 from ternmesh.wire.control import Refusal
@@ -61,15 +52,16 @@ class EnrolmentService:
         self._unproved = RateLimiter(ANSWER_MIN_S)
         self._checks = RateLimiter(CHECK_MIN_S)
         self._lists = RateLimiter(LIST_MIN_S)
-        self._notices = RateLimiter(NOTICE_FIRST_S, NOTICE_LONGEST_S)  # by kind and fingerprint
-        self._rotations = RotationReader()
+        # By kind and fingerprint
+        self._notices = RateLimiter(notices.NOTICE_FIRST_S, notices.NOTICE_LONGEST_S)
+        self._rotations = notices.RotationReader()
 
     def register(self, handlers: Handlers) -> None:
         """Handle these messages of a host from now on."""
         handlers.in_clear |= {
             enrolment.REQUEST: partial(self._answer, self._enrol),
             LIST_REQUEST: partial(self._answer, self._list),
-            HOST_ROTATED: self._hear_rotation,
+            notices.HOST_ROTATED: self._hear_rotation,
         }
         handlers.after_frames = self.tell
 
@@ -84,17 +76,17 @@ class EnrolmentService:
         member_list = self._keyring.member_list
         fingerprint = member_list.revoked(peer)
         if fingerprint is not None:
-            kind = REVOKED
+            kind = notices.REVOKED
         elif self._keyring.is_strange(peer):  # it seals for an earlier key of this host
-            kind, fingerprint = HOST_ROTATED, peer.encode()
+            kind, fingerprint = notices.HOST_ROTATED, peer.encode()
         else:
             return
         if self._notices.allow(f"{kind} {fingerprint.hex()}", now):
             # A board that was away first needs the key with which a notice is signed.
-            frames = rotation_frames(member_list.hosts.rotations)
-            if kind != HOST_ROTATED:
+            frames = notices.rotation_frames(member_list.hosts.rotations)
+            if kind != notices.HOST_ROTATED:
                 own = self._keyring.own
-                frames.append(write_notice(own, member_list.fleet, fingerprint))
+                frames.append(notices.write_notice(own, member_list.fleet, fingerprint))
             for frame in frames:
                 self._channel.send_in_clear(peer, [frame])  # links pass those alone
 
@@ -148,5 +140,5 @@ class EnrolmentService:
             return ()
         fleet = fragments.split(write_fleet(keyring.own, keyring.member_list.state), FRAME_MAX)
         # A gateway that does not know the present key takes the list with it.
-        rotations = rotation_frames(keyring.member_list.hosts.rotations)
+        rotations = notices.rotation_frames(keyring.member_list.hosts.rotations)
         return [*(open_seal(frame)[1] for frame in rotations), *fleet]
