@@ -46,7 +46,7 @@ from ternmesh.federated.replica import (
     write_proposal,
 )
 from ternmesh.security.authenticator import KeyedAuthenticator
-from ternmesh.security.membership import write_fleet
+from ternmesh.security.membership import fleet_content, write_fleet
 from ternmesh.timers import RateLimiter
 from ternmesh.wire.control import read_cbor, read_plain
 from ternmesh.wire.global_update import Certificate, split_certificate
@@ -295,8 +295,8 @@ class Council:
                 # An older version tells no more than the first two.
                 index, members, found, nonce = HERE.unpack(body.ljust(HERE.size, b"\0"))
                 self.heard[index], self._nonces[index] = now, nonce
-                is_other = members == self._members and found not in (self._list_hash(), bytes(4))
-                is_other &= self.host is None and not self.bears_liars
+                may_join = self.host is None and not self.bears_liars and members == self._members
+                is_other = may_join and found not in (self._list_hash(), bytes(4))
                 if is_other and self._lists.allow(found.hex(), now):
                     self._want_copy(now, members - 1)  # two leaders have changed it
                 if members > max(self._members, self._newest_members):
@@ -359,7 +359,8 @@ class Council:
                 self.bus.send(Matter.SIGNED, cbor2.dumps([version, certificate]))
 
     def _list_hash(self) -> bytes:
-        return _list_hash(write_fleet(self.keyring.own, self.keyring.member_list.state))
+        content = fleet_content(self.keyring.member_list.state)
+        return hashlib.sha256(content).digest()[:4]
 
     def _give_copy(self) -> None:
         """Tell the list of members and, where it can be proved, all that this voter has."""
@@ -383,7 +384,8 @@ class Council:
             return
         if not self.bears_liars:
             self.keyring.learn(fleet)
-            if members == self._members and _list_hash(fleet) != self._list_hash():
+            own_list = fleet_content(self.keyring.member_list.state)
+            if members == self._members and fleet[:-SIGNATURE_SIZE] != own_list:
                 self.keyring.member_list.renumber()  # it has more than the other voter's
                 self.keyring.keep_member_list()
         if version > own:
@@ -557,7 +559,3 @@ class Council:
                 self.store.record(event)
         self.store.keep_muted(item.muted)
         self.store.commit()
-
-
-def _list_hash(fleet: bytes) -> bytes:
-    return hashlib.sha256(fleet[:-SIGNATURE_SIZE]).digest()[:4]

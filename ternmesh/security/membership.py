@@ -237,11 +237,16 @@ Members = MemberList | MembersBehindGateway
 
 def write_fleet(host: Identity, state: MemberListState) -> bytes:
     """The host's signed list of members and of revoked keys."""
+    content = fleet_content(state)
+    return content + host.sign(statement("members", state.fleet, content))
+
+
+def fleet_content(state: MemberListState) -> bytes:
+    """What the host signs of a list."""
     members = [write_identity(m) for m in state.members if m.fingerprint not in state.revoked]
     content = _NUMBER.pack(state.number)
     content += _COUNT.pack(len(members)) + b"".join(bytes((len(m),)) + m for m in sorted(members))
-    content += _COUNT.pack(len(state.revoked)) + b"".join(sorted(state.revoked))
-    return content + host.sign(statement("members", state.fleet, content))
+    return content + _COUNT.pack(len(state.revoked)) + b"".join(sorted(state.revoked))
 
 
 def fleet_text(data: bytes) -> str:
