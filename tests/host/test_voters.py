@@ -344,6 +344,8 @@ def test_no_voter_says_who_is_a_member_or_muted(  # R13.7-8
     council.turn(0.5)
     service = leading(council, keyring)
     liar.send(Matter.REQUEST, early)
+    council.turn(0.6)
+    assert not council.requests
     sybil = make_identity("sybil", Role.NODE, bytes(range(64))).public
     for number, request in enumerate(
         (

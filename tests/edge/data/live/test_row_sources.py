@@ -124,9 +124,9 @@ def test_a_file_goes_on_where_this_process_left_it(csv) -> None:
     add(path, "9,0\n")
     assert keys(opened_anew.poll(99.0)) == [[9.0, 0.0]]
     path.rename(path.with_suffix(".1"))
-    path.write_text("a,b\n3,4\n5,6\n7,8\n9,0\n1,2\n")  # another one that begins so
+    path.write_text("a,b\n1,2\n3,4\n5,6\n7,8\n9,0\n1,2\n")  # another one that begins so
     opened_anew.poll(100.0)
-    assert len(keys(opened_anew.poll(101.0))) == 5
+    assert len(keys(opened_anew.poll(101.0))) == 6
 
 
 def test_many_rows_wait_for_rate_max(csv) -> None:
